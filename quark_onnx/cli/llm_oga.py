@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.cli.output import Answer
@@ -53,6 +54,11 @@ def oga_options(parser: Parser) -> None:
         help="calibration data, as for 'llm ptq'",
     )
     parser.add_argument(
+        "--kv-cache",
+        metavar="FORMAT",
+        help="int8 or int4: quantize the KV cache; needs --data",
+    )
+    parser.add_argument(
         "--tokens",
         type=count,
         default=32,
@@ -70,6 +76,11 @@ def oga(options: Namespace) -> Answer:
     _check_scheme(options.scheme or _SCHEME)
     for text in options.algorithm:
         check_algorithm(text)
+    if options.kv_cache is not None and options.data is None:
+        raise UsageError(
+            f"--kv-cache {options.kv_cache} has scales that only data can tell; give"
+            " --data",
+        )
     exports = torch_side("quark_onnx.torch.exports.oga")
     exports.check_oga(options.output)
     with ExitStack() as stack:
@@ -78,6 +89,8 @@ def oga(options: Namespace) -> Answer:
             checkpoint,
             options.output,
             new_tokens=options.tokens,
+            kv_cache=options.kv_cache,
+            text=_text(options),
             trust_code=options.trust_code,
         )
     lines = [
@@ -95,8 +108,17 @@ def oga(options: Namespace) -> Answer:
         "tokens": found.tokens,
         "equal_tokens": found.equal,
         "logit_difference": found.difference,
+        "kv_cache": found.kv_cache,
+        "cache_difference": found.cache_difference,
     }
     return Answer("\n".join(lines), document)
+
+
+def _text(options: Namespace) -> Any:
+    """Return the calibration data, or None."""
+    if options.data is None:
+        return None
+    return torch_side("quark_onnx.torch.pipelines.ptq").Text(options.data)
 
 
 def _check_scheme(name: str) -> None:
@@ -123,7 +145,8 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
     read_json = torch_side("quark_onnx.torch.checkpoints.safetensors_io").read_json
     model: Path = options.model
     if read_json(model / "config.json").get("quantization_config"):
-        if options.scheme or options.algorithm or options.data:
+        unused_data = options.data and options.kv_cache is None
+        if options.scheme or options.algorithm or unused_data:
             raise UsageError(
                 f"{model} is quantized already; leave out --scheme, --algorithm and"
                 " --data",
@@ -149,7 +172,7 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
         source,
         place / "checkpoint",
         config,
-        text=None if options.data is None else flow.Text(options.data),
+        text=_text(options),
         writing=flow.Writing(layout="oga", trust_code=options.trust_code),
         progress=False if options.quiet else None,
     )

@@ -2,7 +2,8 @@
 
 The model builder of onnxruntime-genai copies the integer codes of a checkpoint of the layout
 ``oga`` into MatMulNBits. By default it also quantizes a float head to 4 bits, and lets the CPU
-round activations to int8. Both change the generated tokens, so both are turned off.
+round activations to int8. Both change the generated tokens, so both are turned off. The key-value
+cache stays float unless int8 or int4 is asked for (``oga_cache``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ from quark_onnx.errors import AccuracyError, ConfigError, MissingDependency, Mod
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
+from quark_onnx.torch.exports.oga_cache import (
+    CacheScales,
+    check_cache,
+    measure_cache,
+    rounded_cache,
+)
 from quark_onnx.torch.models.structure import vocabulary_of
+from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
 
 #: Options of the model builder: a float head stays float, and activations are float32.
 BUILDER_OPTIONS = ("nodes_to_exclude=/lm_head/MatMul", "accuracy_level=1")
@@ -47,7 +55,9 @@ class OgaModel:
         tokens: number of tokens generated for all prompts.
         equal: number of generated tokens that equal those of transformers.
         difference: maximum difference of the prompts' logits from transformers, relative to the
-            greatest logit.
+            greatest logit. If the cache is quantized, transformers rounds keys and values alike.
+        kv_cache: format of keys and values: "float", "int8" or "int4".
+        cache_difference: the same difference in transformers between a rounded and a float cache.
     """
 
     folder: Path
@@ -55,19 +65,29 @@ class OgaModel:
     tokens: int
     equal: int
     difference: float
+    kv_cache: str = "float"
+    cache_difference: float = 0.0
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"onnxruntime-genai generates {self.equal} of {self.tokens} tokens as"
             f" transformers does; logits differ by {self.difference:.1g}, relative"
         )
+        if self.kv_cache == "float":
+            return text
+        return (
+            f"{text}; the {self.kv_cache} KV cache changes logits by"
+            f" {self.cache_difference:.1g}"
+        )
 
 
-def write_oga(
+def write_oga(  # noqa: PLR0913
     checkpoint: Path | str,
     output: Path | str,
     *,
     new_tokens: int = 32,
+    kv_cache: str | None = None,
+    text: Text | None = None,
     trust_code: bool = False,
 ) -> OgaModel:
     """Build a model of onnxruntime-genai for the CPU, and verify its tokens.
@@ -79,13 +99,17 @@ def write_oga(
         checkpoint: a checkpoint of the layout ``oga`` or ``awq``.
         output: the folder of the model; may exist only if it is empty.
         new_tokens: number of tokens per prompt that are compared with those of transformers.
+        kv_cache: "int8" or "int4", with a static scale for each channel of each key head; None for
+            a float cache.
+        text: calibration data of the cache.
         trust_code: run Python files of the checkpoint.
 
     Returns:
         The model, and its agreement with transformers.
 
     Raises:
-        ConfigError: the folder is not empty, or the checkpoint has a different layout.
+        ConfigError: the folder is not empty, the checkpoint has a different layout, or the cache
+            has an unknown format or no data.
         MissingDependency: onnxruntime-genai is not installed.
         ModelError: the model builder does not support the model.
         AccuracyError: the model generates different tokens; nothing is written.
@@ -93,13 +117,37 @@ def write_oga(
     checkpoint, output = Path(checkpoint), Path(output)
     check_oga(output)
     _check_layout(checkpoint)
+    if kv_cache is not None:
+        check_cache(kv_cache)
+        if text is None:
+            raise ConfigError(
+                f"an {kv_cache} KV cache has scales that only data can tell; give text",
+            )
     output.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(output.parent, output.name) as place:
         built = place / "model"
-        _build(checkpoint, built, place / "cache", trust_code)
-        size = sum(file.stat().st_size for file in built.iterdir())
-        found = _compared(checkpoint, built, new_tokens, trust_code)
-        result = OgaModel(output, size, *found)
+        model: Any = load_checkpoint(
+            checkpoint,
+            dtype=torch.float32,
+            trust_code=trust_code,
+        )
+        scales = None
+        options = BUILDER_OPTIONS
+        if kv_cache is not None and text is not None:
+            tokenizer = tokenizer_of(checkpoint, trust_code)
+            windows = text_windows(text, tokenizer, model)
+            scales = measure_cache(model, windows, kv_cache)
+            file = place / "kv_scales.json"
+            file.write_text(json.dumps(scales.document()), encoding="utf-8")
+            options = (*options, *scales.options(str(file)))
+        if trust_code:
+            options = (*options, "hf_remote=true")
+        _build(checkpoint, built, place / "cache", options)
+        size = sum(each.stat().st_size for each in built.iterdir())
+        found = _compared(model, built, new_tokens, scales)
+        result = OgaModel(output, size, *found, kv_cache or "float")
+        if scales is not None:
+            result = replace(result, cache_difference=_cache_difference(model, scales))
         if result.equal < result.tokens and result.difference > _TOLERANCE:
             raise AccuracyError(f"{output}: {result}. Nothing was written")
         shutil.copytree(checkpoint, built / CHECKPOINT)
@@ -172,9 +220,13 @@ def _check_layout(checkpoint: Path) -> None:
         )
 
 
-def _build(checkpoint: Path, folder: Path, cache: Path, trust_code: bool) -> None:
+def _build(
+    checkpoint: Path,
+    folder: Path,
+    cache: Path,
+    options: tuple[str, ...],
+) -> None:
     """Run the model builder in a subprocess, since it prints a line per node."""
-    options = [*BUILDER_OPTIONS, *(["hf_remote=true"] if trust_code else [])]
     command = [
         sys.executable,
         "-m",
@@ -196,28 +248,39 @@ def _build(checkpoint: Path, folder: Path, cache: Path, trust_code: bool) -> Non
         )
 
 
+def _prompts(model: Any) -> Any:
+    """Return random token ids of shape (prompts, tokens)."""
+    generator = torch.Generator().manual_seed(0)
+    size = (_PROMPTS, _PROMPT_TOKENS)
+    return torch.randint(vocabulary_of(model), size, generator=generator)
+
+
+def _cache_difference(model: Any, scales: CacheScales) -> float:
+    """Return the maximum difference of the prompts' logits through the rounded cache."""
+    prompts = _prompts(model)
+    with torch.no_grad():
+        exact = model(input_ids=prompts).logits[:, -1]
+        with rounded_cache(model, scales):
+            found = model(input_ids=prompts).logits[:, -1]
+    return float((found - exact).abs().max() / exact.abs().max())
+
+
 def _compared(
-    checkpoint: Path,
+    model: Any,
     built: Path,
     new_tokens: int,
-    trust_code: bool,
+    scales: CacheScales | None,
 ) -> tuple[int, int, float]:
     """Generate greedily from equal prompts with transformers and onnxruntime-genai.
 
     Returns:
         The number of tokens, the number of equal tokens, and the difference of logits.
     """
-    model: Any = load_checkpoint(checkpoint, dtype=torch.float32, trust_code=trust_code)
-    vocabulary = vocabulary_of(model)
-    prompts = torch.randint(
-        vocabulary,
-        (_PROMPTS, _PROMPT_TOKENS),
-        generator=torch.Generator().manual_seed(0),
-    )
+    prompts = _prompts(model)
     total, equal, difference = 0, 0, 0.0
     generated = _generated(built, prompts.tolist(), new_tokens)
     for prompt, (tokens, logits) in zip(prompts, generated, strict=True):
-        with torch.no_grad():
+        with torch.no_grad(), rounded_cache(model, scales):
             wanted = model(input_ids=prompt[None]).logits[0, -1]
             rest = model.generate(
                 prompt[None],

@@ -119,12 +119,12 @@ def ptq(  # noqa: PLR0913
     held_out, where = list[Any](), ""
     if text is not None and (config.needs_data or verdict):
         spare = HELD_OUT if verdict else 0
-        windows = _windows(text, tokenizer, source.model, spare)
+        windows = text_windows(text, tokenizer, source.model, spare)
         if verdict:
             windows, held_out = split_held_out(windows, text.count or len(windows))
             where = f"of {text.source} that are held out"
         windows = windows if config.needs_data else []
-    judges = [] if evaluate is None else _windows(evaluate, tokenizer, source.model)
+    judges = [] if evaluate is None else text_windows(evaluate, tokenizer, source.model)
     if evaluate is not None:
         held_out, where = judges, f"of {evaluate.source}"
     layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
@@ -181,13 +181,22 @@ def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[in
     return lengths if held_out else [*lengths, *GENERATED]
 
 
-def _windows(
+def text_windows(
     text: Text,
     tokenizer: PreTrainedTokenizerBase | None,
     model: nn.Module,
     spare: int = 0,
 ) -> list[Any]:
     """Read windows of token ids.
+
+    Args:
+        text: the text.
+        tokenizer: a transformers tokenizer; None for token ids.
+        model: the model whose vocabulary has the token ids.
+        spare: the maximum number of further windows after those of ``text``.
+
+    Returns:
+        int64 tensors of shape (length,).
 
     Raises:
         DataError: a token id is outside of the model's vocabulary.

@@ -87,6 +87,7 @@ def test_nothing_to_fix(cli: CommandLine, folder: Path) -> None:
         (["validate", "data", "--for", "vllm", "--output", "x"], "it needs --fix"),
         (["oga", "data", "-o", "out", "--scheme", "fp8"], "builder of onnxruntime"),
         (["oga", "data", "-o", "out", "--scheme", "int4"], "'int4_wo_128'"),
+        (["oga", "data", "-o", "out", "--kv-cache", "int8"], "give --data"),
         ([], "{ptq,search,oga,gguf,validate}"),
     ],
 )

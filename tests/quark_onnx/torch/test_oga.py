@@ -12,6 +12,7 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quark_onnx.errors import MissingDependency
@@ -56,6 +57,25 @@ def test_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     model = (tmp_path / "again" / "model.onnx").read_bytes()
     assert model == (output / "model.onnx").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", ["int8", "int4"])
+def test_quantized_cache(cache: str, tmp_path: Path) -> None:
+    """onnxruntime-genai generates what transformers does with rounded keys and values."""
+    source = with_tokenizer(saved(made(llama()), tmp_path / "float"))
+    ids = np.random.default_rng(0).integers(0, 96, (8, 512))
+    np.save(tmp_path / "ids.npy", ids)
+    output = tmp_path / "oga"
+    run = command(
+        *(str(source), "-o", str(output), "--scheme", "uint4_wo_32", "--json"),
+        *("--kv-cache", cache, "--data", str(tmp_path / "ids.npy")),
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["kv_cache"] == cache
+    assert found["equal_tokens"] == found["tokens"] > 32
+    assert found["logit_difference"] < 1e-4 < found["cache_difference"]
 
 
 @pytest.mark.skipif(

@@ -1,0 +1,186 @@
+"""Static scales of an int8 or int4 key-value cache, for onnxruntime-genai.
+
+GroupQueryAttention keeps rotated keys (after RoPE) and values as codes, with a scale for each
+channel of each key head. The scales are constants of the model, and are measured on data. Codes are
+symmetric and saturate, and are rounded half to even, as in onnxruntime.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats.affine import Params, rounded
+
+#: Formats of a quantized cache.
+CACHES = ("int8", "int4")
+#: Name of the attention function in transformers.
+_NAME = "quark_onnx_cache"
+_FUNCTION = "eager_attention_forward"
+
+#: Keys and values of a layer, (batch, key heads, sequence, head size), as they are read.
+_Change = Callable[[int, Any, Any], tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class CacheScales:
+    """Scales of a quantized key-value cache.
+
+    Attributes:
+        format: "int8" or "int4".
+        keys: scales of shape (key heads, 1, head size), by layer.
+        values: scales of shape (key heads, 1, head size), by layer.
+    """
+
+    format: str
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of the model builder's ``kv_cache_scale_file``."""
+        return {
+            "scales": {
+                "k_scales": [each.reshape(-1).tolist() for each in self.keys],
+                "v_scales": [each.reshape(-1).tolist() for each in self.values],
+            },
+        }
+
+    def options(self, file: str) -> tuple[str, ...]:
+        """Return the options of the model builder.
+
+        Args:
+            file: path of the file with the scales.
+        """
+        return (
+            f"kv_cache_quant_scheme={self.format}_per_channel",
+            f"kv_cache_scale_file={file}",
+        )
+
+
+def check_cache(format: str) -> None:
+    """Raise ConfigError for an unknown format of a cache."""
+    if format not in CACHES:
+        raise ConfigError(
+            f"the KV cache of onnxruntime-genai is {format!r}{nearest(format, CACHES)}",
+        )
+
+
+def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScales:
+    """Measure the scales that cover the keys and values of calibration data.
+
+    Args:
+        model: a causal language model of transformers.
+        windows: int64 token ids of shape (length,).
+        format: "int8" or "int4".
+
+    Returns:
+        The scales, in float32.
+
+    Raises:
+        ConfigError: the format is unknown, or a layer's attention is not a function of
+            transformers.
+    """
+    check_cache(format)
+    largest: dict[tuple[int, int], Any] = {}
+
+    def observe(layer: int, *sides: Any) -> tuple[Any, Any]:
+        for side, tensor in enumerate(sides):
+            found = tensor.detach().float().abs().amax((0, 2))[:, None]
+            before = largest.get((layer, side))
+            largest[layer, side] = (
+                found if before is None else torch.maximum(before, found)
+            )
+        return sides[0], sides[1]
+
+    with torch.no_grad(), _changed_attention(model, observe):
+        for window in windows:
+            model(input_ids=window[None], use_cache=False)
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    if {layer for layer, _ in largest} != set(range(layers)):
+        raise ConfigError(
+            f"a {type(model).__name__} does not compute attention by the attention"
+            " functions of transformers in every layer, so that its keys and values"
+            " cannot be measured; leave out --kv-cache",
+        )
+    # the largest code stands for the largest value: halves of a step at the end of the range, which
+    # onnxruntime rounds by a product with the reciprocal, would become one code or the other
+    largest_code = TensorSpec(format).grid.qmax
+    sides = [
+        tuple(_scale(largest[layer, side], largest_code) for layer in range(layers))
+        for side in (0, 1)
+    ]
+    return CacheScales(format, *sides)
+
+
+def _scale(largest: Any, largest_code: float) -> Any:
+    """Return the scales of channels; 1 where all values are 0."""
+    scale = largest / largest_code
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+@contextmanager
+def rounded_cache(model: Any, scales: CacheScales | None) -> Iterator[None]:
+    """Let a model's attention read rounded keys and values.
+
+    Args:
+        model: a causal language model of transformers.
+        scales: the scales; None for a float cache.
+    """
+    if scales is None:
+        yield
+        return
+    spec = TensorSpec(scales.format)
+
+    def change(layer: int, key: Any, value: Any) -> tuple[Any, Any]:
+        return (
+            rounded(key, Params(scales.keys[layer]), spec, key.dtype),
+            rounded(value, Params(scales.values[layer]), spec, value.dtype),
+        )
+
+    with _changed_attention(model, change):
+        yield
+
+
+@contextmanager
+def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
+    """Apply a function to the rotated keys and the values of each layer."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    own = {place: each._attn_implementation for place, each in configs.items()}
+    name = next(iter(own.values()))
+
+    def attend(
+        module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any
+    ) -> Any:
+        code = sys.modules[type(module).__module__]
+        function = code.ALL_ATTENTION_FUNCTIONS.get_interface(
+            name,
+            getattr(code, _FUNCTION, None),
+        )
+        return function(
+            module,
+            query,
+            *change(module.layer_idx, key, value),
+            *rest,
+            **named,
+        )
+
+    AttentionInterface.register(_NAME, attend)
+    if name in ALL_MASK_ATTENTION_FUNCTIONS:
+        AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    for each in configs.values():
+        each._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        for place, each in configs.items():
+            each._attn_implementation = own[place]
