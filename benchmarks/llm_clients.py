@@ -5,120 +5,247 @@ it computes what this package computes.
     [--out DIR] [--again]
 
 Each client runs in an environment of its own, which is made in DIR with pip at the first use. A
-tiny random Llama is quantized by each scheme and written in the first layout that the table of
-schemes names for the client. A cell is
+small random Llama is quantized by each scheme and written in each layout that a client may read. A
+cell of a scheme, a client and a layout is
 
     loads      the client has run the model, and its logits are those of ``load_checkpoint``
-    refused    the package or the client refuses the scheme, with the reason in the JSON file
+               ("activations": "float" if the client leaves activations float; "option" if it needs
+               an option)
+    refused    the package or the client refuses, with the reason in the JSON file
     differs    the client runs the model, and computes something else
-    fails      anything else
+    not run    the client could not be installed, with the reason
 
-vLLM is not run: its column is the verdict of ``quark-onnx llm validate``, whose rules are held
-against vLLM's own selection of schemes in the tests. Rows are kept in DIR/llm_clients.json, the
-table is DIR/llm_clients.md. The exit code is 1 where a cell differs or fails.
+Logits of two clients differ in the order of float32 sums. Where a sum lies between two codes of an
+activation, that becomes a step. The tolerance is thus never below twice the change of the logits
+by a relative noise of 1e-6 in the embeddings.
+
+vLLM computes nothing, since its kernels need a GPU: its own code selects the schemes and builds the
+model for each checkpoint, and its loader fills all parameters. ``loads`` means that it fills each
+one without changing a value.
+
+Rows are kept in DIR/llm_clients.json, the table is DIR/llm_clients.md. The exit code is 1 where a
+cell contradicts ``quark-onnx list schemes``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import venv
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
+import numpy as np
 from _results import Row, Store, table
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
-_TORCH = ("torch", "transformers", "safetensors", "accelerate")
-_OWN = ("onnx", "onnxruntime", "numpy", "tqdm", "pyyaml", "gguf", "onnxscript")
-#: The packages of each client's environment; none for the environment of this script.
-PACKAGES: dict[str, tuple[str, ...]] = {
-    "vLLM (rules)": (),
-    "transformers, our loader": (),
-    "transformers + amd-quark": (*_TORCH, "amd-quark==0.13"),
-    "transformers + compressed-tensors": (*_TORCH, "compressed-tensors"),
-    "llama.cpp": ("llama-cpp-python",),
-    "onnxruntime": (),
-    "onnxruntime-genai": (*_TORCH, *_OWN, "onnxruntime-genai", "onnx_ir"),
+WORKER = Path(__file__).with_name("_client_worker.py")
+#: Key of the row with the versions of the clients.
+VERSIONS = "versions"
+
+_TORCH = ("torch", "transformers==5.24.0", "safetensors", "accelerate", "numpy")
+_OWN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "tqdm", "pyyaml", "gguf")
+_VLLM = (
+    *("torch", "transformers>=5.16.1,<5.21", "compressed-tensors==0.17.0", "pytest"),
+    *("pydantic", "cachetools", "psutil", "msgspec", "cloudpickle", "pyzmq", "pillow"),
+    *("pybase64", "einops", "blake3", "py-cpuinfo", "requests", "prometheus_client"),
+    *("cbor2", "python-json-logger", "jsonschema", "sentencepiece", "protobuf", "tqdm"),
+    *("regex", "filelock", "partial-json-parser", "aiohttp", "openai", "fastapi"),
+    *("orjson", "gguf", "openai-harmony", "uvloop", "xgrammar", "llguidance"),
+)
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of the matrix.
+
+    Attributes:
+        group: its name in ``SCHEME_CLIENTS``.
+        layouts: the layouts or kinds of files that it may read.
+        packages: what pip installs; nothing for the environment of this script.
+        without_dependencies: a package that pip installs without its dependencies.
+        tolerance: relative difference of logits (L2) up to which it computes the same.
+    """
+
+    group: str
+    layouts: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    without_dependencies: str = ""
+    tolerance: float = 1e-3
+
+
+CLIENTS: dict[str, Client] = {
+    # vLLM's own dependencies include CUDA; its selection and its loader need these
+    "vLLM": Client(
+        "vllm",
+        ("quark", "compressed-tensors", "awq", "fp8", "finegrained-fp8", "oga"),
+        _VLLM,
+        "vllm==0.33.0",
+    ),
+    "transformers and amd-quark": Client(
+        "transformers", ("quark", "oga"), (*_TORCH, "amd-quark==0.13")
+    ),
+    "transformers and our loader": Client("transformers", ("quark", "oga")),
+    "transformers and compressed-tensors": Client(
+        "transformers",
+        ("compressed-tensors", "fp8", "finegrained-fp8"),
+        (*_TORCH, "compressed-tensors"),
+    ),
+    # it computes in float16; without CUDA it is built with BUILD_CUDA_EXT=0
+    "transformers and gptqmodel": Client(
+        "transformers", ("awq",), (*_TORCH, "gptqmodel"), tolerance=5e-3
+    ),
+    # it rounds activations to 8 bits in blocks of 32 by itself
+    "llama.cpp": Client(
+        "llama.cpp", ("gguf",), ("llama-cpp-python==0.3.36",), tolerance=3e-2
+    ),
+    "onnxruntime": Client("onnxruntime", ("onnx",), ("onnxruntime",)),
+    "onnxruntime-genai": Client(
+        "onnxruntime-genai",
+        ("oga", "awq"),
+        (*_TORCH, *_OWN, "onnxruntime-genai"),
+    ),
 }
-#: Relative differences of logits (L2) up to which a client computes the same.
-TOLERANCE = 1e-3
-#: Load a folder, run tokens, and write the logits.
-_TRANSFORMERS = """
-import sys, numpy, torch
-from transformers import AutoModelForCausalLM
-{extra}
-folder, tokens, out = sys.argv[1:]
-model = AutoModelForCausalLM.from_pretrained(folder, device_map="cpu").eval()
-with torch.no_grad():
-    ids = torch.from_numpy(numpy.load(tokens))
-    numpy.save(out, model(ids).logits.float().numpy())
-"""
-_LLAMA_CPP = """
-import sys, numpy, llama_cpp
-path, tokens, out = sys.argv[1:]
-model = llama_cpp.Llama(path, logits_all=True, verbose=False, n_ctx=64)
-rows = []
-for ids in numpy.load(tokens):
-    model.reset()
-    model.eval(ids.tolist())
-    rows.append(numpy.array(model.scores[: len(ids)]))
-numpy.save(out, numpy.stack(rows))
-"""
 
 
 class Refused(Exception):
-    """A scheme is refused by the package or by a client."""
+    """The package or a client refuses a scheme."""
 
 
-def environment(client: str, folder: Path) -> str:
-    """The Python of a client's environment, which is made if it is not there."""
-    packages = PACKAGES[client]
-    if not packages:
-        return sys.executable
-    place = folder / client.replace(" ", "-").replace("+", "and").replace(",", "")
-    python = place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    if not python.exists():
-        venv.create(place, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "-q", *packages]
-        subprocess.run(command, check=True)
-    return str(python)
+class NotInstalled(Exception):
+    """A client cannot be installed."""
 
 
-def _run(python: str, program: str, *arguments: Path) -> None:
-    """Run a program in an environment.
+def environment(name: str, folder: Path) -> str:
+    """Return the Python of a client's environment; make the environment if it does not exist.
 
     Raises:
-        Refused: it ends with an error, whose last line is the reason.
+        NotInstalled: pip cannot install the client.
     """
-    command = [python, "-c", program, *map(str, arguments)]
-    environment = {"PYTHONPATH": str(ROOT), "QUARK_DISABLE_COMPILE": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **environment}
+    client = CLIENTS[name]
+    if not client.packages:
+        return sys.executable
+    place = folder / name.replace(" ", "-")
+    ready = place / "installed"
+    python = str(
+        place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     )
+    if not ready.exists():
+        venv.create(place, with_pip=True)
+        install = [python, "-m", "pip", "install", "-q"]
+        _install([*install, *client.packages])
+        if client.without_dependencies:
+            _install([*install, "--no-deps", client.without_dependencies])
+        ready.touch()
+    return python
+
+
+def _install(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Refused(lines[-1][:300] if lines else "it ended without a message")
+        lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
+        raise NotInstalled(lines[-1][:300] if lines else "pip ends with an error")
+
+
+class Worker:
+    """The process of a client, which loads one model after the other."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._command = [environment(name, folder), str(WORKER), name]
+        self._start()
+
+    def _start(self) -> None:
+        settings = {"PYTHONPATH": str(ROOT), "QUARK_DISABLE_COMPILE": "1"}
+        # open as long as the process is; closed by close()
+        self._errors = TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, **settings},
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise NotInstalled(self._last_error())
+        self.versions = json.loads(line)["versions"]
+
+    def _last_error(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        return lines[-1][:300] if lines else "it ends without a message"
+
+    def run(self, **request: str) -> str:
+        """Load a model, run it, and write its logits.
+
+        Returns:
+            The option that the client needs, or nothing.
+
+        Raises:
+            Refused: the client refuses the model.
+        """
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            reason = f"the process ends: {self._last_error()}"
+            self._start()
+            raise Refused(reason)
+        answer: dict[str, str] = json.loads(line)
+        if answer["reason"]:
+            raise Refused(answer["reason"])
+        return answer["option"]
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._errors.close()
 
 
 class Model:
-    """A tiny model that is quantized by a scheme, in memory and in folders."""
+    """A small random Llama that is quantized by a scheme, in memory and in files."""
 
     def __init__(self, scheme: str, folder: Path) -> None:
-        import numpy as np
+        import torch
+
+        from quark_onnx.torch.config.language import config_for
+
+        self._folder = folder
+        self._files: dict[str, tuple[Path, Any] | Refused] = {}
+        self.config = config_for(scheme)
+        generator = torch.Generator().manual_seed(0)
+        # calibration on the same tokens would put the largest activations between two codes
+        self._data = list(torch.randint(0, 96, (8, 1, 24), generator=generator))
+        self._tokens = torch.randint(0, 96, (1, 24), generator=generator)
+        self.tokens = folder / "tokens.npy"
+        np.save(self.tokens, self._tokens.numpy())
+        self.model = self._quantized(self.config)
+
+    def _quantized(self, config: Any) -> Any:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        from quark_onnx.torch.config.language import config_for
         from quark_onnx.torch.pipelines.in_memory import quantize_model
 
         torch.manual_seed(0)
-        config = AutoConfig.for_model(
+        settings = AutoConfig.for_model(
             "llama",
             vocab_size=96,
             hidden_size=128,
@@ -128,95 +255,100 @@ class Model:
             num_key_value_heads=2,
             max_position_embeddings=64,
         )
-        self.folder, self.config = folder, config_for(scheme)
-        self.model = AutoModelForCausalLM.from_config(config).eval()
-        tokens = torch.randint(0, 96, (2, 12))
-        self.tokens = folder / "tokens.npy"
-        np.save(self.tokens, tokens.numpy())
-        quantize_model(self.model, self.config, [tokens], progress=False)
+        model = AutoModelForCausalLM.from_config(settings).eval()
         with torch.no_grad():
-            self.logits = self.model(tokens).logits.float().numpy()
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(0, 0.1)
+        quantize_model(model, config, self._data, progress=False)
+        return model
 
-    def checkpoint(self, layout: str) -> Path:
-        """The folder of a checkpoint in a layout."""
+    def _logits(self, model: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return model(self._tokens).logits.float().numpy()
+
+    @cached_property
+    def noise(self) -> float:
+        """Relative change of the logits by float32 noise in the embeddings."""
+        import torch
+
+        exact = self._logits(self.model)
+        embeddings = self.model.get_input_embeddings().weight
+        before = embeddings.detach().clone()
+        changes = []
+        for seed in range(4):
+            generator = torch.Generator().manual_seed(seed)
+            noise = torch.randn(before.shape, generator=generator)
+            with torch.no_grad():
+                embeddings.copy_(before * (1 + 1e-6 * noise))
+            changes.append(distance(self._logits(self.model), exact))
+        with torch.no_grad():
+            embeddings.copy_(before)
+        return max(changes)
+
+    @cached_property
+    def weights_only(self) -> Any:
+        """Logits of the quantized weights with float activations."""
+        from quark_onnx.torch.config.spec import LayerSpec
+        from quark_onnx.torch.config.torch_config import TorchConfig
+
+        spec = LayerSpec(self.config.default.weight)
+        return self._logits(self._quantized(TorchConfig(spec, exclude=("lm_head",))))
+
+    def file(self, layout: str) -> tuple[Path, Any]:
+        """Return a file or folder of the quantized model, and the logits that it stands for.
+
+        Raises:
+            Refused: the package refuses the scheme in this layout.
+        """
+        if layout not in self._files:
+            self._files[layout] = self._written(layout)
+        found = self._files[layout]
+        if isinstance(found, Refused):
+            raise found
+        return found
+
+    def _written(self, layout: str) -> tuple[Path, Any] | Refused:
         from quark_onnx.errors import QuarkError
-        from quark_onnx.torch.checkpoints.export import write_checkpoint
 
-        folder = self.folder / layout
+        write = {"gguf": self._gguf, "onnx": self._onnx}.get(layout)
         try:
-            write_checkpoint(self.model, folder, self.config, layout=layout)
+            return self._checkpoint(layout) if write is None else write()
         except QuarkError as error:
-            raise Refused(str(error)) from error
-        return folder
+            return Refused(f"the package: {error}")
 
-    def difference(self, path: Path) -> float:
-        """Of logits in a file, relative (L2)."""
-        import numpy as np
+    def _gguf(self) -> tuple[Path, Any]:
+        from quark_onnx.torch.exports.gguf import write_quantized_gguf
 
-        found = np.load(path)
-        norm = float(np.linalg.norm(self.logits))
-        return float(np.linalg.norm(found - self.logits)) / norm
+        path = self._folder / "model.gguf"
+        source = self._folder / "float"
+        # the export reads sizes and the vocabulary of the float model
+        float_copy = type(self.model)(self.model.config)
+        float_copy.save_pretrained(source)
+        write_quantized_gguf(self.model, source, path)
+        return path, self._logits(self.model)
 
+    def _onnx(self) -> tuple[Path, Any]:
+        from quark_onnx.torch.exports.onnx import export_decoder
 
-def _by_transformers(extra: str) -> Callable[[Model, str, str], float | None]:
-    def cell(model: Model, python: str, form: str) -> float | None:
-        out = model.folder / "logits.npy"
-        program = _TRANSFORMERS.format(extra=extra)
-        _run(python, program, model.checkpoint(form), model.tokens, out)
-        return model.difference(out)
+        path = self._folder / "model.onnx"
+        export_decoder(self.model, path)
+        return path, self._logits(self.model)
 
-    return cell
+    def _checkpoint(self, layout: str) -> tuple[Path, Any]:
+        from quark_onnx.torch.checkpoints.export import export_safetensors
+        from quark_onnx.torch.checkpoints.load import load_checkpoint
 
-
-def _vllm(model: Model, python: str, form: str) -> float | None:
-    from quark_onnx.torch.validate import validate
-
-    verdict = validate(model.checkpoint(form), "vllm")
-    if verdict.word != "loads":
-        raise Refused(verdict.word)
-    return None
-
-
-def _llama_cpp(model: Model, python: str, form: str) -> float | None:
-    from quark_onnx.errors import QuarkError
-    from quark_onnx.torch.exports.gguf import write_quantized_gguf
-
-    path, out = model.folder / "model.gguf", model.folder / "logits.npy"
-    source = model.folder / "float"
-    model.model.config.save_pretrained(source)
-    try:
-        write_quantized_gguf(model.model, source, path)
-    except QuarkError as error:
-        raise Refused(str(error)) from error
-    _run(python, _LLAMA_CPP, path, model.tokens, out)
-    return model.difference(out)
+        folder = self._folder / layout
+        export_safetensors(self.model, folder, self.config, layout=layout)
+        _write_tokenizer(folder)
+        return folder, self._logits(load_checkpoint(folder))
 
 
-def _onnxruntime(model: Model, python: str, form: str) -> float | None:
-    from quark_onnx.errors import QuarkError
-    from quark_onnx.torch.exports.onnx import export_decoder
-
-    try:
-        return export_decoder(model.model, model.folder / "model.onnx").difference
-    except QuarkError as error:
-        raise Refused(str(error)) from error
-
-
-def _genai(model: Model, python: str, form: str) -> float | None:
-    program = (
-        "import sys; from quark_onnx.torch.exports.oga import write_oga;"
-        " found = write_oga(*sys.argv[1:3]);"
-        " open(sys.argv[3], 'w').write(str(found.difference))"
-    )
-    folder = model.checkpoint(form)
-    _tokenizer(folder)
-    out = model.folder / "difference.txt"
-    _run(python, program, folder, model.folder / "genai", out)
-    return float(out.read_text(encoding="utf-8"))
-
-
-def _tokenizer(folder: Path) -> None:
-    """Write a tokenizer of single characters, which the model builder asks for."""
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of single characters, which onnxruntime-genai's builder needs."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -227,63 +359,138 @@ def _tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-#: The client in the table of schemes, the layout where it is not the first of that table, and what
-#: runs the model.
-CELLS: dict[str, tuple[str, str, Callable[[Model, str, str], float | None]]] = {
-    "vLLM (rules)": ("vllm", "", _vllm),
-    "transformers, our loader": (
-        "transformers",
-        "quark",
-        _by_transformers("import quark_onnx.torch.transformers"),
-    ),
-    "transformers + amd-quark": ("transformers", "quark", _by_transformers("")),
-    "transformers + compressed-tensors": (
-        "transformers",
-        "compressed-tensors",
-        _by_transformers(""),
-    ),
-    "llama.cpp": ("llama.cpp", "", _llama_cpp),
-    "onnxruntime": ("onnxruntime", "", _onnxruntime),
-    "onnxruntime-genai": ("onnxruntime-genai", "", _genai),
-}
+def cell(model: Model, worker: Worker, client: Client, layout: str) -> Row:
+    """Return what a client does with a model in a layout."""
+    out = model.tokens.with_name("logits.npy")
+    out.unlink(missing_ok=True)
+    try:
+        path, wanted = model.file(layout)
+        option = worker.run(model=str(path), tokens=str(model.tokens), logits=str(out))
+    except Refused as error:
+        return {"cell": "refused", "reason": _without_folder(str(error), model)}
+    row: Row = {"cell": "loads"}
+    if option:
+        row["option"] = option
+    if not out.exists():  # vLLM computes nothing
+        return row
+    found = np.load(out)
+    last = found.shape[1]  # onnxruntime-genai has the logits of the last token
+    tolerance = max(client.tolerance, 2 * model.noise)
+    difference = distance(found, wanted[:, -last:])
+    if not difference <= tolerance:
+        weights_only = distance(found, model.weights_only[:, -last:])
+        if weights_only <= tolerance:
+            row["activations"] = "float"
+            difference = weights_only
+        else:
+            row["cell"] = "differs"
+    return row | {"difference": difference, "tolerance": tolerance}
 
 
-def cell(scheme: str, client: str, environments: Path) -> Row:
-    """What a client does with a scheme."""
+def distance(found: Any, wanted: Any) -> float:
+    """Return the relative difference (L2) of logits."""
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+def _without_folder(reason: str, model: Model) -> str:
+    """Return a reason without the name of the temporary folder, which changes."""
+    return reason.replace(f"{model.tokens.parent}{os.sep}", "")[:300]
+
+
+def started(
+    store: Store, names: Sequence[str], folder: Path
+) -> dict[str, Worker | str]:
+    """Start the processes of clients, and keep their versions.
+
+    Args:
+        store: the results.
+        names: names of clients.
+        folder: the folder of environments.
+
+    Returns:
+        The process by client, or the reason why there is none.
+    """
+    workers: dict[str, Worker | str] = {}
+    for name in names:
+        try:
+            worker = Worker(name, folder)
+            workers[name], text = worker, worker.versions
+        except NotInstalled as error:
+            workers[name], text = str(error), f"not run: {error}"
+        store.put(VERSIONS, {**store.rows().get(VERSIONS, {}), name: text})
+    return workers
+
+
+def measure(store: Store, scheme: str, workers: dict[str, Worker | str]) -> None:
+    """Fill a scheme's cells of some clients.
+
+    Args:
+        store: the results.
+        scheme: name of the scheme.
+        workers: the process by client, or the reason why there is none.
+    """
+    row: dict[str, Any] = dict(store.rows().get(scheme, {}))
+    with TemporaryDirectory() as folder:
+        model = Model(scheme, Path(folder))
+        for name, worker in workers.items():
+            cells: dict[str, Row] = {}
+            for layout in CLIENTS[name].layouts:
+                if isinstance(worker, str):
+                    cells[layout] = {"cell": "not run", "reason": worker}
+                else:
+                    cells[layout] = cell(model, worker, CLIENTS[name], layout)
+                print(f"{scheme}, {name}, {layout}: {cells[layout]}", flush=True)
+            row[name] = cells
+    store.put(scheme, row)
+
+
+def disagreements(rows: dict[str, Row]) -> list[str]:
+    """Return the cells that contradict ``quark-onnx list schemes``."""
     from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
 
-    name, layout, run = CELLS[client]
-    forms = SCHEME_CLIENTS[scheme].get(name, ())
-    if name != "transformers" and not forms:
-        return {"cell": "refused", "reason": "no layout, or the client has no scheme"}
-    with TemporaryDirectory() as folder:
-        try:
-            python = environment(client, environments)
-            difference = run(Model(scheme, Path(folder)), python, layout or forms[0])
-        except Refused as error:
-            return {"cell": "refused", "reason": str(error)}
-        except Exception as error:
-            return {"cell": "fails", "reason": f"{type(error).__name__}: {error}"[:300]}
-    same = difference is None or difference <= TOLERANCE
-    return {"cell": "loads" if same else "differs", "difference": difference}
+    found = []
+    for scheme, clients in SCHEME_CLIENTS.items():
+        for name, cells in rows.get(scheme, {}).items():
+            if name == "transformers and our loader":
+                continue  # the list is about amd-quark
+            listed = clients.get(CLIENTS[name].group, ())
+            for layout, result in cells.items():
+                word = result["cell"]
+                if word != "not run" and (word == "loads") != (layout in listed):
+                    found.append(f"{scheme}, {name}, {layout}: {word}")
+    return found
 
 
-def written(store: Store, out: Path) -> bool:
-    """Write the table, and say whether no cell differs or fails."""
-    rows = store.rows()
-    clients = list(CELLS)
-    lines = [
-        [scheme, *(row.get(client, {}).get("cell", "") for client in clients)]
-        for scheme, row in rows.items()
-    ]
-    text = (
+def text_of(rows: dict[str, Row]) -> str:
+    """Return the page of results: layouts that load, by scheme and client."""
+    versions = rows.get(VERSIONS, {})
+    lines = []
+    for scheme, row in rows.items():
+        if scheme == VERSIONS:
+            continue
+        cells = [scheme]
+        for client in CLIENTS:
+            cells.append(_summary(row.get(client, {})))
+        lines.append(cells)
+    notes = "\n".join(f"- {name}: {text}" for name, text in versions.items())
+    return (
         "# Schemes and clients\n\nMade by `python benchmarks/llm_clients.py`, which says"
-        " what the words mean. An empty cell was not run.\n\n"
-        + table(["scheme", *clients], lines)
+        " what the words mean. A cell names the layouts that load (* with float"
+        " activations, + with an option of the client); reasons are in the"
+        f" JSON file.\n\n{table(['scheme', *CLIENTS], lines)}\n\n{notes}\n"
     )
-    (out / "llm_clients.md").write_text(text + "\n", encoding="utf-8")
-    words = {each["cell"] for row in rows.values() for each in row.values()}
-    return not words & {"differs", "fails"}
+
+
+def _summary(cells: dict[str, Row]) -> str:
+    found = []
+    for layout, result in cells.items():
+        word = result["cell"]
+        if word == "loads":
+            marks = "*" * ("activations" in result) + "+" * ("option" in result)
+            found.append(layout + marks)
+        elif word != "refused":
+            found.append(f"{layout} {word}")
+    return ", ".join(found) or "-"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -292,7 +499,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schemes", nargs="+", choices=list(SCHEMES), metavar="NAME")
-    parser.add_argument("--clients", nargs="+", choices=list(CELLS), metavar="NAME")
+    parser.add_argument("--clients", nargs="+", choices=list(CLIENTS), metavar="NAME")
     parser.add_argument(
         "--environments", type=Path, default=Path("client-environments")
     )
@@ -300,15 +507,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args(arguments)
     store = Store(options.out / "llm_clients.json")
-    for scheme in options.schemes or SCHEMES:
-        row: dict[str, Any] = dict(store.rows().get(scheme, {}))
-        for client in options.clients or CELLS:
-            if client in row and not options.again:
-                continue
-            row[client] = cell(scheme, client, options.environments.resolve())
-            print(f"{scheme}, {client}: {row[client]['cell']}", flush=True)
-            store.put(scheme, row)
-    return 0 if written(store, options.out) else 1
+    rows = store.rows()
+    due = {
+        scheme: [
+            name
+            for name in options.clients or CLIENTS
+            if options.again or name not in rows.get(scheme, {})
+        ]
+        for scheme in options.schemes or SCHEMES
+    }
+    wanted = [name for name in CLIENTS if any(name in names for names in due.values())]
+    workers = started(store, wanted, options.environments.resolve())
+    for scheme, names in due.items():
+        if names:
+            measure(store, scheme, {name: workers[name] for name in names})
+    for worker in workers.values():
+        if isinstance(worker, Worker):
+            worker.close()
+    rows = store.rows()
+    page = options.out / "llm_clients.md"
+    page.write_text(text_of(rows), encoding="utf-8", newline="\n")
+    wrong = disagreements(rows)
+    print("\n".join(wrong) or "all cells agree with 'quark-onnx list schemes'")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

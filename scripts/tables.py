@@ -22,6 +22,11 @@ from quark_onnx.onnx.quantization.config.custom_config import DefaultConfigMappi
 from quark_onnx.onnx.tools.table import TOOLS
 from quark_onnx.onnxruntime_spelling import option_table
 from quark_onnx.onnxruntime_spelling.request import name_of
+from quark_onnx.torch.config.refusals import (
+    REFUSED_ALGORITHMS,
+    REFUSED_CACHES,
+    REFUSED_SETTINGS,
+)
 from quark_onnx.torch.quantize_quark.arguments import ROWS as SCRIPT_ROWS
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +94,22 @@ def amd_tools() -> str:
     )
 
 
+def llm_refusals() -> str:
+    """Return what other tools offer for language models and this package refuses."""
+    named = {f"`--algorithm {name}`": text for name, text in REFUSED_ALGORITHMS.items()}
+    for (algorithm, setting), refusal in REFUSED_SETTINGS.items():
+        named[f"`--algorithm {algorithm}:{setting}=...`"] = refusal
+    for name, refusal in REFUSED_CACHES.items():
+        named[f"`--kv-cache {name}`"] = refusal
+    return table(
+        ("asked for", "from", "why not", "instead"),
+        (
+            (name, text.source, text.reason, text.instead)
+            for name, text in named.items()
+        ),
+    )
+
+
 def onnxruntime_options() -> str:
     """Return the extra options of onnxruntime.quantization, and what becomes of each."""
     return option_table().rstrip("\n")
@@ -99,6 +120,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "amd-presets": amd_presets,
     "amd-script": amd_script,
     "amd-tools": amd_tools,
+    "llm-refusals": llm_refusals,
     "onnxruntime-options": onnxruntime_options,
     **figures.TABLES,
 }

@@ -131,7 +131,7 @@ def _check_scheme(name: str) -> None:
     known = [
         each
         for each, clients in SCHEME_CLIENTS.items()
-        if "onnxruntime-genai" in clients
+        if "oga" in clients.get("onnxruntime-genai", ())
     ]
     if name not in known:
         raise ConfigError(

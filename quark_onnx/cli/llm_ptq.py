@@ -88,8 +88,8 @@ def ptq_options(parser: Parser) -> None:
     )
     parser.add_argument(
         "--kv-cache",
-        choices=["fp8", "fp8-rope"],
-        help="quantize the KV cache; fp8-rope: keys after RoPE",
+        metavar="FORMAT",
+        help="quantize the KV cache to fp8; fp8-rope: keys after RoPE",
     )
     parser.add_argument(
         "--min-kv-scale",

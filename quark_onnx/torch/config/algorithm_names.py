@@ -11,6 +11,11 @@ from importlib.util import find_spec
 from quark_onnx.config.text import parse_call
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.config.refusals import (
+    REFUSED_ALGORITHMS,
+    REFUSED_SETTINGS,
+    Refusal,
+)
 
 _GPTQ = (
     "damping",
@@ -58,14 +63,29 @@ def check_algorithm(text: str) -> None:
     name, settings = parse_call(text, "algorithm")
     known = _settings_of(name)
     for setting in settings:
+        refusal = _refused_setting(name, setting)
+        if refusal is not None:
+            raise ConfigError(f"{name} has no setting {setting!r}: {refusal}")
         if setting not in known:
             raise ConfigError(
                 f"{name} has no setting {setting!r}{nearest(setting, known)}",
             )
 
 
+def _refused_setting(name: str, setting: str) -> Refusal | None:
+    """Return the refusal of a setting; names of one algorithm share their settings."""
+    for (algorithm, refused), refusal in REFUSED_SETTINGS.items():
+        same = ALGORITHM_SETTINGS.get(name.lower()) == ALGORITHM_SETTINGS[algorithm]
+        if same and setting == refused:
+            return refusal
+    return None
+
+
 def _settings_of(name: str) -> tuple[str, ...]:
     """Return the names of an algorithm's settings; plug-ins need an import of torch."""
+    if name.lower() in REFUSED_ALGORITHMS:
+        refusal = REFUSED_ALGORITHMS[name.lower()]
+        raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
     if ALGORITHMS.plugins and find_spec("torch") is not None:
         return tuple(field.name for field in fields(ALGORITHMS[name]))
     if name.lower() not in ALGORITHM_SETTINGS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.config.refusals import REFUSED_CACHES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
@@ -41,6 +42,8 @@ def config_for(  # noqa: PLR0913
     >>> config_for("fp8", kv_cache="fp8").kv_cache.layers
     ('*k_proj', '*v_proj')
     """
+    if kv_cache in REFUSED_CACHES:
+        raise ConfigError(f"kv_cache is {kv_cache!r}: {REFUSED_CACHES[kv_cache]}")
     if kv_cache not in (None, *KV_CACHES):
         raise ConfigError(
             f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}",

@@ -28,7 +28,8 @@ Clients = Mapping[str, tuple[str, ...]]
 
 _ONNX: dict[str, tuple[str, ...]] = {"onnxruntime": ("onnx",)}
 _GGUF: dict[str, tuple[str, ...]] = {"llama.cpp": ("gguf",)}
-_GENAI: dict[str, tuple[str, ...]] = {"onnxruntime-genai": ("oga",)}
+_GENAI: dict[str, tuple[str, ...]] = {"onnxruntime-genai": ("oga", "awq")}
+_GENAI_AWQ: dict[str, tuple[str, ...]] = {"onnxruntime-genai": ("awq",)}
 
 
 def _checkpoint(vllm: str, transformers: str) -> dict[str, tuple[str, ...]]:
@@ -45,7 +46,9 @@ def _checkpoint(vllm: str, transformers: str) -> dict[str, tuple[str, ...]]:
 _BOTH = "quark compressed-tensors"
 _COMPRESSED = _checkpoint("compressed-tensors", "compressed-tensors")
 _INTEGERS = _checkpoint(f"{_BOTH} awq oga", f"{_BOTH} awq oga") | _GGUF | _ONNX | _GENAI
-_PER_CHANNEL = _checkpoint("compressed-tensors awq", f"{_BOTH} awq") | _GGUF | _ONNX
+_PER_CHANNEL = (
+    _checkpoint("compressed-tensors awq", f"{_BOTH} awq") | _GGUF | _ONNX | _GENAI_AWQ
+)
 _FEW_BITS = _COMPRESSED | _GGUF | _ONNX
 _TWO_BITS = _checkpoint("compressed-tensors", _BOTH) | _GGUF | _ONNX
 

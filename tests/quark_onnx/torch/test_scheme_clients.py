@@ -13,6 +13,7 @@ from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS
 from quark_onnx.torch.config.algorithm_names import ALGORITHM_SETTINGS, check_algorithm
+from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
     SCHEME_CLIENTS,
@@ -53,8 +54,9 @@ def test_checkpoints(name: str, tmp_path: Path) -> None:
         for client in ("vllm", "transformers"):
             if validate(folder, client).word == "loads":
                 found.setdefault(client, []).append(layout)
-        if layout == "oga":
-            found["onnxruntime-genai"] = [layout]
+        # its model builder reads both, see benchmarks/results/llm_clients.md
+        if layout in ("oga", "awq"):
+            found.setdefault("onnxruntime-genai", []).insert(0, layout)
     table = SCHEME_CLIENTS[name]
     checkpoints = ("vllm", "transformers", "onnxruntime-genai")
     assert found == {key: list(table[key]) for key in checkpoints if key in table}
@@ -104,9 +106,20 @@ def test_near_miss_has_the_same_width(wrong: str, right: str) -> None:
     ("text", "message"),
     [
         ("gptk", "unknown algorithm 'gptk'; did you mean 'gptq'"),
+        ("svdquant", "'svdquant' is not offered: .* low-rank branch .*; choose awq"),
+        ("OSTQuant:steps=2", "no scales are learned .*; choose rotation:trained=true"),
+        ("spinquant:online_r1=true", "no setting 'online_r1': .*; choose r1=true"),
         ("gptq:damp=1", "gptq has no setting 'damp'; did you mean 'damping'"),
     ],
 )
 def test_wrong_algorithms(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_algorithm(text)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_caches_that_need_no_checkpoint(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name}_per_token_head"):
+        config_for("fp8", kv_cache=name)
+    with pytest.raises(ConfigError, match="kv_cache is 'int6'; it must be one of"):
+        config_for("fp8", kv_cache="int6")

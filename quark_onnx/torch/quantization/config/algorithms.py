@@ -19,6 +19,7 @@ from quark_onnx.torch.algorithms.rescaling.smoothquant import (
 )
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.config.refusals import REFUSED_ALGORITHMS, REFUSED_SETTINGS
 from quark_onnx.torch.quantization.config.fields import Fields
 
 logger = logging.getLogger(__name__)
@@ -190,17 +191,6 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
 }
 
 
-#: Unsupported algorithms of AMD Quark, with the reason.
-_REFUSED = {
-    "svdquant": (
-        "neither vLLM nor transformers has layers with a low-rank branch beside the"
-        " codes; choose awq or gptaq"
-    ),
-    "twobitscalar": (
-        "no client loads its codes; choose the scheme uint2_wo_32 with gptaq"
-    ),
-}
-
 #: Names of online rotations in older JSON files.
 _ONLINE = "online-had"
 
@@ -214,8 +204,9 @@ def algorithm_named(name: str) -> type[AlgoConfig]:
     >>> algorithm_named("awq")().name
     'awq'
     """
-    if name in _REFUSED:
-        raise ConfigError(f"the algorithm {name!r} is not offered: {_REFUSED[name]}")
+    if name in REFUSED_ALGORITHMS:
+        refusal = REFUSED_ALGORITHMS[name]
+        raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
     if name not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
@@ -315,9 +306,9 @@ def algorithm_for(config: AlgoConfig) -> Any:  # noqa: C901, PLR0911, PLR0912
         return AWQ()
     if isinstance(config, RotationConfig):
         if config.online_r1_rotation or config.online_config is not None:
+            refusal = REFUSED_SETTINGS["rotation", "online_r1"]
             raise ConfigError(
-                "RotationConfig: the residual stream is rotated in weights; leave"
-                " online settings out",
+                f"RotationConfig: {refusal.reason}; leave online settings out",
             )
         for name in ("train_smooth", "smooth_positions"):
             if getattr(config, name):

@@ -1,0 +1,69 @@
+"""What other tools offer for language models and this package refuses, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Refusal of an algorithm, a setting or a format.
+
+    Attributes:
+        source: where the name comes from.
+        reason: why it is refused.
+        instead: what to do instead, as an imperative.
+    """
+
+    source: str
+    reason: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.instead}"
+
+
+#: By the name of the algorithm.
+REFUSED_ALGORITHMS = {
+    "svdquant": Refusal(
+        "AMD Quark, nunchaku",
+        "neither vLLM nor transformers has layers with a low-rank branch beside the"
+        " codes",
+        "choose awq or gptaq",
+    ),
+    "ostquant": Refusal(
+        "AMD Quark (train_smooth)",
+        "no scales are learned beside rotations",
+        "choose rotation:trained=true, and autosmoothquant after it",
+    ),
+    "twobitscalar": Refusal(
+        "AMD Quark",
+        "no client loads its codes",
+        "choose the scheme uint2_wo_32 with gptaq",
+    ),
+}
+#: By the name of the algorithm and of its setting.
+REFUSED_SETTINGS = {
+    ("rotation", "online_r1"): Refusal(
+        "AMD Quark (online_r1_rotation)",
+        "no loader rotates the inputs of layers, and R1 in the weights costs nothing at"
+        " runtime",
+        "choose r1=true",
+    ),
+    ("rotation", "train_smooth"): Refusal(
+        "AMD Quark",
+        "no scales are learned beside rotations",
+        "add autosmoothquant",
+    ),
+}
+#: Formats of the KV cache of a checkpoint.
+REFUSED_CACHES = {
+    name: Refusal(
+        "vLLM, onnxruntime-genai",
+        f"a checkpoint has no scales for it, since vLLM computes {name} scales for each"
+        " token and head itself",
+        f"serve any checkpoint with --kv-cache-dtype {name}_per_token_head, or use"
+        f" 'quark-onnx llm oga --kv-cache {name}'",
+    )
+    for name in ("int8", "int4")
+}
