@@ -338,11 +338,11 @@ class Model:
         return path, self._logits(self.model)
 
     def _checkpoint(self, layout: str) -> tuple[Path, Any]:
-        from quark_onnx.torch.checkpoints.export import export_safetensors
+        from quark_onnx.torch.checkpoints.export import write_checkpoint
         from quark_onnx.torch.checkpoints.load import load_checkpoint
 
         folder = self._folder / layout
-        export_safetensors(self.model, folder, self.config, layout=layout)
+        write_checkpoint(self.model, folder, self.config, layout=layout)
         _write_tokenizer(folder)
         return folder, self._logits(load_checkpoint(folder))
 
