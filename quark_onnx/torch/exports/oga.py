@@ -132,7 +132,7 @@ def write_oga(  # noqa: PLR0913
             trust_code=trust_code,
         )
         scales = None
-        options = BUILDER_OPTIONS
+        options: tuple[str, ...] = BUILDER_OPTIONS
         if kv_cache is not None and text is not None:
             tokenizer = tokenizer_of(checkpoint, trust_code)
             windows = text_windows(text, tokenizer, model)
