@@ -476,8 +476,8 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
         ]
         if done:
             logger.warning(
-                "%d nodes are quantized because they are asked for by name, though few"
-                " bits are known to ruin such: %s",
+                "%d nodes are quantized as requested by name, which are float by"
+                " default because 8 bits degrade them: %s",
                 len(done),
                 short(done),
             )

@@ -55,7 +55,7 @@ def kind_of(graph: Graph) -> tuple[str, str]:
     if len(last) >= _HEADS and convolutions:
         return (
             "detector",
-            f"{len(last)} last products in parallel, as the heads of a detector",
+            f"{len(last)} parallel output heads, as of a detector",
         )
     depthwise = [node for node in convolutions if _is_depthwise(graph, node)]
     reason = f"{len(convolutions)} convolutions, {len(depthwise)} of them depthwise"

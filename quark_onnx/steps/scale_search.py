@@ -1,8 +1,8 @@
 """Search of activation scales by the error in later layers, checked at the outputs.
 
-A power-of-two scale moves by octaves, so the scale with the least error on the tensor itself is
-often not the best for the model. Clipping the few large values of a layer and halving the step
-of the rest are equal to a squared error, but not to later layers. Every activation scale is
+Power-of-two scales can only be doubled or halved, so the scale with the least error on its own
+tensor is often not the best for the model. Clipping the few large values of a layer and halving the
+step of the rest are equal to a squared error, but not to later layers. Every activation scale is
 therefore judged by the error in the results of the layers that read it (``local``). The error
 is relative to the signal and computed per sample, so that no unusually large sample decides. A
 scale moves step by step to the least error. One pass over the samples judges every scale; a few

@@ -28,7 +28,7 @@ MODELS = {
 WHY = {
     "classifier": "2 convolutions, 0 of them depthwise",
     "depthwise": "3 convolutions, 1 of them depthwise",
-    "detector": "3 last products in parallel",
+    "detector": "3 parallel output heads",
     "transformer": "2 products of activations",
 }
 
