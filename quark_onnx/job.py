@@ -161,7 +161,11 @@ def run(
             _read(held, spool, reader.length, progress)
         run_data = RunData(first, held, spool, random=reader.random)
         planned = job.plan(run_data, progress)
-        means = InputMeans(planned.graph) if job.corrects_biases else None
+        means = None
+        if job.corrects_biases:
+            # a tensor such as the list of detections may be empty, and has no mean then
+            sized_by_data = planned.plan.shapes.sized_by_data
+            means = InputMeans(planned.graph, sized_by_data)
         shares = kept and job.keeps_function
 
         def receive(position: int, outputs: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ shift does not average out over positions and samples.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,8 +43,17 @@ class InputMeans:
         graph: a copy of the float graph with the means among the outputs.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        """Add the means of every layer with a constant float32 weight."""
+    def __init__(
+        self,
+        graph: Graph,
+        skipped: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Add the means of every layer with a constant float32 weight.
+
+        Args:
+            graph: a float graph; not changed.
+            skipped: returns whether a tensor gets no mean.
+        """
         self.graph = graph.copy()
         self._names: dict[MeanKey, str] = {}
         self._seen: dict[int, dict[MeanKey, Doubles]] = {}
@@ -54,7 +63,7 @@ class InputMeans:
             if layer is None or weight is None or weight.data_type != TensorProto.FLOAT:
                 continue  # onnxruntime has no means of other types
             key = _key(node)
-            if key not in self._names:
+            if key not in self._names and not skipped(node.input(0)):
                 groups, _, inputs = layer.shape(graph)[:3]
                 self._names[key] = _add_mean(self.graph, *key, groups * inputs)
         self.graph.outputs += [ValueInfoProto(name=name) for name in self.names]
@@ -115,7 +124,7 @@ def correct_biases(  # noqa: PLR0913
         params: the scales of the weights.
         samples: samples for the input means of the layers.
         optimizers: optimizers of the run.
-        known: input means over the samples; the float model is run for them if there are none.
+        known: input means over the samples; the float model is run if a layer's are missing.
     """
     if not samples or any(optimizer.stage == "layer" for optimizer in optimizers):
         return graph
@@ -123,7 +132,7 @@ def correct_biases(  # noqa: PLR0913
     if not places:
         return graph
     try:
-        means = known or _run_for_means(graph, samples)
+        means = _means_of(graph, places, samples, known or {})
     except Exception as error:
         # onnxruntime raises several unrelated types; uncorrected biases are valid, too
         logger.warning(
@@ -220,9 +229,17 @@ def _shift(
     return shift
 
 
-def _run_for_means(graph: Graph, samples: Sequence[Sample]) -> Means:
-    """Return channel means of layer inputs, by a run of the float model."""
-    means = InputMeans(graph)
+def _means_of(
+    graph: Graph,
+    places: Sequence[LayerTask],
+    samples: Sequence[Sample],
+    known: Means,
+) -> Means:
+    """Return channel means of the inputs of layers, known or by a run of the float model."""
+    tensors = {place.node.input(0) for place in places}
+    if all(_key(place.node) in known for place in places):
+        return known
+    means = InputMeans(graph, lambda tensor: tensor not in tensors)
     model = means.graph.to_model()
     names = means.names
     del model.graph.output[:]

@@ -138,3 +138,35 @@ def test_means_need_every_sample() -> None:
     means.observe(0, {name: np.ones((1, 4, 1), np.float32)})
     assert means.over(2) == {}
     assert means.over(1)["x", False].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("limit", [3.0, 1e9])
+def test_a_layer_may_read_nothing(
+    limit: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the second stage of a detector does on a picture without objects.
+
+    Calibration passes, the biases stay, and a warning says so.
+    """
+    model = parse(
+        """g (float[N, 4] x) => (float[M, 4] y) {
+            a = Gemm (x, w, b) h = Relu (a)
+            total = ReduceSum <keepdims = 0> (h, axis) found = Greater (total, limit)
+            places = NonZero (found) rows = Transpose <perm = [1, 0]> (places)
+            chosen = GatherND (h, rows) c = Gemm (chosen, v, d) y = Relu (c)
+        }""",
+        w=weight(4, 4),
+        b=weight(4),
+        v=weight(4, 4, seed=3),
+        d=weight(4, seed=2),
+        axis=np.array([1]),
+        limit=np.float32(limit),
+    )
+    random = np.random.default_rng(0)
+    data = [
+        {"x": (random.normal(size=(3, 4)) * size).astype(np.float32)}
+        for size in (1, 0.01, 1, 1)
+    ]
+    found = quantize(model, data, "XINT8")
+    assert found.report.outputs[0].broken == 0
+    assert "the biases are not corrected" in caplog.text
