@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from quark_onnx.cli.next_command import next_command, shell_line
 from quark_onnx.cli.output import Answer, say, to_json
 from quark_onnx.cli.parsing import (
+    PROGRAM,
     Parser,
     UsageError,
     add_html_option,
@@ -380,6 +383,7 @@ def ptq(options: Namespace) -> Answer:
                 trust_code=options.trust_code,
             )
     found.report.notes.extend(notes)
+    found = replace(found, verdict=_with_command(found.verdict, options))
     answer = _answer(options, found, mixture, scores)
     if recipe is not None:
         picked = (
@@ -575,7 +579,50 @@ def _verdict_document(verdict: Any) -> dict[str, Any]:
         "worst": [{"layer": name, "error": error} for name, error in verdict.worst],
         "skipped": verdict.skipped,
         "advice": verdict.advice,
+        "options": verdict.options,
+        "command": verdict.command,
     }
+
+
+def _with_command(verdict: Any, options: Namespace) -> Any:
+    """Return a verdict with the complete command for its advice, if there is one."""
+    if verdict is None or not verdict.advice or verdict.skipped:
+        return verdict
+    command = _next_command(verdict, options) if verdict.options else ""
+    if not verdict.options and not verdict.command:
+        command = _validation(options)
+    return replace(verdict, command=command)
+
+
+def _next_command(verdict: Any, options: Namespace) -> str:
+    """Return the command of this run with other options; empty if data is missing."""
+    changes, without = shlex.split(verdict.options), list[str]()
+    if changes[0] == "--algorithm" and options.data is None:
+        return ""
+    if changes[0] == "--scheme" and options.bits is not None:
+        return ""
+    if options.recipe is not None:
+        efforts = EFFORTS[EFFORTS.index(options.recipe) + 1 :]
+        if not efforts or options.data is None:
+            return ""
+        changes = ["--recipe", efforts[0]]
+    elif changes[0] == "--algorithm":
+        without = ["--algorithm"]
+    if not options.overwrite:
+        changes.append("--overwrite")
+    return next_command(options.words, options.parser, changes, without)
+
+
+def _validation(options: Namespace) -> str:
+    """Return the command that validates the result; empty for an ONNX model."""
+    exports = options.export or ["hf_format"]
+    if "hf_format" in exports:
+        words = [str(options.output), "--for", "vllm"]
+    elif "gguf" in exports:
+        words = [str(options.output / "model.gguf"), "--for", "llama.cpp"]
+    else:
+        return ""
+    return shell_line([PROGRAM, "llm", "validate", *words])
 
 
 def _spec(spec: Any) -> dict[str, str]:

@@ -159,7 +159,8 @@ def _verdict(found: Found) -> str:
     band: str = "unknown"
     if judged.divergence is not None:
         band = THRESHOLDS["language"][0].band(judged.divergence)
-    actions = [Action(judged.advice)] if judged.advice else []
+    code = judged.command or judged.options
+    actions = [Action(judged.advice, code)] if judged.advice else []
     actions += [
         Action("use another scheme for a layer:", f"--layer {name}=SCHEME", effect)
         for name, effect in _worst(judged)

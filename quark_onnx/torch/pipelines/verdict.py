@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.dtypes import Integer
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.runtime.memory import available, release_memory
@@ -54,7 +57,9 @@ class Verdict:
             the output error on inputs of the float model, divided by the mean square of the float
             output.
         skipped: the reason why the models were not compared; empty if they were.
-        advice: the next command or option to try.
+        advice: the change to try, in words.
+        options: options of ``llm ptq`` that make the change; empty for none.
+        command: the complete command line, which the command line fills in; else empty.
     """
 
     bytes_before: int
@@ -68,6 +73,8 @@ class Verdict:
     worst: tuple[tuple[str, float], ...] = ()
     skipped: str = ""
     advice: str = ""
+    options: str = ""
+    command: str = ""
 
     @property
     def bits(self) -> float:
@@ -105,7 +112,10 @@ class Verdict:
             )
             found.append(f"  layers with the greatest errors: {named}")
         if self.advice:
-            found.append(f"  next: {self.advice}")
+            options = f": {self.options}" if self.options and not self.command else ""
+            found.append(f"  next: {self.advice}{options}")
+        if self.command:
+            found.append(f"    {self.command}")
         return found
 
 
@@ -183,7 +193,8 @@ def _compared_models(  # noqa: PLR0913
         perplexity_after=scores[2],
         worst=tuple(worst),
     )
-    return replace(found, advice=_advice(found, config, checkpoint))
+    advice, options = _advice(found, config)
+    return replace(found, advice=advice, options=options)
 
 
 def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
@@ -314,27 +325,35 @@ def _compared(
             handle.remove()
 
 
-def _advice(found: Verdict, config: TorchConfig, checkpoint: Path | str) -> str:
-    """Return the next command or option to try."""
+def _advice(found: Verdict, config: TorchConfig) -> tuple[str, str]:
+    """Return the change to try in words, and the options of ``llm ptq`` that make it."""
     assert found.divergence is not None
     if found.divergence <= _SMALL:
-        return f"quark-onnx llm validate {checkpoint} --for vllm (or transformers)"
+        return "check that the runtime reads the checkpoint, with llm validate", ""
     names = {each.name for each in config.algorithms}
     weight, inputs = config.default.weight, config.default.input
     if inputs is not None and inputs.measured and not names & {"smoothquant"}:
+        floating = not isinstance(inputs.dtype, Integer)
+        scheme = "ptpc_fp8" if floating else "int8_per_channel"
         return (
-            "activations have one scale for a tensor; try one for each token: --scheme"
-            " ptpc_fp8 or int8_per_channel"
+            "one activation scale for each token, not each tensor",
+            f"--scheme {scheme}",
         )
     if weight is not None and weight.dtype.bits <= 4:
         if not names:
-            return "--algorithm awq gptq --data TEXT"
+            return "learn scales and rounding from data", "--algorithm awq gptq"
         if not names & {"autoround", "distill"}:
-            return "--algorithm gptaq autoround, which takes longer"
+            return (
+                "learn the rounding, which takes longer",
+                "--algorithm gptaq autoround",
+            )
+        smaller = f"{weight.dtype.name}_wo_32"
         if weight.group > 32:
-            return "blocks of 32, as int4_wo_32 has"
-    worst = " ".join(f"--layer '{name}=ptpc_fp8'" for name, _ in found.worst[:1])
-    return f"more bits for the layers with the greatest errors: {worst}"
+            options = f"--scheme {smaller}" if smaller in SCHEMES else ""
+            return "a scale for each block of 32 weights", options
+    layers = [name for name, _ in found.worst[:1]]
+    options = " ".join(f"--layer {shlex.quote(f'{name}=ptpc_fp8')}" for name in layers)
+    return "more bits for the layer with the greatest error", options
 
 
 def _loss(divergence: float) -> str:

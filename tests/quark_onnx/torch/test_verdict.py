@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def test_worst_layers(source: Path, tmp_path: Path) -> None:
     error = (quantized.get_submodule(worst)(x) - y).square().mean() / y.square().mean()
     assert found.worst[0][1] == pytest.approx(float(error), rel=0.5)  # on other text
     assert found.worst[0][1] > 10 * found.worst[1][1]
-    assert worst in found.advice
+    assert found.options == f"--layer {worst}=ptpc_fp8"
+    assert f": {found.options}" in found.lines()[-1]
 
 
 def test_models_that_do_not_fit_are_not_compared(
@@ -104,7 +106,9 @@ def test_command(
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("verdict: 0.3 MiB before, 0.1 MiB after: 8.54 bits")
     assert "much is lost" in lines[1]
-    assert lines[-1] == "  next: --algorithm awq gptq --data TEXT"
+    # the algorithms need data, which this run has not
+    learn = "  next: learn scales and rounding from data: --algorithm awq gptq"
+    assert lines[-1] == learn
     command[4] = str(tmp_path / "gptq")
     data = ["--data", str(tmp_path / "tokens.npy"), "--samples", "4", "--length", "12"]
     assert main([*command, *data, "--algorithm", "gptq", "--json"]) == 0
@@ -112,7 +116,31 @@ def test_command(
     check_described(document)
     found = document["verdict"]
     assert found["tokens"] == 24 and len(found["worst"]) == 3
-    assert "autoround" in found["advice"]
+    # the printed command runs, with another algorithm and the data of this one
+    program, *words = shlex.split(found["command"])
+    assert program == "quark-onnx" and words.count("--algorithm") == 1
+    assert words[words.index("--algorithm") :][1:3] == ["gptaq", "autoround"]
+    assert main(words) == 0
+    outcomes = json.loads(capsys.readouterr().out)["algorithms"]
+    assert {each["algorithm"] for each in outcomes} == {"gptaq", "autoround"}
+
+
+def test_a_small_loss_leads_to_the_validation(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out put")
+    assert main(["llm", "ptq", str(source), "-o", out, "--scheme", "fp16"]) == 0
+    program, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert [program, *words] == [
+        *("quark-onnx", "llm", "validate", out, "--for", "vllm"),
+    ]
+    assert main(words) in (0, 1)
+
+
+def test_no_verdict(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["llm", "ptq", str(source), "-o", "", "--scheme", "uint2_wo_32"]
     command[4] = str(tmp_path / "none")
     assert main([*command, "--no-verdict", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] is None
