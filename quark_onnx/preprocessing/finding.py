@@ -32,7 +32,10 @@ class Finding:
     @property
     def next_step(self) -> NextStep:
         """Return the change as the next step of a verdict."""
-        effect = "the figures hold for data like those in use only"
+        effect = (
+            f"corrects the inputs ({self.cause}); the figures hold for inputs like these"
+            " only"
+        )
         return NextStep(self.options, effect, self.advice.removeprefix("use "))
 
     @property
