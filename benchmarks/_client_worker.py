@@ -22,6 +22,9 @@ from typing import Any
 
 import numpy as np
 
+#: Tokens of the models of this benchmark.
+VOCABULARY = 96
+
 
 class Refused(Exception):
     """The client does not load the model as it is."""
@@ -81,36 +84,28 @@ def our_loader_logits(model: Path, tokens: Any) -> Any:
 
 
 def llama_cpp_logits(model: Path, tokens: Any) -> Any:
-    """Return the logits of a GGUF file in llama.cpp, with a float32 cache."""
-    import llama_cpp
+    """Return log-probabilities behind the last tokens in llama.cpp, with a float32 cache.
 
-    defaults = llama_cpp.llama_cpp.llama_model_default_params
+    xllamacpp has wheels; it contains llama.cpp's server, which gives log-probabilities.
+    """
+    import xllamacpp
 
-    def without_repacking() -> Any:
-        # the repacked kernels need matrix units, which not every virtual machine has
-        params = defaults()
-        params.use_extra_bufts = False
-        return params
-
-    llama_cpp.llama_cpp.llama_model_default_params = without_repacking
-    try:
-        loaded = llama_cpp.Llama(
-            str(model),
-            logits_all=True,
-            verbose=False,
-            n_ctx=64,
-            n_threads=1,
-            type_k=0,
-            type_v=0,
-        )
-    finally:
-        llama_cpp.llama_cpp.llama_model_default_params = defaults
+    params = xllamacpp.CommonParams()
+    params.model.path = str(model)
+    params.n_ctx, params.n_parallel, params.cpuparams.n_threads = 64, 1, 1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    # the repacked kernels need matrix units, which not every virtual machine has
+    params.no_extra_bufts = True
+    server = xllamacpp.Server(params)
+    size = VOCABULARY
     rows = []
     for ids in tokens:
-        loaded.reset()
-        loaded.eval(ids.tolist())
-        rows.append(np.array(loaded.scores[: len(ids)]))
-    return np.stack(rows)
+        request = {"prompt": ids.tolist(), "n_predict": 1, "n_probs": size}
+        answered = server.handle_completions(request)
+        found = answered["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        by_token = {entry["id"]: entry["logprob"] for entry in found}
+        rows.append([[by_token[token] for token in range(size)]])
+    return np.array(rows)
 
 
 def onnxruntime_logits(model: Path, tokens: Any) -> Any:
@@ -184,7 +179,7 @@ PROGRAMS: dict[str, tuple[Callable[[Path, Any], Any], Any, tuple[str, ...]]] = {
         nullcontext,
         ("transformers", "gptqmodel"),
     ),
-    "llama.cpp": (llama_cpp_logits, nullcontext, ("llama-cpp-python",)),
+    "llama.cpp": (llama_cpp_logits, nullcontext, ("xllamacpp",)),
     "onnxruntime": (onnxruntime_logits, nullcontext, ("onnxruntime",)),
     "onnxruntime-genai": (genai_logits, nullcontext, ("onnxruntime-genai",)),
 }

@@ -13,6 +13,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from quark_onnx.torch.config.schemes import SCHEMES
+
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 Row = Mapping[str, Any]
 
@@ -339,6 +341,38 @@ def llm_peers() -> str:
     return table(("algorithm, blocks", "tool", "seconds", "peak MB"), rows)
 
 
+def llm_clients() -> str:
+    """Return the layouts that each client loads, by scheme."""
+    rows = dict(stored("llm_clients"))
+    clients = list(rows.pop("versions"))
+    lines = []
+    for scheme in SCHEMES:
+        cells = [f"`{scheme}`"]
+        for client in clients:
+            cells.append(_loading(rows[scheme][client]))
+        lines.append(cells)
+    return table(("scheme", *clients), lines)
+
+
+def _loading(cells: Row) -> str:
+    """Return the layouts of a client's cells that load, with marks."""
+    found = []
+    for layout, result in cells.items():
+        if result["cell"] == "loads":
+            marks = "*" * ("activations" in result) + "+" * ("option" in result)
+            found.append(layout + marks.replace("*", r"\*"))
+    words = {result["cell"] for result in cells.values()}
+    if "not run" in words:
+        return "not run"
+    return ", ".join(found) or "-"
+
+
+def llm_client_versions() -> str:
+    """Return the releases of the clients, or the reason why one was not run."""
+    versions = stored("llm_clients")["versions"]
+    return table(("client", "releases"), versions.items())
+
+
 def npu() -> str:
     """Return what the rules of a processor cost, and what optimizers recover."""
     columns = {
@@ -419,6 +453,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "accuracy-short": accuracy_short,
     "large": large,
     "llm-algorithms": llm_algorithms,
+    "llm-client-versions": llm_client_versions,
+    "llm-clients": llm_clients,
     "llm-peers": llm_peers,
     "llm-rtn": llm_rtn,
     "npu-optimizers": npu,

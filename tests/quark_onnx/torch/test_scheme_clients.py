@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -123,3 +125,37 @@ def test_caches_that_need_no_checkpoint(name: str) -> None:
         config_for("fp8", kv_cache=name)
     with pytest.raises(ConfigError, match="kv_cache is 'int6'; it must be one of"):
         config_for("fp8", kv_cache="int6")
+
+
+MATRIX: dict[str, Any] = json.loads(
+    (Path(__file__).parents[3] / "benchmarks/results/llm_clients.json").read_text(
+        encoding="utf-8"
+    )
+)
+#: Names of clients in the matrix, by their name in the list of schemes. Our own loader reads more
+#: than amd-quark does.
+COLUMNS = {
+    "vllm": ["vLLM"],
+    "transformers": [
+        "transformers and amd-quark",
+        "transformers and compressed-tensors",
+        "transformers and gptqmodel",
+    ],
+    "llama.cpp": ["llama.cpp"],
+    "onnxruntime": ["onnxruntime"],
+    "onnxruntime-genai": ["onnxruntime-genai"],
+}
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_list_of_schemes_is_what_clients_do(name: str) -> None:
+    """benchmarks/llm_clients.py has run every client that could be installed."""
+    for client, columns in COLUMNS.items():
+        cells: dict[str, str] = {}
+        for column in columns:
+            for layout, result in MATRIX[name][column].items():
+                if result["cell"] != "not run" and cells.get(layout) != "loads":
+                    cells[layout] = result["cell"]
+        listed = set(SCHEME_CLIENTS[name].get(client, ()))
+        loads = {layout for layout, word in cells.items() if word == "loads"}
+        assert loads == listed & set(cells), client

@@ -50,7 +50,10 @@ def write_quantized_gguf(model: nn.Module, source: Path, output: Path) -> GgufFi
         if isinstance(layer, QuantizedLayer) and layer.spec.probabilities is not None:
             raise ConfigError(f"{name}: {_NO_ATTENTION}")
         if isinstance(layer, QuantizedLayer) and layer.quantized is not None:
-            weights[sources.key_of(f"{name}.weight")] = layer.quantized
+            quantized = layer.quantized
+            # bfloat16 and float16 weights have no codes; the file has them as float16
+            stored = quantized.dequantize() if quantized.spec.is_cast else quantized
+            weights[sources.key_of(f"{name}.weight")] = stored
     return write_gguf(source, output, "f16", weights)
 
 
