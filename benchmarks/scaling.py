@@ -119,7 +119,7 @@ def _apart(
     return answer
 
 
-def _rows(
+def rows_of(
     store: Store, shapes: Sequence[str], sizes: Sequence[int], chosen: Sequence[str]
 ) -> list[list[object]]:
     """Milliseconds a node at each size, and the verdict."""
@@ -181,7 +181,7 @@ def main() -> int:
                     file=sys.stderr,
                     flush=True,
                 )
-    rows = _rows(store, arguments.shapes, arguments.sizes, arguments.work)
+    rows = rows_of(store, arguments.shapes, arguments.sizes, arguments.work)
     largest = max(arguments.sizes)
     header = ["graph", "work", *(f"{size} nodes" for size in arguments.sizes)]
     text = table(

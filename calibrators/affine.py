@@ -19,7 +19,7 @@ _INT64 = np.dtype(np.int64)
 #: float32 holds all smaller integers exactly, and so the sum of a code and a zero point.
 _EXACT_INTEGERS = 1 << 22
 #: Bytes of floats that are quantized at a time: their intermediate arrays stay in the cache.
-_SLAB = 1 << 20
+SLAB = 1 << 20
 
 
 def params_for(
@@ -221,7 +221,7 @@ def quantize(
         count = x.shape[0]
     else:
         count = 1
-    step = max(1, count * _SLAB // max(1, x.nbytes))
+    step = max(1, count * SLAB // max(1, x.nbytes))
     step += -step % max(1, params.block_size)
     # In slabs, as there are several intermediate copies between the floats and the codes.
     if step < count:

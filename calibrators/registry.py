@@ -69,7 +69,7 @@ class Registry(Generic[T]):
         self._elsewhere: dict[str, str] = {}
 
     @property
-    def _values(self) -> dict[str, T]:
+    def contents(self) -> dict[str, T]:
         """The registered values; the first look-up imports ``home`` and the plug-ins."""
         # other threads wait until all values are registered; the imports may look up values, too
         with self._lock:
@@ -153,7 +153,7 @@ class Registry(Generic[T]):
         self._elsewhere[name.lower()] = instead
 
     def __getitem__(self, name: str) -> T:
-        values, key = self._values, self._spelling(name)
+        values, key = self.contents, self._spelling(name)
         if key not in values:
             instead = self._elsewhere.get(str(name).lower())
             hint = f"; {instead}" if instead else nearest(key, values)
@@ -162,10 +162,10 @@ class Registry(Generic[T]):
 
     def get(self, name: str) -> T | None:
         """Return the value of a name, or None."""
-        return self._values.get(self._spelling(name))
+        return self.contents.get(self._spelling(name))
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._spelling(name) in self._values
+        return isinstance(name, str) and self._spelling(name) in self.contents
 
     @property
     def plugins(self) -> list[str]:
@@ -179,22 +179,22 @@ class Registry(Generic[T]):
         return self._elsewhere
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(self.contents)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.contents)
 
     def keys(self) -> KeysView[str]:
         """Return the registered names."""
-        return self._values.keys()
+        return self.contents.keys()
 
     def values(self) -> ValuesView[T]:
         """Return the registered values."""
-        return self._values.values()
+        return self.contents.values()
 
     def items(self) -> ItemsView[str, T]:
         """Return the names with their values."""
-        return self._values.items()
+        return self.contents.items()
 
 
 def _entry_points(group: str) -> list[EntryPoint]:

@@ -42,7 +42,7 @@ PROTOBUF_LIMIT = 1_900_000_000
 #: With weights of this size, the other parts of a model are negligible.
 _LARGE = 100_000_000
 #: Tensors below this size stay inside the model file.
-_SMALL_TENSOR = 1024
+SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
 PAGE = 4096
 
@@ -259,10 +259,10 @@ def _opened(
         if estimate_bytes(model) > PROTOBUF_LIMIT:
             return _open_large(model, settings, what)
         model = model.SerializeToString()
-    return _open(str(model) if isinstance(model, Path) else model, settings, what)
+    return open_source(str(model) if isinstance(model, Path) else model, settings, what)
 
 
-def _open(
+def open_source(
     source: str | bytes,
     settings: Settings,
     what: str,
@@ -318,7 +318,9 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
         **settings.entries,
         "session.model_external_initializers_file_folder_path": root,
     }
-    return _open(light.SerializeToString(), settings._replace(entries=entries), what)
+    return open_source(
+        light.SerializeToString(), settings._replace(entries=entries), what
+    )
 
 
 def _open_large(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
@@ -327,11 +329,11 @@ def _open_large(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
         folder = isolation.new_folder()
         path = folder / "model.onnx"
         write_external(model, path, path.with_name("model.onnx.data"))
-        return _open(str(path), settings, what, temporary=folder)
+        return open_source(str(path), settings, what, temporary=folder)
     with ScratchFolder(Path(tempfile.gettempdir()), "quark_onnx") as folder:
         path = folder / "model.onnx"
         write_external(model, path, path.with_name("model.onnx.data"))
-        return _open(str(path), settings, what)
+        return open_source(str(path), settings, what)
 
 
 def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
@@ -352,14 +354,14 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
             if is_stored(tensor):
                 file.seek(-file.tell() % PAGE, os.SEEK_CUR)
                 place(tensor, data.name, file.tell(), copy_values(tensor, file))
-            if is_stored(tensor) or tensor_bytes(tensor) < _SMALL_TENSOR:
+            if is_stored(tensor) or tensor_bytes(tensor) < SMALL_TENSOR:
                 continue
             # The values may be in another field, such as float_data.
             if not tensor.raw_data and tensor.data_type != onnx.TensorProto.STRING:
                 tensor.CopyFrom(
                     numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name),
                 )
-            if len(values := tensor.raw_data) >= _SMALL_TENSOR:
+            if len(values := tensor.raw_data) >= SMALL_TENSOR:
                 # Aligned, so that a runtime can map the tensor into memory.
                 file.seek(-file.tell() % PAGE, os.SEEK_CUR)
                 place(tensor, data.name, file.tell(), file.write(values))

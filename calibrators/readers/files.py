@@ -15,7 +15,7 @@ from calibrators.readers.samples import Array, InputSpec, Sample, is_empty, spli
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
 #: Size in bytes up to which an archive is loaded at once.
-_LOADED_AT_ONCE = 1 << 26
+LOADED_AT_ONCE = 1 << 26
 #: First bytes of the files. "PK" begins any zip archive, also an empty one.
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK"
@@ -107,7 +107,7 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     with _reading(path), path.open("rb") as file:
         _check_magic(path, file.read(len(_NPY)))
         headers = read_headers(file)
-    if sum(header.size for header in headers) > _LOADED_AT_ONCE and all(
+    if sum(header.size for header in headers) > LOADED_AT_ONCE and all(
         header.dtype is not None for header in headers
     ):
         rows = _split({header.name: header.shape for header in headers}, inputs, path)

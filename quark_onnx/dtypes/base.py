@@ -138,13 +138,14 @@ class Minifloat(Scaled):
         """Finite values in ascending order."""
         values = (
             np.arange(1 << self.bits, dtype=np.uint8)
-            .view(self._element)
+            .view(self.element_dtype)
             .astype(np.float32)
         )
         return np.unique(values[np.isfinite(values)])
 
     @property
-    def _element(self) -> np.dtype[Any]:
+    def element_dtype(self) -> np.dtype[Any]:
+        """The numpy type whose values the codes stand for."""
         return self.numpy
 
     def grid(
@@ -175,7 +176,8 @@ class Float4(Minifloat):
     """Floats of 4 bits, stored as bit patterns: onnxruntime has no operator for the type."""
 
     @property
-    def _element(self) -> np.dtype[Any]:
+    def element_dtype(self) -> np.dtype[Any]:
+        """The numpy type whose values the codes stand for."""
         return _FLOAT4
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:

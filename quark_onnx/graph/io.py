@@ -49,7 +49,7 @@ def read(path: Path) -> ModelProto:
     """
     model = read_stored(path)
     large = estimate_bytes(model) > store.LARGE_MODEL
-    for tensor, initializer in _tensors(model):
+    for tensor, initializer in tensors_with_data(model):
         if not uses_external_data(tensor):
             continue
         file, offset, length = _find(tensor, path)
@@ -144,7 +144,7 @@ def _read_bytes(path: Path) -> bytes:
         ) from error
 
 
-def _tensors(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
+def tensors_with_data(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
     """Yield the tensors of a model, also in subgraphs and functions; True for initializers."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
@@ -258,7 +258,7 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
 def external_files(model: ModelProto) -> set[str]:
     """Return the files of external tensors, as the model names them."""
     files = set[str]()
-    for tensor, _ in _tensors(model):
+    for tensor, _ in tensors_with_data(model):
         if uses_external_data(tensor):
             info = {entry.key: entry.value for entry in tensor.external_data}
             if "location" in info:

@@ -22,7 +22,7 @@ LEAST = 1 << 16
 #: Models with more bytes of weights are processed through a store.
 LARGE_MODEL = 400_000_000
 #: Values converted at a time.
-_PART = 1 << 20
+PART = 1 << 20
 
 
 class Store:
@@ -38,7 +38,7 @@ class Store:
         self._near = near
         with self._writing():
             self._folder = ScratchFolder(folder, "weights")
-        self._path = self._folder.path / "weights.bin"
+        self.weights_path = self._folder.path / "weights.bin"
 
     def put(self, name: str, array: NDArray[Any]) -> TensorProto:
         """Return a tensor with values in the file, or in memory if small."""
@@ -55,7 +55,7 @@ class Store:
         """Return a tensor whose values arrive in parts, in the order of the array."""
         length = 0
         kind = int(TensorProto.FLOAT)
-        with self._writing(), self._path.open("ab") as file:
+        with self._writing(), self.weights_path.open("ab") as file:
             offset = file.seek(0, os.SEEK_END)
             offset += file.write(bytes(-offset % PAGE))
             for part in parts:
@@ -64,7 +64,7 @@ class Store:
                 kind = proto.data_type
                 length = length + file.write(proto.raw_data)
         tensor = TensorProto(name=name, data_type=kind, dims=shape)
-        locate(tensor, self._path, offset, length)
+        locate(tensor, self.weights_path, offset, length)
         return tensor
 
     def converted(
@@ -75,7 +75,7 @@ class Store:
     ) -> TensorProto:
         """Return a tensor converted to another type, a part at a time."""
         flat = source.reshape(-1)
-        step = _PART
+        step = PART
         parts = (
             flat[start : start + step].astype(dtype)
             for start in range(0, flat.size, step)

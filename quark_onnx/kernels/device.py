@@ -57,9 +57,9 @@ def device_for(name: str) -> Device:
     Raises:
         LookupError: there is no such device.
     """
-    if name == "cpu" or (name == "auto" and not (_driven() and _sees_gpu())):
+    if name == "cpu" or (name == "auto" and not (has_driver() and sees_gpu())):
         return Device()
-    if not _sees_gpu():
+    if not sees_gpu():
         raise LookupError("torch is not installed, or sees no GPU")
     import torch
 
@@ -67,7 +67,7 @@ def device_for(name: str) -> Device:
 
 
 @cache
-def _driven() -> bool:
+def has_driver() -> bool:
     """Return whether a GPU driver is present.
 
     Importing torch only to find none would take seconds.
@@ -82,7 +82,8 @@ def _driven() -> bool:
 
 
 @cache
-def _sees_gpu() -> bool:
+def sees_gpu() -> bool:
+    """Return whether torch is installed and has a GPU."""
     if importlib.util.find_spec("torch") is None:
         return False
     import torch

@@ -230,7 +230,7 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
             scale, zero = _tight(values, scale, zero, bits, free)
             continue
 
-        target = steps - _shrunk(error, beta, settings.p)
+        target = steps - shrink(error, beta, settings.p)
         moved = (codes - target).mean(axis=1)
         zero = np.where(
             free,
@@ -283,7 +283,7 @@ def _codes(steps: Float32, zero: Float32, bits: int) -> Float32:
     return codes
 
 
-def _shrunk(error: Float32, beta: float, p: float) -> Float32:
+def shrink(error: Float32, beta: float, p: float) -> Float32:
     """Return the auxiliary error: the generalized soft threshold of the error."""
     # An error of zero has an infinite threshold, and stays zero.
     with np.errstate(divide="ignore"):

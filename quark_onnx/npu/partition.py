@@ -61,10 +61,10 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
         root[node] = node
         for leader in leaders:
             if (devices[leader] == NPU) == inside and levels[leader] == level:
-                root[_root(root, leader)] = _root(root, node)
+                root[root_in(root, leader)] = root_in(root, node)
     members = dict[Node, list[Node]]()
     for node in root:
-        members.setdefault(_root(root, node), []).append(node)
+        members.setdefault(root_in(root, node), []).append(node)
     return [
         Piece(tuple(nodes), devices[first] == NPU, levels[first])
         for first, nodes in members.items()
@@ -140,7 +140,7 @@ def _chain(graph: Graph, node: Node) -> list[Node]:
     return chain(graph, node, lambda each: False, follows)
 
 
-def _root(root: dict[T, T], node: T) -> T:
+def root_in(root: dict[T, T], node: T) -> T:
     """Return the root of a node, with path halving (Tarjan & van Leeuwen 1984).
 
     Without halving, a chain takes quadratic time.

@@ -202,7 +202,7 @@ class _Run:
         key = self._journal.key(problem)
         found = self._journal.find(key, problem)
         if found is None:
-            found = _improved(problem, optimizers)
+            found = best_solution(problem, optimizers)
             self._journal.keep(key, *found)
         solution, result = found
         self._store_weight(place, solution.weight, self._quantized, self._target)
@@ -258,7 +258,7 @@ def _open(plan: Plan, places: list[LayerTask]) -> Plan:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a NaN loss is never better
-def _improved(
+def best_solution(
     problem: Problem,
     optimizers: Sequence[LayerOptimizer],
 ) -> tuple[Solution, LayerResult]:

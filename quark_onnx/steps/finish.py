@@ -112,7 +112,7 @@ def finish(  # noqa: PLR0913
     codes = any(
         node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes
     )
-    gate = _Gate(
+    gate = Gate(
         reference,
         samples,
         min_sqnr,
@@ -234,7 +234,7 @@ class Judging:
 
 
 @dataclass(frozen=True)
-class _Gate:
+class Gate:
     """The accuracy gate, with the arguments of `finish`."""
 
     reference: Reference

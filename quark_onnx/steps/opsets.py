@@ -40,13 +40,14 @@ def newest_with_pairs() -> int:
         (
             opset
             for opset in range(defs.onnx_opset_version(), _PAIR_OPSET, -1)
-            if _loads_pairs(opset)
+            if loads_pairs(opset)
         ),
         _PAIR_OPSET,
     )
 
 
-def _loads_pairs(opset: int) -> bool:
+def loads_pairs(opset: int) -> bool:
+    """Return whether onnxruntime loads a Q/DQ pair of an opset."""
     scale, x, y = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
         for name in ("scale", "x", "y")

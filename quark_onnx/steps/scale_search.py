@@ -201,7 +201,7 @@ class _Descent:
         """
         totals = self._totals(group)
         least = min(totals, key=lambda step: (totals[step].mean(), abs(step)))
-        return least if _better(list(totals[least]), list(totals[0])) else 0
+        return least if is_better(list(totals[least]), list(totals[0])) else 0
 
     def _totals(self, group: Sequence[Use]) -> dict[int, Doubles]:
         steps = sorted(self._known[group[0]])
@@ -331,7 +331,7 @@ def _checked(
     chosen = sorted(moves, key=lambda move: -move.gain)
     while chosen:
         scales = _applied([move for move in moves if move in chosen], start, limits)
-        if _better(noise(scales, before), before):
+        if is_better(noise(scales, before), before):
             return scales
         chosen = chosen[: len(chosen) // 2]
     return {}
@@ -413,7 +413,13 @@ def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
     }
 
 
-def _better(noise: list[float], best: list[float]) -> bool:
+def is_better(noise: list[float], best: list[float]) -> bool:
+    """Return whether the noise per sample has become less by more than chance.
+
+    Args:
+        noise: log noise of a trial; fewer samples than ``best`` if the trial was ended early.
+        best: log noise of the best trial so far.
+    """
     if len(noise) < len(best):
         return False
     gains = np.subtract(best, noise)

@@ -443,7 +443,7 @@ def test_large_tensors_in_parts(
     if block_size and axis is not None:
         params = params.in_blocks(x.shape, axis, block_size)
     whole = quantize(x, params, grid, np.dtype(np.int8))
-    monkeypatch.setattr("calibrators.affine._SLAB", 1000)
+    monkeypatch.setattr("calibrators.affine.SLAB", 1000)
     np.testing.assert_array_equal(quantize(x, params, grid, np.dtype(np.int8)), whole)
     scale, zero = params.spread(x.shape)
     exact = np.clip(np.rint(x.astype(np.float64) / scale) + zero, -8, 7)

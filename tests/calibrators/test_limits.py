@@ -104,7 +104,7 @@ def test_rows_off_the_stream_are_those_of_the_whole(
     )
     np.savez_compressed(tmp_path / "x.npz", x=arrays)
     whole = [sample["x"] for sample in open_reader(tmp_path / "x.npz", [IMAGE])]
-    monkeypatch.setattr("calibrators.readers.files._LOADED_AT_ONCE", 0)
+    monkeypatch.setattr("calibrators.readers.files.LOADED_AT_ONCE", 0)
     rows = [sample["x"] for sample in open_reader(tmp_path / "x.npz", [IMAGE])]
     np.testing.assert_array_equal(np.concatenate(whole), arrays.reshape(7, 3, 8, 8))
     np.testing.assert_array_equal(np.concatenate(rows), np.concatenate(whole))
@@ -139,7 +139,7 @@ def test_an_archive_that_ends_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The size that the archive itself notes is a lie, too."""
-    monkeypatch.setattr("calibrators.readers.files._LOADED_AT_ONCE", 0)
+    monkeypatch.setattr("calibrators.readers.files.LOADED_AT_ONCE", 0)
     content = io.BytesIO()
     np.save(content, np.zeros((4, 3, 8, 8), np.float32))
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:

@@ -106,7 +106,7 @@ def test_where_weights_cannot_become_others_pairs_are_kept_apart(
     """As onnxruntime 1.32 has it for convolutions with one weight."""
     module, opened = (
         calibrators.onnx_runtime.session,
-        calibrators.onnx_runtime.session._open,
+        calibrators.onnx_runtime.session.open_source,
     )
 
     def refused(source: str | bytes, settings: Settings, *more: Any) -> Any:
@@ -115,7 +115,7 @@ def test_where_weights_cannot_become_others_pairs_are_kept_apart(
         raise RuntimeError("AddInitializerWithOrtValue")
 
     monkeypatch.setattr(module, "saturates", lambda: True)
-    monkeypatch.setattr(module, "_open", refused)
+    monkeypatch.setattr(module, "open_source", refused)
     model, feeds = largest()
     session = open_session(model)
     assert entries(session) == (False, True)

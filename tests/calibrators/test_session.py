@@ -60,7 +60,7 @@ def test_a_model_above_the_limit_goes_through_a_file(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(session, "PROTOBUF_LIMIT", 1)
-    monkeypatch.setattr(session, "_SMALL_TENSOR", 1)
+    monkeypatch.setattr(session, "SMALL_TENSOR", 1)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(tmp_path)
     Path("temporary").mkdir()

@@ -258,7 +258,7 @@ def test_a_function_with_weights_in_a_file(
     model.functions.append(
         helper.make_function("loc", "F", ["x", "c"], ["y"], [choice], imports)
     )
-    tensors = [tensor for tensor, _ in io._tensors(model) if tensor.raw_data]
+    tensors = [tensor for tensor, _ in io.tensors_with_data(model) if tensor.raw_data]
     for place, tensor in enumerate(tensors):
         (tmp_path / f"{place}.bin").write_bytes(tensor.raw_data)
         tensor.ClearField("raw_data")

@@ -505,7 +505,7 @@ def test_what_grows_faster_than_the_graph_or_was_not_measured_is_missed(
     ):
         for size, taken in zip((2000, 20_000), seconds, strict=False):
             store.put(f"chain/{size}/{work}", {"seconds": taken, "onnxruntime": 1.0})
-    rows = scaling._rows(store, ["chain"], [2000, 20_000], ["W8", "check", "explain"])
+    rows = scaling.rows_of(store, ["chain"], [2000, 20_000], ["W8", "check", "explain"])
     assert [row[-1] for row in rows] == ["met", "MISSED", "MISSED"]
     assert rows[0][:5] == ["chain", "W8", 1.0, 1.45, 1.0]
 

@@ -210,7 +210,7 @@ def code_of(values: torch.Tensor, format: MiniFloat) -> torch.Tensor:
 
 
 @cache
-def _table(format: MiniFloat) -> torch.Tensor:
+def value_table(format: MiniFloat) -> torch.Tensor:
     """Return the value of every bit pattern of a format."""
     fields = format.exponent_bits + format.mantissa_bits
     code = torch.arange(1 << fields, dtype=torch.int32)
@@ -224,7 +224,7 @@ def _table(format: MiniFloat) -> torch.Tensor:
 
 
 def _values(format: MiniFloat, device: torch.device) -> torch.Tensor:
-    return _table(format).to(device)
+    return value_table(format).to(device)
 
 
 def _times_power(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from quark_onnx.torch.formats.block_formats import global_scale_for
 
 #: Number of weights that are rounded at once: intermediate tensors then stay in caches of the
 #: processor.
-_AT_ONCE = 1 << 20
+AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def quantize(
         and not spec.per_channel
     ):
         params = solve(matrix, spec)
-    count = max(1, _AT_ONCE // max(1, matrix.shape[1]))
+    count = max(1, AT_ONCE // max(1, matrix.shape[1]))
     starts = range(0, max(1, len(matrix)), count)
     parts = [
         _rows(

@@ -147,7 +147,7 @@ def mix(  # noqa: PLR0913
     with inference(model):
         groups = _groups(model, chosen, samples)
         found = _measured(model, chosen, groups, specs, samples, progress)
-    picked = _spend(found, bits)
+    picked = spend(found, bits)
     layers = tuple(
         (name, specs[group.chosen.scheme]) for group in picked for name in group.layers
     )
@@ -333,7 +333,7 @@ def _divergence(
     return total / count
 
 
-def _spend(found: Measured, bits: float) -> tuple[Group, ...]:
+def spend(found: Measured, bits: float) -> tuple[Group, ...]:
     """Choose options greedily within the budget.
 
     The search starts with the fewest bits. Each step takes the largest decrease of divergence per

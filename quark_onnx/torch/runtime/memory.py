@@ -38,7 +38,7 @@ def resident() -> int:
 
 def release_memory() -> None:
     """Return free memory to the system, if the C library supports it."""
-    if (library := _glibc()) is not None:
+    if (library := glibc()) is not None:
         library.malloc_trim(0)
 
 
@@ -54,13 +54,13 @@ def set_large_apart() -> None:
     told = any(
         name.startswith("MALLOC_") for name in os.environ
     ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
-    if not told and (library := _glibc()) is not None:
+    if not told and (library := glibc()) is not None:
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
 
 @cache
-def _glibc() -> Any:
+def glibc() -> Any:
     """Load glibc, where the system has it."""
     try:
         library = ctypes.CDLL("libc.so.6")

@@ -86,7 +86,7 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
     yield from model.damage
     if not model.headers:
         return
-    gguf = _package()
+    gguf = gguf_package()
     for file, header in model.headers.items():
         yield from _place_findings(file, header, gguf)
     if model.damage:
@@ -105,7 +105,7 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
 
 def schemes(model: GGUFModel) -> Iterator[str]:
     """Yield the type of every matrix."""
-    gguf = _package()
+    gguf = gguf_package()
     for tensor in model.tensors.values():
         if len(tensor.shape) > 1 and gguf is not None and _is_type(gguf, tensor.kind):
             yield gguf.GGMLQuantizationType(tensor.kind).name
@@ -125,7 +125,7 @@ def _read(files: list[Path]) -> GGUFModel:
     return GGUFModel(files[0].name, headers, tuple(damage))
 
 
-def _package() -> ModuleType | None:
+def gguf_package() -> ModuleType | None:
     """Return the package gguf, which knows types and architectures, if installed."""
     try:
         import gguf

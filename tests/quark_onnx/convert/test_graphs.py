@@ -262,7 +262,7 @@ def test_a_defect_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph, ["done"]
 
     spoiled = conversion("spoil", keeps="exactly")(spoil)  # type: ignore[arg-type]
-    monkeypatch.setitem(CONVERSIONS._values, "spoil", spoiled)
+    monkeypatch.setitem(CONVERSIONS.contents, "spoil", spoiled)
     with pytest.raises(
         AccuracyError, match=r"spoil changes output 'y'.*nothing was written"
     ):

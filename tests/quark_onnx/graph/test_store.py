@@ -74,7 +74,7 @@ def test_small_tensors_stay_in_memory(tmp_path: Path) -> None:
 def test_conversion_goes_a_part_at_a_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(store, "_PART", 100)
+    monkeypatch.setattr(store, "PART", 100)
     array = np.random.default_rng(0).normal(size=(51, 7)).astype(np.float16)
     box = Store(tmp_path / "x")
     wide = box.converted(numpy_helper.from_array(array, "w"), array, np.float32)
@@ -174,7 +174,7 @@ def test_a_data_file_that_is_too_short_is_found_when_the_model_is_read(
 def test_a_full_disk_names_the_output(tmp_path: Path) -> None:
     """Not the temporary file beside it, which nobody has named."""
     box = Store(tmp_path / "q.onnx")
-    box._path = Path("/dev/full")
+    box.weights_path = Path("/dev/full")
     with pytest.raises(
         ModelError,
         match=r"worked on in the folder of .*q\.onnx: No space left on device",

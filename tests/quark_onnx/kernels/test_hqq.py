@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.kernels.hqq import HalfQuadratic, _shrunk, quantize_hqq
+from quark_onnx.kernels.hqq import HalfQuadratic, quantize_hqq, shrink
 from quark_onnx.kernels.nbits import (
     NBitsWeight,
     dequantize_nbits,
@@ -138,8 +138,8 @@ def test_the_shrinkage_is_the_proximal_step_of_the_norm() -> None:
     """At p = 1 it is the soft threshold; zero stays zero."""
     error = np.linspace(-0.5, 0.5, 21).astype(np.float32)
     soft = np.sign(error) * np.maximum(np.abs(error) - 0.1, 0)
-    np.testing.assert_allclose(_shrunk(error, 10.0, 1.0), soft, atol=1e-7)
-    shrunk = _shrunk(error, 10.0, 0.7)
+    np.testing.assert_allclose(shrink(error, 10.0, 1.0), soft, atol=1e-7)
+    shrunk = shrink(error, 10.0, 0.7)
     with np.errstate(divide="ignore"):
         expected = np.sign(error) * np.maximum(
             np.abs(error) - np.abs(error) ** -0.3 / 10, 0

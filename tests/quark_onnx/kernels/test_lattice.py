@@ -108,7 +108,7 @@ def test_floats(name: str, kind: str, seed: int) -> None:
     )
     weight = (units * lattice.scale).astype(np.float32).astype(np.float64)
     codes = row.encode(weight, params, row.grid(symmetric=True))
-    values = codes.astype(np.uint8).view(row._element) if row.bits == 4 else codes
+    values = codes.astype(np.uint8).view(row.element_dtype) if row.bits == 4 else codes
     np.testing.assert_array_equal(
         lattice.nearest(weight), values.astype(np.float32) * lattice.scale
     )

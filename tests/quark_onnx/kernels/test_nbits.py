@@ -193,7 +193,7 @@ def test_the_codes_are_those_of_the_projects_arithmetic(bits: int) -> None:
         params.with_scale(np.full(500, F32.tiny)),
     ):
         np.testing.assert_array_equal(
-            nbits._codes(blocks, some, grid.qmax), quantize(blocks, some, grid)
+            nbits.codes_of(blocks, some, grid.qmax), quantize(blocks, some, grid)
         )
 
 

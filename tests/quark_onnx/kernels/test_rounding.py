@@ -257,7 +257,7 @@ def test_the_result_does_not_depend_on_the_number_of_cores() -> None:
 def test_without_a_gpu_there_is_numpy_and_a_gpu_by_name_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(devices, "_sees_gpu", lambda: False)
+    monkeypatch.setattr(devices, "sees_gpu", lambda: False)
     assert device_for("auto") == device_for("cpu") == Device()
     for optimizer in (AdaRound, AdaQuant):
         with pytest.raises(
@@ -321,8 +321,8 @@ def test_products_are_limited_beside_a_limit_of_another_thread() -> None:
 
 def test_a_gpu_that_torch_sees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(devices, "_sees_gpu", lambda: True)
-    monkeypatch.setattr(devices, "_driven", lambda: True)
+    monkeypatch.setattr(devices, "sees_gpu", lambda: True)
+    monkeypatch.setattr(devices, "has_driver", lambda: True)
     assert device_for("auto") == device_for("cuda") == Device(torch, "cuda")
     assert device_for("cpu") == Device()
     assert (
@@ -335,9 +335,9 @@ def test_a_gpu_that_torch_sees_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_does_not_load_torch_where_there_is_no_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(devices, "_driven", lambda: False)
+    monkeypatch.setattr(devices, "has_driver", lambda: False)
     monkeypatch.setattr(
-        devices, "_sees_gpu", lambda: pytest.fail("torch is not to be asked")
+        devices, "sees_gpu", lambda: pytest.fail("torch is not to be asked")
     )
     assert device_for("auto") == Device()
 

@@ -16,7 +16,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.cost import operations
 from quark_onnx.npu import Preflight, Verdict, deploy_forecast, legalize, preflight
-from quark_onnx.npu.partition import _root, pieces
+from quark_onnx.npu.partition import pieces, root_in
 from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.support import KINDS, listed
 from tests.models import kinds, normal, parse, weight
@@ -224,8 +224,8 @@ def test_the_pieces_of_a_chain_are_found_in_a_few_steps_a_node() -> None:
     graph = Graph.of(model)
     root = _Counted((node, node) for node in graph.nodes)
     for before, after in itertools.pairwise(graph.nodes):
-        root[_root(root, before)] = _root(root, after)
-    assert len({_root(root, node) for node in graph.nodes}) == 1
+        root[root_in(root, before)] = root_in(root, after)
+    assert len({root_in(root, node) for node in graph.nodes}) == 1
     assert root.looked < 20 * count
     [piece] = pieces(graph, dict.fromkeys(graph.nodes, NPU))
     assert piece.nodes == tuple(graph.nodes)

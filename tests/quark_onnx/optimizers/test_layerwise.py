@@ -79,14 +79,14 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     module = sys.modules[
         "quark_onnx.refine.refine"
     ]  # whose name in its package is the function's
-    improved = module._improved
+    improved = module.best_solution
 
     def watched(problem: Problem, optimizers: Any) -> Any:
         solution, result = improved(problem, optimizers)
         seen.append((problem, solution))
         return solution, result
 
-    monkeypatch.setattr(module, "_improved", watched)
+    monkeypatch.setattr(module, "best_solution", watched)
     return seen
 
 

@@ -38,13 +38,13 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The names of the layers that are solved, not found."""
     names = list[str]()
     module = sys.modules["quark_onnx.refine.refine"]
-    improved = module._improved
+    improved = module.best_solution
 
     def watched(problem: Any, optimizers: Any) -> Any:
         names.append(problem.name)
         return improved(problem, optimizers)
 
-    monkeypatch.setattr(module, "_improved", watched)
+    monkeypatch.setattr(module, "best_solution", watched)
     yield names
 
 

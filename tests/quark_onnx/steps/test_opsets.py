@@ -115,8 +115,8 @@ def test_the_runtime_has_pairs_of_the_newest_opset_that_is_said() -> None:
     newest = opsets.newest_with_pairs()
     assert (
         newest >= 25
-        and opsets._loads_pairs(newest)
-        and not opsets._loads_pairs(newest + 1)
+        and opsets.loads_pairs(newest)
+        and not opsets.loads_pairs(newest + 1)
     )
 
 

@@ -87,7 +87,7 @@ def test_what_others_see_is_not_behind_a_function() -> None:
 def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
     seen = list[Problem]()
     module = sys.modules["quark_onnx.refine.refine"]
-    improved = module._improved
+    improved = module.best_solution
 
     def watched(problem: Problem, optimizers: Any) -> Any:
         gram, mean = problem.gram(), problem.mean()  # while the walks are there
@@ -109,7 +109,7 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
         )
         return improved(problem, optimizers)
 
-    monkeypatch.setattr(module, "_improved", watched)
+    monkeypatch.setattr(module, "best_solution", watched)
     monkeypatch.setattr(GPTQ, "reads_mean", True)
     return seen
 

@@ -263,12 +263,12 @@ def test_samples_of_other_ranks_inside_are_searched() -> None:
 
 def test_a_gain_within_its_error_is_none() -> None:
     step = sys.modules["quark_onnx.steps.scale_search"]
-    assert step._better([-3.0, -2.1, -4.0], [-2.9, -2.0, -3.9])
-    assert not step._better([-3.0, -2.1, -4.0], [-3.0, -2.1, -4.0])
-    assert not step._better(
+    assert step.is_better([-3.0, -2.1, -4.0], [-2.9, -2.0, -3.9])
+    assert not step.is_better([-3.0, -2.1, -4.0], [-3.0, -2.1, -4.0])
+    assert not step.is_better(
         [-3.0, -2.0, -4.0], [-2.0, -3.0, -3.99]
     )  # a gain of 0.003, and errors of 0.6
-    assert not step._better(
+    assert not step.is_better(
         [-9.0], [-2.9, -2.0]
     )  # worse on the first ones, or more would have been run
-    assert step._better([-3.0], [-2.9])
+    assert step.is_better([-3.0], [-2.9])

@@ -164,12 +164,13 @@ def test_scales_and_codes_equal_numpy(
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_every_code_is_its_own(format: minifloat.MiniFloat) -> None:
-    values = block_formats._table(format)
+    values = block_formats.value_table(format)
     values = values[values.abs() <= format.largest]
     kept = block_formats.round_to(values.clone(), format)
     assert torch.equal(kept, values)
     assert torch.equal(
-        block_formats._table(format)[block_formats.code_of(kept, format).long()], values
+        block_formats.value_table(format)[block_formats.code_of(kept, format).long()],
+        values,
     )
 
 
@@ -258,7 +259,7 @@ def test_a_weight_is_rounded_the_same_in_parts(
     for params in given:
         whole = quantize(weight, spec, params=params)
         for size in (1, 200, 960):
-            monkeypatch.setattr(quantized_tensor, "_AT_ONCE", size)
+            monkeypatch.setattr(quantized_tensor, "AT_ONCE", size)
             parts = quantize(weight, spec, params=params)
             for name in ("codes", "scale", "zero", "whole"):
                 one, other = getattr(whole, name), getattr(parts, name)

@@ -11,7 +11,7 @@ import pytest
 
 from quark_onnx.torch.checkpoints import float_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.runtime.memory import _glibc
+from quark_onnx.torch.runtime.memory import glibc
 from tests.torch_models import llama, made, saved
 
 #: What malloc is told by the user; another library would be malloc by the last.
@@ -39,7 +39,7 @@ print((before - memory.resident()) / (10 * (6 << 20)))
 """  # noqa: E501
 
 
-@pytest.mark.skipif(_glibc() is None, reason="the C library is not glibc")
+@pytest.mark.skipif(glibc() is None, reason="the C library is not glibc")
 def test_large_arrays_go_back_when_they_are_freed() -> None:
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(TOLD)
@@ -54,7 +54,7 @@ def test_large_arrays_go_back_when_they_are_freed() -> None:
     assert float(done.stdout) > 0.9
 
 
-@pytest.mark.skipif(_glibc() is None, reason="the C library is not glibc")
+@pytest.mark.skipif(glibc() is None, reason="the C library is not glibc")
 def test_what_the_user_has_told_malloc_stays() -> None:
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(TOLD)

@@ -21,7 +21,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.pipelines.in_memory import quantize_model
-from quark_onnx.torch.pipelines.mixed_precision import Measured, Option, _spend, mix
+from quark_onnx.torch.pipelines.mixed_precision import Measured, Option, mix, spend
 from quark_onnx.torch.validate import validate
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -85,7 +85,7 @@ def test_the_choice_against_all_choices(
     points = outcomes(found)
     least, most = min(b for b, _ in points), max(b for b, _ in points)
     budget = least + share * (most - least) + 1e-6
-    picked = _spend(found, budget / (100 * len(rows)))
+    picked = spend(found, budget / (100 * len(rows)))
     bits = sum(each.chosen.bits for each in picked)
     divergence = sum(each.chosen.divergence for each in picked)
     assert bits <= budget
@@ -105,7 +105,7 @@ def test_on_the_corners_of_the_hull_it_is_the_best_choice(
     corners = [bits for bits, d in best.items() if _is_corner(bits, d, best)]
     assert corners
     for bits in corners:
-        picked = _spend(found, (bits + 1e-6) / (100 * len(rows)))
+        picked = spend(found, (bits + 1e-6) / (100 * len(rows)))
         assert sum(each.chosen.divergence for each in picked) == pytest.approx(
             best[bits], abs=1e-9
         )
@@ -129,7 +129,7 @@ def _is_corner(bits: int, divergence: float, best: dict[int, float]) -> bool:
 
 def test_options_that_are_worse_and_larger_are_never_chosen() -> None:
     found = problem([[(400, 1.0), (600, 2.0), (800, 0.5)]])
-    assert [_spend(found, bits)[0].chosen.bits for bits in (4, 6, 7.9, 8)] == [
+    assert [spend(found, bits)[0].chosen.bits for bits in (4, 6, 7.9, 8)] == [
         400,
         400,
         400,
@@ -139,7 +139,7 @@ def test_options_that_are_worse_and_larger_are_never_chosen() -> None:
         ConfigError,
         match=r"a budget of 3 bits is too small: the schemes need 4\.000 at least",
     ):
-        _spend(found, 3)
+        spend(found, 3)
 
 
 @pytest.fixture(scope="module")

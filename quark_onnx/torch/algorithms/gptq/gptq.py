@@ -160,7 +160,7 @@ class GPTQ:
             (1 + passes) * columns,
         )
 
-    def _damping_for(self, H: Any) -> float:
+    def damping_for(self, H: Any) -> float:
         """Return the damping in means of the diagonal."""
         return self.damping
 
@@ -206,12 +206,14 @@ class GPTQ:
             job.replay.rest()
             for group in stage.groups:
                 release_memory()
-                outcomes += self._group(group, weights, stats.pop(group[0]), result)
+                outcomes += self.quantize_group(
+                    group, weights, stats.pop(group[0]), result
+                )
         release_memory()
         job.replay.begin(len(stages))
         return result, outcomes
 
-    def _group(
+    def quantize_group(
         self,
         group: Sequence[str],
         weights: Mapping[str, Any],
@@ -223,7 +225,7 @@ class GPTQ:
             return [Outcome(name, self.name, 0.0, 0.0, UNREACHED) for name in group]
         inputs = self._factor(group[0], stats)
         searches = {
-            name: self._search(name, weights[name].float(), result[name], inputs)
+            name: self.layer_search(name, weights[name].float(), result[name], inputs)
             for name in group
             if TensorLevels.of(result[name]) is not None
         }
@@ -243,26 +245,26 @@ class GPTQ:
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
         return outcomes
 
-    def _factor(self, name: str, stats: HessianStats) -> _GroupInputs:
+    def _factor(self, name: str, stats: HessianStats) -> GroupInputs:
         """Factor the Hessian in place, and remove it from ``stats``."""
         H = stats.xx
         stats.xx = None
         diagonal = H.diagonal().clone()
-        damping = self._damping_for(H)
+        damping = self.damping_for(H)
         try:
             solver = Solver.of(H, damping, self.act_order, keep=False)
         except ArithmeticError as error:
             raise DataError(
                 f"{self.name} cannot use what {name} reads: {error}"
             ) from error
-        return _GroupInputs(stats, diagonal, solver)
+        return GroupInputs(stats, diagonal, solver)
 
-    def _search(
+    def layer_search(
         self,
         name: str,
         W: Any,
         start: Quantized,
-        inputs: _GroupInputs,
+        inputs: GroupInputs,
     ) -> _LayerSearch:
         """Return the target of a layer with the codes so far.
 
@@ -318,7 +320,7 @@ class GPTQ:
         return Outcome(search.name, self.name, before, after, f"{stats.count} tokens")
 
 
-class _GroupInputs(NamedTuple):
+class GroupInputs(NamedTuple):
     """The common inputs of a group of layers.
 
     Attributes:
@@ -488,7 +490,8 @@ class Qronos(GPTQ):
     def _correction(self) -> float:
         return 1.0
 
-    def _damping_for(self, H: Any) -> float:
+    def damping_for(self, H: Any) -> float:
+        """Return the damping in means of the diagonal, from the chosen unit."""
         if self.relative_to == "mean":
             return self.damping
         H = H.double()

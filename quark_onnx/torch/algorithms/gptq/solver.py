@@ -40,7 +40,7 @@ from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 #: Elements that are swept at once, in whole rows: steps are few, and memory is bounded.
 AT_ONCE = 1 << 22
 #: Elements whose losses are computed at once.
-_LOSSES_AT_ONCE = 1 << 20
+LOSSES_AT_ONCE = 1 << 20
 #: BLAS gives a row the same bits in any product whose number of rows is a multiple of 16.
 _ROW_MULTIPLE = 16
 #: Damping grows by this factor until the Hessian can be factored.
@@ -165,7 +165,7 @@ class Solver:
         """
         losses = [
             quadratic_form(part.index_select(1, self.order), self.HT, self.diagonal)
-            for part in E.split(self._row_count(_LOSSES_AT_ONCE))
+            for part in E.split(self._row_count(LOSSES_AT_ONCE))
         ]
         return torch.cat(losses).mul_(self.unit)
 
@@ -179,7 +179,7 @@ class Solver:
         Returns:
             (rows,).
         """
-        count = self._row_count(_LOSSES_AT_ONCE)
+        count = self._row_count(LOSSES_AT_ONCE)
         pairs = zip(Q.split(count), W.split(count), strict=True)
         return torch.cat(
             [(rounded - weight).square_() @ self.ridge for rounded, weight in pairs],

@@ -16,7 +16,7 @@ from quark_onnx.torch.runtime.threads import one_thread
 #: the diagonal is computed in vain.
 PANEL = 256
 #: Rows that are copied at once.
-_ROWS = 128
+ROWS = 128
 
 
 def panels(count: int, width: int = PANEL) -> Iterator[tuple[int, int]]:
@@ -50,7 +50,7 @@ def mirror(total: torch.Tensor) -> None:
     Args:
         total: (inputs, inputs), changed in place.
     """
-    for start, stop in panels(len(total), _ROWS):
+    for start, stop in panels(len(total), ROWS):
         square = total[start:stop, start:stop].triu_()
         square.add_(square.triu(1).t())
         total[stop:, start:stop].copy_(total[start:stop, stop:].t())
@@ -90,7 +90,7 @@ def permute(matrix: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         order: (inputs,) int64, the old index of each new row and column.
     """
     permuted = matrix.new_empty(matrix.shape, dtype=torch.float32)
-    for start, stop in panels(len(matrix), _ROWS):
+    for start, stop in panels(len(matrix), ROWS):
         rows = matrix.index_select(0, order[start:stop])
         permuted[start:stop] = rows.index_select(1, order)
     return permuted
@@ -104,7 +104,7 @@ def flip(matrix: torch.Tensor, out: torch.Tensor) -> None:
         out: (inputs, inputs) of any type, overwritten.
     """
     count = len(matrix)
-    for start, stop in panels(count, _ROWS):
+    for start, stop in panels(count, ROWS):
         out[start:stop] = matrix[count - stop : count - start].flip(0, 1)
 
 
@@ -137,7 +137,7 @@ def store_lower(flipped: torch.Tensor, matrix: torch.Tensor) -> None:
         matrix: (inputs, inputs), changed in place; elements above the diagonal are kept.
     """
     count = len(matrix)
-    for start, stop in panels(count, _ROWS):
+    for start, stop in panels(count, ROWS):
         rows = flipped[count - stop : count - start].flip(0, 1)
         matrix[start:stop, :start] = rows[:, :start]
         square = rows[:, start:stop].to(matrix.dtype)

@@ -17,7 +17,7 @@ from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
 
 #: Layers with more inputs keep tokens: products of inputs would take more memory.
-_PRODUCTS = 2048
+PRODUCT_INPUTS = 2048
 #: Tokens of all calls together.
 KEPT_TOKENS = 1024
 
@@ -101,7 +101,7 @@ class _Collector:
             ]
         else:
             self._ends = [lo, hi]
-        if self._products and x.shape[-1] <= _PRODUCTS:
+        if self._products and x.shape[-1] <= PRODUCT_INPUTS:
             if self._second is None:
                 self._second = x.new_zeros((x.shape[1], x.shape[1]))
             add_products(self._second, x)
@@ -124,7 +124,7 @@ class _Collector:
         )
         lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
         self._ends = [distributed.least(lo), distributed.greatest(hi)]
-        if self._products and len(zeros) <= _PRODUCTS:
+        if self._products and len(zeros) <= PRODUCT_INPUTS:
             if self._second is None:
                 second = zeros.new_zeros((len(zeros), len(zeros)))
             else:

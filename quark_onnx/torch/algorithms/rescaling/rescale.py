@@ -26,7 +26,7 @@ from quark_onnx.torch.runtime import distributed
 #: The greatest change of what a block computes, as a share of it; and in models of 16 bits, whose
 #: weights and norms are rounded again once they are multiplied.
 _BOUND = 1e-4
-_BOUND_SHORT = 2e-2
+BOUND_SHORT = 2e-2
 #: Scales beyond this, around their geometric mean, would leave a type of 16 bits for nothing.
 _GREATEST_SCALE = 1e4
 
@@ -198,7 +198,7 @@ def _rescale_alike(
                 (call.run(block).float() - before).norm() / before.norm(),
             ),
         )
-        if change <= (_BOUND if kept[0][0].dtype == torch.float32 else _BOUND_SHORT):
+        if change <= (_BOUND if kept[0][0].dtype == torch.float32 else BOUND_SHORT):
             return outcomes
         for tensor, values in kept:
             tensor.copy_(values)

@@ -77,9 +77,9 @@ class Replay:
         # a layer that runs several times, or an expert that runs for some samples, has no single
         # output to store
         if all(stage.last for stage in stages):
-            self._limit = max(LEAST, size)
+            self.limit = max(LEAST, size)
         else:
-            self._limit = 0
+            self.limit = 0
         self.begin(0)
 
     def begin(self, stage: int) -> None:
@@ -89,7 +89,7 @@ class Replay:
 
     def rest(self) -> None:
         """Release the quantized layers until the next run."""
-        self._layers = dict[str, Any]()
+        self.decoded = dict[str, Any]()
 
     def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
         """Run the block on a sample.
@@ -126,9 +126,9 @@ class Replay:
             result._version == versions.get(name, 0)
             for name, result in new.results.items()
         )
-        if self._limit and self._stage < len(self._stages) and unchanged:
+        if self.limit and self._stage < len(self._stages) and unchanged:
             new.reads = {name: parts[0] for name, parts in reads.items()}
-            if new.size + sum(each.size for each in self._kept.values()) <= self._limit:
+            if new.size + sum(each.size for each in self._kept.values()) <= self.limit:
                 self._kept[index] = new
         return result
 
@@ -155,9 +155,9 @@ class Replay:
             )
 
     def _layer(self, name: str) -> Any:
-        if name not in self._layers:
-            self._layers |= self._job.quantized(self._quantized_weights, [name])
-        return self._layers[name]
+        if name not in self.decoded:
+            self.decoded |= self._job.quantized(self._quantized_weights, [name])
+        return self.decoded[name]
 
     @contextlib.contextmanager
     def _replaced_layers(self, kept: _Kept, new: _Kept) -> Iterator[None]:

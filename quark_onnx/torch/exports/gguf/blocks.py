@@ -20,7 +20,7 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 #: Values per block.
 SIZE = 32
 #: Values that are rounded at once, which bounds the additional memory.
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 #: Rounds of the alternating fit of scales and codes; further rounds lower the error by 0.1 %.
 _ROUNDS = 6
 
@@ -82,7 +82,7 @@ def round_blocks(
     if form is MXFP4:
         return store_codes(quantize(weight.float(), _MXFP4, name), form, name)
     rows, columns = weight.shape
-    step = max(1, _CHUNK // max(columns, 1))
+    step = max(1, CHUNK // max(columns, 1))
     parts = [
         _rounded(weight[start : start + step], form, name)
         for start in range(0, rows, step)

@@ -37,7 +37,7 @@ class LLMTemplate(Fields):
     (['lm_head'], ['*k_proj', '*v_proj'])
     """
 
-    _templates: ClassVar[dict[str, LLMTemplate]] = {}
+    registered: ClassVar[dict[str, LLMTemplate]] = {}
     _schemes: ClassVar[dict[str, QLayerConfig]] = {}
 
     model_type: str
@@ -50,7 +50,7 @@ class LLMTemplate(Fields):
     @classmethod
     def list_available(cls) -> list[str]:
         """Return the model types with a template."""
-        return [*FAMILIES, *(name for name in cls._templates if name not in FAMILIES)]
+        return [*FAMILIES, *(name for name in cls.registered if name not in FAMILIES)]
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:
@@ -59,8 +59,8 @@ class LLMTemplate(Fields):
         Raises:
             ConfigError: there is none.
         """
-        if model_type in cls._templates:
-            return cls._templates[model_type]
+        if model_type in cls.registered:
+            return cls.registered[model_type]
         if model_type not in FAMILIES:
             raise ConfigError(
                 "there is no template for models of type"
@@ -79,7 +79,7 @@ class LLMTemplate(Fields):
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
         """Register a template by its model type, and replace an existing one."""
-        cls._templates[template.model_type] = template
+        cls.registered[template.model_type] = template
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:

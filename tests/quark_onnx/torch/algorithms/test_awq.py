@@ -65,7 +65,7 @@ def test_families_compute_what_they_did(family: str) -> None:
 def test_the_best_power_against_a_search_written_anew(
     products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation_stats, "_PRODUCTS", products)
+    monkeypatch.setattr(activation_stats, "PRODUCT_INPUTS", products)
     job = uneven()
     x = inputs_of(job, "mlp.up_proj")
     names = [f"{job.name}.mlp.{name}_proj" for name in ("gate", "up")]

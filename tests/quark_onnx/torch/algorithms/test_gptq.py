@@ -84,14 +84,14 @@ def test_damping_of_qronos_is_a_share_of_what_it_says() -> None:
         -1.0,
         1.0,
     ):  # the sums of rows are at right angles to what is looked for, or are it
-        assert of_greatest._damping_for(
+        assert of_greatest.damping_for(
             torch.tensor([[2.0, across], [across, 2.0]])
         ) == pytest.approx(0.15)
     _, x = problem(1, 40, 4)
     gram = x.T @ x
     greatest = np.linalg.eigvalsh(gram.double().numpy())[-1]
     found = {
-        name: Solver.of(gram, Qronos(0.01, relative_to=name)._damping_for(gram))
+        name: Solver.of(gram, Qronos(0.01, relative_to=name).damping_for(gram))
         for name in ("mean", "eigenvalue")
     }
     assert found["eigenvalue"].ridge.numpy() == pytest.approx(0.01 * greatest, rel=1e-3)
@@ -121,7 +121,7 @@ def test_rows_that_are_swept_apart_are_those_that_are_swept_together(
     off = weight - whole.Q
     losses, ridged = solver.losses(off), solver.damping_costs(whole.Q, weight)
     monkeypatch.setattr(solver_module, "AT_ONCE", 32 * 300 * tries)
-    monkeypatch.setattr(solver_module, "_LOSSES_AT_ONCE", 16 * 300)
+    monkeypatch.setattr(solver_module, "LOSSES_AT_ONCE", 16 * 300)
     parts = solver.quantize(weight, steps, polish)
     assert all(torch.equal(one, other) for one, other in zip(whole, parts, strict=True))
     assert tries == 1 or len(set(whole.choice.tolist())) > 1
@@ -235,7 +235,7 @@ def test_the_loss_of_a_sweep_is_that_of_its_codes(
     )
     start = quantize(weight, TensorSpec("uint3", symmetric=False, block_size=8))
     made = {"layer": start}
-    (outcome,) = found._group(["layer"], {"layer": weight}, gram, made)
+    (outcome,) = found.quantize_group(["layer"], {"layer": weight}, gram, made)
     assert not torch.equal(made["layer"].codes, start.codes)
     aim = weight.double() @ (wrong + share * (x - wrong)).double().T
     off, plain = (

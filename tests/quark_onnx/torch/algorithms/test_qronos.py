@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.algorithms.gptq.gptq import Qronos, _GroupInputs
+from quark_onnx.torch.algorithms.gptq.gptq import GroupInputs, Qronos
 from quark_onnx.torch.algorithms.gptq.hessian import HessianStats
 from quark_onnx.torch.algorithms.gptq.solver import Solver
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
@@ -80,7 +80,7 @@ def test_codes_are_those_of_the_paper(rows: int, columns: int, act_order: bool) 
     solver = Solver.of(gram.xx, make.damping, act_order)
     steps = TensorLevels(torch.full((rows, 1), SCALE), None, -QMAX, QMAX, size=columns)
     start = quantize(weight, TensorSpec("int3", per_channel=True))
-    search = make._search("layer", weight, start, _GroupInputs(gram, power, solver))
+    search = make.layer_search("layer", weight, start, GroupInputs(gram, power, solver))
     found = solver.quantize(search.target, [steps], 0, search.first).Q.numpy()
     order = solver.order.numpy()
     aim, left, right = (each.double().numpy()[:, order] for each in (weight, x, wrong))

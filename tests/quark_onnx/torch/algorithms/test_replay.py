@@ -52,7 +52,7 @@ def test_what_is_kept_changes_no_bit(
         if not least:
             monkeypatch.setattr(
                 replay.Replay,
-                "_limit",
+                "limit",
                 property(lambda self: 0, lambda self, limit: None),
                 raising=False,
             )
@@ -81,7 +81,7 @@ def test_no_decoded_weights_are_held_while_columns_are_rounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replays, held = list[replay.Replay](), list[dict[str, Any]]()
-    begin, group = replay.Replay.begin, GPTQ._group
+    begin, group = replay.Replay.begin, GPTQ.quantize_group
     monkeypatch.setattr(
         replay.Replay,
         "begin",
@@ -89,8 +89,8 @@ def test_no_decoded_weights_are_held_while_columns_are_rounded(
     )
     monkeypatch.setattr(
         GPTQ,
-        "_group",
-        lambda self, *args: (held.append(replays[-1]._layers), group(self, *args))[1],
+        "quantize_group",
+        lambda self, *args: (held.append(replays[-1].decoded), group(self, *args))[1],
     )
     model = made(torch_families.config_of("llama3"))
     quantize_model(

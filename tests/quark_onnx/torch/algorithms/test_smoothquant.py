@@ -190,7 +190,7 @@ def test_models_of_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of(model_of("gemma2", torch.bfloat16), TOKENS)
     outcomes: list[Any] = []
     found = change(job, lambda: outcomes.extend(SmoothQuant()(job)))
-    assert 0 < found < rescale._BOUND_SHORT and not any(each.note for each in outcomes)
+    assert 0 < found < rescale.BOUND_SHORT and not any(each.note for each in outcomes)
 
 
 def test_damaged_activations_are_named() -> None:

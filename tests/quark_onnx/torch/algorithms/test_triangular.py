@@ -21,7 +21,7 @@ from quark_onnx.torch.algorithms.gptq.triangular import (
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels that end within the matrices here."""
     monkeypatch.setattr(triangular, "PANEL", 7)
-    monkeypatch.setattr(triangular, "_ROWS", 5)
+    monkeypatch.setattr(triangular, "ROWS", 5)
     monkeypatch.setattr(triangular.panels, "__defaults__", (7,))
 
 

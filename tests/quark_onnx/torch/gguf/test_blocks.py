@@ -186,5 +186,5 @@ def test_numbers_that_cannot_be_stored_are_errors() -> None:
 def test_a_large_weight_is_worked_on_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(37, 64)
     whole = round_blocks(weight, Q4_1)
-    monkeypatch.setattr("quark_onnx.torch.exports.gguf.blocks._CHUNK", 320)
+    monkeypatch.setattr("quark_onnx.torch.exports.gguf.blocks.CHUNK", 320)
     np.testing.assert_array_equal(round_blocks(weight, Q4_1), whole)

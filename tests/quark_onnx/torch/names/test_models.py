@@ -304,7 +304,7 @@ def test_templates_and_schemes_of_ones_own(model: Any) -> None:
         )
     finally:
         LLMTemplate.unregister_scheme("int4_mine")
-        LLMTemplate._templates.clear()
+        LLMTemplate.registered.clear()
     with pytest.raises(ConfigError, match="no scheme 'int4_mine' was registered"):
         LLMTemplate.unregister_scheme("int4_mine")
 

@@ -254,6 +254,8 @@ def test_parts(tmp_path: Path) -> None:
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "model.gguf")
-    monkeypatch.setattr("quark_onnx.torch.validate.llama_cpp._package", lambda: None)
+    monkeypatch.setattr(
+        "quark_onnx.torch.validate.llama_cpp.gguf_package", lambda: None
+    )
     verdict = validate(file, "llama.cpp")
     assert rules(verdict) == ["gguf-unchecked"] and verdict.right
