@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,14 +134,27 @@ class _Session:
             lambda: stop(True),
         )
         self.settings = settings
+        # onnxruntime (1.20 to 1.32) stores the running mean and variance of a
+        # BatchNormalization in the memory of its inputs: in the arrays of the caller.
+        self._writes_inputs = _contains(source, b"training_mode")
+
+    def _safe(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return inputs that a run may change."""
+        if not self._writes_inputs:
+            return feeds
+        return {
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in feeds.items()
+        }
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs; a signal handler that raises ends the run."""
         import onnxruntime as ort
 
         options = ort.RunOptions()
+        given = self._safe(feeds)
         return interruptible(
-            lambda: self._session.run(names, feeds, options),
+            lambda: self._session.run(names, given, options),
             lambda: setattr(options, "terminate", True),
         )
 
@@ -157,7 +171,7 @@ class _Session:
         options = ort.RunOptions()
         given = {
             name: ort.OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"))
-            for name, value in feeds.items()
+            for name, value in self._safe(feeds).items()
         }
         values = interruptible(
             lambda: self._session.run_with_ort_values(names, given, options),
@@ -181,13 +195,28 @@ class _Session:
 
     def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
         """Return the seconds that each run takes."""
+        given = self._safe(feeds)
         return interruptible(
-            lambda: seconds_of_runs(self._session, feeds, runs),
+            lambda: seconds_of_runs(self._session, given, runs),
             lambda: None,
         )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+
+def _contains(source: str | bytes, text: bytes) -> bool:
+    """Return whether a serialized model contains a text; onnxruntime reports unreadable files."""
+    if isinstance(source, bytes):
+        return text in source
+    try:
+        with (
+            Path(source).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        ):
+            return mapped.find(text) >= 0
+    except (OSError, ValueError):  # absent or empty
+        return False
 
 
 class _Unsaturated:

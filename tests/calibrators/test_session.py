@@ -141,3 +141,31 @@ def test_outputs_without_copies_of_text() -> None:
 def test_outputs_without_copies_need_every_input() -> None:
     with pytest.raises(ValueError, match=r"Required inputs .*x.* are missing"):
         run_uncopied(open_session(doubling()), ["y"], {})
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+def test_inputs_of_a_caller_stay_as_they_are(where: str, tmp_path: Path) -> None:
+    """Also where onnxruntime computes a running mean in the memory of the mean that it is given."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 15]>
+        g (float[2, 3, 4] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[2, 3, 4] y) {
+            y, mean, var = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+        }"""
+    )
+    source: onnx.ModelProto | Path = model
+    if where == "file":
+        source = tmp_path / "model.onnx"
+        onnx.save(model, source)
+    random = np.random.default_rng(0)
+    feeds = {
+        value.name: random.uniform(
+            1, 2, [size.dim_value for size in value.type.tensor_type.shape.dim]
+        ).astype(np.float32)
+        for value in model.graph.input
+    }
+    before = {name: value.copy() for name, value in feeds.items()}
+    opened = open_session(source)
+    for compute in (opened.run, lambda *rest: run_uncopied(opened, *rest)):
+        first, second = (compute(["y"], feeds)[0] for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+        assert all((feeds[name] == before[name]).all() for name in feeds)
