@@ -9,10 +9,10 @@ from typing import Any
 from quark_onnx import analysis
 from quark_onnx.analysis import Comparison
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.latency import latency_lines
+from quark_onnx.cli.latency import add_threads_option, latency_lines
 from quark_onnx.cli.next_command import analysis_step, verdict_with_commands
 from quark_onnx.cli.output import Answer, Table, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, count, path
+from quark_onnx.cli.parsing import Parser, add_common_options, path
 from quark_onnx.cli.settings import (
     add_gate_option,
     add_labels_option,
@@ -54,13 +54,7 @@ def add_arguments(parser: Parser) -> None:
         action="store_true",
         help="measure the median latency of both models on this machine",
     )
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        type=count,
-        default=0,
-        help="threads for --time; 0: all cores",
-    )
+    add_threads_option(parser)
     add_gate_option(parser, "an error names it")
     add_common_options(parser)
 

@@ -37,6 +37,15 @@ def add_time_options(parser: Parser) -> None:
         action="store_false",
         help="do not measure the latency of both models after quantization",
     )
+    add_threads_option(parser)
+
+
+def add_threads_option(parser: Parser) -> None:
+    """Add the option for the threads of the measurement.
+
+    Args:
+        parser: the parser of the command.
+    """
     parser.add_argument(
         "--threads",
         metavar="N",

@@ -18,6 +18,7 @@ import torch
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import Params, rounded
+from quark_onnx.torch.models.attention import attention_function
 
 #: Formats of a quantized cache.
 CACHES = ("int8", "int4")
@@ -154,9 +155,7 @@ def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    own = {place: each._attn_implementation for place, each in configs.items()}
-    name = next(iter(own.values()))
+    name = model.config._attn_implementation
 
     def attend(
         module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any
@@ -177,10 +176,5 @@ def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
     AttentionInterface.register(_NAME, attend)
     if name in ALL_MASK_ATTENTION_FUNCTIONS:
         AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[name])
-    for each in configs.values():
-        each._attn_implementation = _NAME
-    try:
+    with attention_function(model, _NAME):
         yield
-    finally:
-        for place, each in configs.items():
-            each._attn_implementation = own[place]

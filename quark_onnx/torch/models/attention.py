@@ -8,7 +8,8 @@ layers round keys and probabilities, and calls the original function.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
@@ -83,6 +84,29 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
             config: Any = attention.config
             config._attn_implementation = _registered(wanted)
     return undo
+
+
+@contextmanager
+def attention_function(model: nn.Module, name: str) -> Iterator[None]:
+    """Let all attention of a model use one function inside the context.
+
+    Args:
+        model: model of transformers; its configurations are changed, and restored.
+        name: name of the function among transformers' ``AttentionInterface``.
+    """
+    configs: dict[int, Any] = {
+        id(module.config): module.config
+        for module in model.modules()
+        if hasattr(module, "config")
+    }
+    own = {key: config._attn_implementation for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            config._attn_implementation = own[key]
 
 
 def notes_of(

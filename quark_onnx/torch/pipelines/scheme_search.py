@@ -117,8 +117,11 @@ def candidates_for(client: str, bits: float) -> list[Candidate]:
         client: one of ``CLIENTS`` of ``scheme_clients``.
         bits: the maximum of bits per quantized weight, with scales.
 
-    >>> [str(each) for each in candidates_for("onnxruntime-genai", 4.2)][1:5:2]
-    ['uint4_wo_128 (oga)', 'uint4_wo_per_channel (awq)']
+    >>> for candidate in candidates_for("onnxruntime-genai", 4.2)[:3]:
+    ...     print(candidate)
+    int4_wo_128 (oga)
+    uint4_wo_128 (oga)
+    int4_wo_per_channel (awq)
     """
     names = [
         name

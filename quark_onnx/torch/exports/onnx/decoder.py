@@ -31,6 +31,7 @@ from quark_onnx.torch.exports.onnx.stand_in import standing_in
 from quark_onnx.torch.exports.onnx.trace import Batch, Flat, trace
 from quark_onnx.torch.exports.onnx.verify import DRAWS, TIMES, distance, noise
 from quark_onnx.torch.exports.onnx.write import write
+from quark_onnx.torch.models.attention import attention_function
 from quark_onnx.torch.models.structure import vocabulary_of
 
 #: Name of the traced attention in transformers.
@@ -255,15 +256,8 @@ def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
         return output, None
 
     AttentionInterface.register(_NAME, attention)
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    own = {place: each._attn_implementation for place, each in configs.items()}
-    for each in configs.values():
-        each._attn_implementation = _NAME
-    try:
+    with attention_function(model, _NAME):
         yield
-    finally:
-        for place, each in configs.items():
-            each._attn_implementation = own[place]
 
 
 @dataclass(frozen=True)
