@@ -21,9 +21,7 @@ from quark_onnx.passes import (
     remove_identity,
 )
 from quark_onnx.registry import PASSES
-from tests.cases import loop_over
 from tests.models import (
-    MODELS,
     batch_norm_net,
     interface,
     kinds,
@@ -57,21 +55,6 @@ def applied(single: Pass, model: ModelProto) -> tuple[int, ModelProto]:
                 atol=1e-5 * max(1.0, np.abs(expected).max(initial=0)),
             )
     return count, after
-
-
-@loop_over("name", {name: name for name in MODELS})
-@pytest.mark.parametrize("single", LEGALIZING, ids=lambda p: p.__name__)
-def test_no_pass_changes_what_a_model_computes(single: Pass, name: str) -> None:
-    _, after = applied(single, MODELS[name]())
-    assert applied(single, after)[0] == 0, (
-        "a second application finds nothing left to do"
-    )
-
-
-def test_passes_are_registered_by_name() -> None:
-    assert {single.__name__: single for single in LEGALIZING} == {
-        name: PASSES[name] for name in PASSES
-    }
 
 
 # fold_batch_norm
