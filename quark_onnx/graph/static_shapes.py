@@ -41,7 +41,8 @@ def fixed(
         closed = describe_closed(graph.close_inputs())
     declared = {value.name: graph.shape(value.name) for value in graph.inputs}
     changed = dict[str, Sizes]()
-    for name, sizes in _wanted(declared, shapes or {}, batch).items():
+    wanted = _wanted(declared, shapes or {}, batch)
+    for name, sizes in wanted.items():
         if tuple(sizes) != declared[name]:
             changed[name] = sizes
     if changed:
@@ -53,7 +54,11 @@ def fixed(
             _declared(value, changed.get(value.name)) for value in graph.inputs
         )
         every = {value.name for value in graph.outputs}
-        _set_outputs(model, graph, _inferred(model, graph, every))
+        outputs = _named_outputs(graph, _sizes_by_name(declared, wanted))
+        for name, value in _inferred(model, graph, every).items():
+            if name not in outputs or value.type.tensor_type.HasField("shape"):
+                outputs[name] = value
+        _set_outputs(model, graph, outputs)
         return Graph(model, store=graph.store), notes + closed
     open_outputs = {
         value.name for value in graph.outputs if not is_static(graph.shape(value.name))
@@ -73,6 +78,39 @@ def fixed(
         _shape_note("output", name, sizes_of(value)) for name, value in known.items()
     ]
     return Graph(model, store=graph.store), closed + notes
+
+
+def _sizes_by_name(
+    declared: Mapping[str, Sizes | None],
+    wanted: Mapping[str, Sizes],
+) -> dict[str, int]:
+    """Return the sizes that the named dimensions of inputs have got."""
+    known = dict[str, int]()
+    for name, sizes in wanted.items():
+        for dim, size in zip(declared[name] or (), sizes, strict=False):
+            if isinstance(dim, str) and isinstance(size, int):
+                known[dim] = size
+    return known
+
+
+def _named_outputs(
+    graph: Graph,
+    known: Mapping[str, int],
+) -> dict[str, ValueInfoProto]:
+    """Return the outputs with the sizes of their named dimensions.
+
+    onnx infers no shape behind operators of other domains (QGemm of com.microsoft), and an output
+    without any shape is invalid.
+    """
+    outputs = dict[str, ValueInfoProto]()
+    for value in graph.outputs:
+        shape = graph.shape(value.name)
+        if shape is not None:
+            closed = [
+                known.get(dim, dim) if isinstance(dim, str) else dim for dim in shape
+            ]
+            outputs[value.name] = _declared(value, closed)
+    return outputs
 
 
 def _shape_note(what: str, name: str, sizes: Sizes) -> str:

@@ -226,17 +226,6 @@ def test_shared_weights_behind_one_dequantizer_get_one_each() -> None:
     np.testing.assert_array_equal(run(done, x)[0], run(model, x)[0])
 
 
-def test_a_model_is_never_changed() -> None:
-    model = flattened()
-    before = model.SerializeToString(deterministic=True)
-    for to in ("float16", "unique-initializers"):
-        convert(model, to)
-    convert(model, "fixed-shapes", shapes={"x": (1, 3, 2, 2)})
-    assert model.SerializeToString(deterministic=True) == before
-    same = convert(model, "without-qdq").model  # there is nothing to convert
-    assert same == model and same is not model
-
-
 def test_what_no_runtime_runs_is_converted_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
