@@ -53,11 +53,7 @@ def fixed(
         model.graph.input.extend(
             _declared(value, changed.get(value.name)) for value in graph.inputs
         )
-        every = {value.name for value in graph.outputs}
-        outputs = _named_outputs(graph, _sizes_by_name(declared, wanted))
-        for name, value in _inferred(model, graph, every).items():
-            if name not in outputs or value.type.tensor_type.HasField("shape"):
-                outputs[name] = value
+        outputs = _static_outputs(model, graph, _sizes_by_name(declared, wanted))
         _set_outputs(model, graph, outputs)
         return Graph(model, store=graph.store), notes + closed
     open_outputs = {
@@ -93,23 +89,24 @@ def _sizes_by_name(
     return known
 
 
-def _named_outputs(
+def _static_outputs(
+    model: ModelProto,
     graph: Graph,
     known: Mapping[str, int],
 ) -> dict[str, ValueInfoProto]:
-    """Return the outputs with the sizes of their named dimensions.
+    """Return the outputs with inferred shapes, or with the sizes of their named dimensions.
 
     onnx infers no shape behind operators of other domains (QGemm of com.microsoft), and an output
     without any shape is invalid.
     """
+    inferred = _inferred(model, graph, {value.name for value in graph.outputs})
     outputs = dict[str, ValueInfoProto]()
     for value in graph.outputs:
+        found = inferred.get(value.name, value)
         shape = graph.shape(value.name)
-        if shape is not None:
-            closed = [
-                known.get(dim, dim) if isinstance(dim, str) else dim for dim in shape
-            ]
-            outputs[value.name] = _declared(value, closed)
+        if shape is not None and not found.type.tensor_type.HasField("shape"):
+            found = _declared(value, _closed(shape, known, None))
+        outputs[value.name] = found
     return outputs
 
 
@@ -181,8 +178,8 @@ def _wanted(
     return wanted
 
 
-def _closed(shape: Sizes, known: Mapping[str, int], batch: int) -> Sizes:
-    """Return a shape with the sizes of its named dimensions, and of the batch."""
+def _closed(shape: Sizes, known: Mapping[str, int], batch: int | None) -> Sizes:
+    """Return a shape with the sizes of its named dimensions, and of the batch if given."""
     sizes: list[int | str | None] = []
     for dim in shape:
         sizes.append(known.get(dim, dim) if isinstance(dim, str) else dim)
