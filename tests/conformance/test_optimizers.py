@@ -26,17 +26,39 @@ from quark_onnx.optimizers.problem import Problem, Rows, Solution
 from quark_onnx.patterns.activation import Activation
 from quark_onnx.registry import OPTIMIZERS
 from tests.cases import loop_over
-from tests.models import MODELS, Feeds, interface, run, samples
+from tests.models import MODELS, Feeds, interface, normal, parse, run, samples, weight
 from tests.quark_onnx.optimizers.networks import NETWORKS
 
 #: Settings under which an optimizer takes less time.
 QUICK: dict[str, Any] = {"iterations": 15}
-ODD = ("depthwise", "shared_weight", "tied", "branches", "inner_output", "nameless")
+ODD = (
+    "biased",
+    "depthwise",
+    "shared_weight",
+    "tied",
+    "branches",
+    "inner_output",
+    "nameless",
+)
 SETTINGS = [
     (name, field.name)
     for name in OPTIMIZERS
     for field in dataclasses.fields(OPTIMIZERS[name])
 ]
+
+
+def biased() -> ModelProto:
+    """Two layers with biases that a Relu always lets pass."""
+    return parse(
+        """g (float[N,3,8,8] x) => (float[N,4,6,6] y) {
+            [first] a = Conv (x, k, b)
+            [relu] r = Relu (a)
+            [second] y = Conv (r, l)
+        }""",
+        k=normal(6, 3, 1, 1, scale=0.1),
+        b=np.float32([5, 40, 0, -3, 9, 0]),
+        l=weight(4, 6, 3, 3),
+    )
 
 
 def of_stage(stage: str) -> list[str]:
@@ -60,7 +82,7 @@ def network_of(network: str) -> tuple[ModelProto, list[Feeds]]:
     if network in NETWORKS:
         make, data = NETWORKS[network]
         return make(), data()
-    model = MODELS[network]()
+    model = biased() if network == "biased" else MODELS[network]()
     return model, samples(model, 8)
 
 
@@ -161,6 +183,15 @@ def test_the_float_function_is_kept(name: str, network: str) -> None:
         for expected, found in zip(run(model, feeds), run(after, feeds), strict=True):
             atol = 1e-4 * max(1.0, np.abs(expected).max(initial=0))
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=atol)
+
+
+@float_optimizer
+def test_a_network_has_what_it_looks_for(name: str) -> None:
+    counts = []
+    for network in (*NETWORKS, *ODD):
+        model, data = network_of(network)
+        counts.append(made(name)(inferred(model), data))
+    assert any(counts)
 
 
 @every_network
