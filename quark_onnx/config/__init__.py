@@ -1,8 +1,9 @@
 """Hold the user's decisions as frozen, composable values."""
 
+from quark_onnx.config.override import Override
 from quark_onnx.config.presets import A8W8, A16W8, S8S8, XINT8
-from quark_onnx.config.qconfig import FORMS, Override, QConfig
-from quark_onnx.config.serialize import from_dict, load_yaml, to_dict, to_yaml
+from quark_onnx.config.qconfig import FORMS, QConfig, from_dict, load_yaml
+from quark_onnx.config.serialize import to_dict, to_yaml
 from quark_onnx.config.spec import QuantizationSpec, format_calibrator, parse_calibrator
 from quark_onnx.config.tensors import TensorOverride, TensorOverrides
 from quark_onnx.config.text import name_tuple

@@ -1,24 +1,26 @@
-"""QConfig and Override: the user's decisions, as frozen values."""
+"""QConfig: the user's decisions, as a frozen value."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
 from quark_onnx.config.checks import require_flags
+from quark_onnx.config.override import Override, override_of
 from quark_onnx.config.spec import (
     QuantizationSpec,
     check_granularity,
     check_names,
+    settings_of,
     spec_of,
 )
-from quark_onnx.config.tensors import TensorOverride
+from quark_onnx.config.tensors import TensorOverride, tensor_override_of
 from quark_onnx.config.text import format_call, name_tuple, parse_call
+from quark_onnx.config.yaml_file import read_yaml
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
@@ -79,103 +81,6 @@ def parse_optimizer(text: str) -> Any:
     cls = OPTIMIZERS[name]
     check_names(settings, cls)
     return cls(**settings)
-
-
-@dataclass(frozen=True)
-class Override:
-    """A different decision for certain nodes.
-
-    A node matches if ``nodes``, ``op_types`` or ``between`` matches. An override without a match in
-    the model is an error.
-
-    Attributes:
-        nodes: node names, globs (``"/head/*"``) or regular expressions (``"re:^/head/.*"``).
-        op_types: operator types.
-        between: two sets of tensor or node names; the nodes on the paths from the first to the
-            second, both included.
-        keep: leave these nodes float.
-        activation: quantization of the nodes' activations; None for no change.
-        weight: quantization of the nodes' weights; None for no change.
-
-    >>> Override("/head/*", keep=True)
-    Override(nodes=('/head/*',), op_types=(), between=(), keep=True, activation=None, weight=None)
-    """
-
-    nodes: tuple[str, ...] = ()
-    op_types: tuple[str, ...] = ()
-    between: tuple[tuple[str, ...], ...] = ()
-    keep: bool = False
-    activation: QuantizationSpec | None = None
-    weight: QuantizationSpec | None = None
-
-    # The accepted types; the stored values are tuples.
-    if TYPE_CHECKING:
-
-        def __init__(  # noqa: PLR0913  the fields
-            self,
-            nodes: str | Iterable[str] = (),
-            op_types: str | Iterable[str] = (),
-            between: Sequence[str | Iterable[str]] = (),
-            keep: bool = False,
-            activation: QuantizationSpec | None = None,
-            weight: QuantizationSpec | None = None,
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
-        for name in ("nodes", "op_types"):
-            names = name_tuple(getattr(self, name), f"{name} of an override")
-            object.__setattr__(self, name, names)
-        if not isinstance(self.between, list | tuple):
-            raise ConfigError(
-                f"between of an override is {short(self.between)}; it takes two sets of"
-                " names",
-            )
-        ends = tuple(name_tuple(end, "between of an override") for end in self.between)
-        object.__setattr__(self, "between", ends)
-        if len(ends) not in (0, 2):
-            raise ConfigError(
-                f"between of an override has {len(ends)} sets of names; it takes two:"
-                " starts and ends",
-            )
-        if not (self.nodes or self.op_types or self.between):
-            raise ConfigError(
-                "an override names no nodes; give nodes, op_types or between",
-            )
-        if not isinstance(self.keep, bool):
-            raise ConfigError(
-                f"keep of the override for {self.where} is {short(self.keep)}; it must"
-                " be true or false",
-            )
-        if not (self.keep or self.activation or self.weight):
-            raise ConfigError(
-                f"the override for {self.where} changes nothing; give keep, activation"
-                " or weight",
-            )
-        if self.keep and (self.activation or self.weight):
-            raise ConfigError(
-                f"the override for {self.where} both keeps nodes float and quantizes"
-                " them",
-            )
-        for name in ("activation", "weight"):
-            spec = getattr(self, name)
-            if spec is not None and not isinstance(spec, QuantizationSpec):
-                raise ConfigError(
-                    f"{name} of the override for {self.where} is {short(spec)}, not a"
-                    " QuantizationSpec",
-                )
-        check_granularity(
-            self.activation,
-            self.weight,
-            f" of the override for {self.where}",
-        )
-
-    @property
-    def where(self) -> str:
-        """The patterns, for messages."""
-        patterns = [*self.nodes, *self.op_types]
-        if self.between:
-            patterns.append(" .. ".join(",".join(end) for end in self.between))
-        return ", ".join(patterns)
 
 
 @dataclass(frozen=True)
@@ -464,8 +369,6 @@ class QConfig:
     @classmethod
     def of(cls, config: object) -> QConfig:
         """Return a QConfig from a preset's name, a YAML file, a dictionary, or a QConfig."""
-        from quark_onnx.config.serialize import from_dict
-
         if isinstance(config, QConfig):
             return config
         if isinstance(config, dict):
@@ -479,8 +382,6 @@ class QConfig:
 
     @classmethod
     def _named(cls, config: str | Path) -> QConfig:
-        from quark_onnx.config.serialize import load_yaml
-
         if str(config).lower().endswith((".yaml", ".yml")):
             return load_yaml(Path(config))
         if isinstance(config, Path) or Path(config).suffix:
@@ -573,3 +474,49 @@ class QConfig:
         if self.optimizers:
             lines.append(f"optimizers: {' '.join(map(format_call, self.optimizers))}")
         return "\n".join(lines)
+
+
+def from_dict(data: dict[str, Any]) -> QConfig:
+    """Return the configuration of a dictionary.
+
+    ``preset`` names the configuration to start from (A8W8 if absent), the other keys change it.
+    ``calibrator`` and ``per_channel`` are shortcuts as in ``QConfig.with_``.
+
+    >>> from_dict({"preset": "S8S8", "per_channel": True}).weight.per_channel
+    True
+    """
+    changes = settings_of(data, "the config")
+    preset = changes.pop("preset", "A8W8")
+    if not isinstance(preset, str | QConfig):
+        raise ConfigError(
+            f"preset is {short(preset)}; it must be a preset's name{nearest(str(preset), PRESETS)}",
+        )
+    base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset]
+    if "overrides" in changes:
+        if not isinstance(changes["overrides"], list | tuple):
+            raise ConfigError(
+                f"overrides is {short(changes['overrides'])}; it must be a list",
+            )
+        changes["overrides"] = tuple(
+            override_of(item, base.activation, base.weight)
+            for item in changes["overrides"]
+        )
+    if isinstance(changes.get("tensors"), list | tuple):
+        changes["tensors"] = tuple(
+            tensor_override_of(item) for item in changes["tensors"]
+        )
+    return base.with_(**changes)
+
+
+def load_yaml(path: Path) -> QConfig:
+    """Read a configuration from a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, is not YAML, or describes no configuration; the message
+            names it.
+    """
+    data = read_yaml(path)
+    try:
+        return from_dict({} if data is None else data)
+    except ConfigError as error:
+        raise ConfigError(f"config file {path}: {error}") from error

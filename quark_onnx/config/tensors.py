@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibrators.base import is_number
 from calibrators.shown import short
-from quark_onnx.config.spec import QuantizationSpec
+from quark_onnx.config.spec import QuantizationSpec, check_names, settings_of
 from quark_onnx.config.text import name_tuple
 from quark_onnx.dtypes import DType, Scaled
 from quark_onnx.errors import ConfigError, nearest
@@ -255,6 +255,17 @@ class TensorOverride:
             and getattr(later, f.name) != f.default
         }
         return replace(self, **changes)
+
+
+def tensor_override_of(data: object) -> TensorOverride:
+    """Return an override of tensors from a dictionary of settings, or as it is."""
+    if isinstance(data, TensorOverride):
+        return data
+    settings = settings_of(data, "an override of tensors")
+    check_names(settings, TensorOverride)
+    if "tensors" not in settings:
+        raise ConfigError("an override of tensors names none; give tensors")
+    return TensorOverride(**settings)
 
 
 class TensorOverrides:

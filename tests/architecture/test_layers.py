@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.cases import loop_over
@@ -123,6 +123,47 @@ def test_imports_go_down(path: Path) -> None:
             assert top not in ("onnx", "onnxruntime", "onnxruntime_extensions"), (
                 "numbers need numpy alone"
             )
+
+
+#: AMD Quark's ``Config.get_default_config`` returns what another of its modules defines.
+CIRCLES = {
+    f"quark_onnx.onnx.quantization.config.{name}"
+    for name in ("config", "custom_config")
+}
+
+
+def test_no_file_imports_what_imports_it() -> None:
+    """Imports in functions count; those for type checkers alone do not."""
+    names = {module_of(path): path for path in FILES}
+    imported = {
+        name: names.keys() & set(imported_files(path, names)) - {name}
+        for name, path in names.items()
+    }
+    circles = set(imported)
+    before = -1
+    while len(circles) != before:
+        before = len(circles)
+        readers = set().union(*(imported[name] for name in circles))
+        circles = {name for name in circles & readers if imported[name] & circles}
+    assert circles == CIRCLES
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def imported_files(path: Path, names: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules that a file imports at run time, ``from a import b`` as ``a.b``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body.clear()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in names else str(node.module)
 
 
 def test_one_place_imports_the_extensions() -> None:

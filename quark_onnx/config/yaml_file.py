@@ -1,0 +1,86 @@
+"""Read YAML files with limits on their size, and without duplicate keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from calibrators.limits import read_text
+from calibrators.shown import short
+from quark_onnx.errors import ConfigError
+
+#: Most bytes of a file: five times a file with an override for each of 10,000 nodes.
+_BYTES = 1 << 22
+#: Most values of a file with expanded aliases: a hundred times those of the largest in use.
+_VALUES = 100_000
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the document of a YAML file; None if it is empty.
+
+    Raises:
+        ConfigError: the file is missing, or is not YAML; the message names it.
+    """
+    try:
+        return yaml.load(read_text(path, _BYTES), _Loader)
+    except OSError as error:
+        raise ConfigError(
+            f"config file {path} cannot be read: {error.strerror}",
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses duplicate keys and excessive aliases.
+
+    YAML would take the last of duplicate keys.
+    """
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """Construct a document, unless the aliases expand too far."""
+        if _expanded(node, {}) > _VALUES:
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"its aliases stand for more than {_VALUES:,} values",
+                node.start_mark,
+            )
+        return super().construct_document(node)
+
+    def construct_mapping(
+        self,
+        node: yaml.MappingNode,
+        deep: bool = False,
+    ) -> dict[Any, Any]:
+        """Construct a mapping, unless a key is given twice."""
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"{short(key)} is given twice",
+                    node.start_mark,
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return the number of values of a node with expanded aliases.
+
+    A node that contains itself exceeds the limit.
+    """
+    if id(node) not in known:
+        # Provisional: a node that is met again before its count is known contains itself.
+        known[id(node)] = _VALUES + 1
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                parts += [key, value]
+        elif isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
