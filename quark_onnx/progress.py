@@ -1,4 +1,4 @@
-"""A progress bar with an ETA on an interactive stderr, and a time limit."""
+"""Progress with an ETA on stderr, and a time limit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,27 @@ from time import monotonic
 from types import TracebackType
 
 from quark_onnx.errors import TimeLimitError
-from quark_onnx.progress_bars import Bar, open_bar
+from quark_onnx.progress_bars import Bar, Forecast, open_bar
 
 #: Deadline on the ``monotonic`` clock; None for no limit.
 _DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
+#: Estimate of the next loop.
+_FORECAST: ContextVar[Forecast | None] = ContextVar("forecast", default=None)
+
+
+@contextmanager
+def forecast(seconds: float, later: float = 0.0) -> Iterator[None]:
+    """Tell the first loop in the enclosed work how long it is estimated to run.
+
+    Args:
+        seconds: estimated runtime of the loop.
+        later: estimated runtime of the work after the loop.
+    """
+    token = _FORECAST.set(Forecast(seconds, later))
+    try:
+        yield
+    finally:
+        _FORECAST.reset(token)
 
 
 @contextmanager
@@ -49,12 +66,14 @@ def check_time() -> None:
 
 
 class Progress:
-    """A context manager around a progress bar.
+    """A context manager around a progress bar, or lines where stderr is no terminal.
 
     Args:
-        show: True shows the bar, False hides it, None shows it if stderr is a terminal. Without
-            a stderr, there is no bar.
-        total: number of steps; None if unknown, which leaves the bar without an ETA.
+        show: True shows progress, False hides it, None shows it if stderr is a terminal, and in
+            the command line after some seconds. Without a stderr, nothing is shown.
+        total: number of steps; None if unknown, which leaves out the ETA.
+        name: the work.
+        unit: a step.
     """
 
     def __init__(
@@ -71,14 +90,16 @@ class Progress:
         self._bar: Bar | None = None
 
     def __enter__(self) -> Progress:
-        self._bar = open_bar(self._show, self._total, self._name, self._unit)
+        expected = _FORECAST.get()
+        _FORECAST.set(None)  # loops within this one are parts of the estimate
+        self._bar = open_bar(self._show, self._total, self._name, self._unit, expected)
         return self
 
-    def update(self, done: int) -> None:
+    def update(self, done: float) -> None:
         """Set the number of finished steps.
 
         Args:
-            done: the number of finished steps.
+            done: the number of finished steps, and the finished part of the current step.
 
         Raises:
             TimeLimitError: an enclosing ``time_limit`` is over.

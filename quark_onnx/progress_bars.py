@@ -1,55 +1,181 @@
-"""Bars of a ``Progress``: rich's on a terminal, tqdm's in a file or a pipe."""
+"""Displays of a ``Progress``: rich's bars on a terminal, lines in a file or a pipe."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Display
     from rich.progress import TaskID
 
+#: Seconds between two lines.
+INTERVAL = 10.0
+#: Whether lines are shown without being asked for.
+_PLAIN: ContextVar[bool] = ContextVar("plain", default=False)
+
 
 class Bar(Protocol):
     """A display of progress."""
 
-    def update(self, done: int) -> None:
+    def update(self, done: float) -> None:
         """Set the number of finished steps."""
 
     def close(self) -> None:
         """Remove the bar."""
 
 
-def open_bar(show: bool | None, total: int | None, name: str, unit: str) -> Bar | None:
+def open_bar(
+    show: bool | None,
+    total: int | None,
+    name: str,
+    unit: str,
+    forecast: Forecast | None = None,
+) -> Bar | None:
     """Return a new bar on stderr; None without an audience.
 
     Args:
-        show: True shows a bar, False none, None shows a bar if stderr is a terminal.
+        show: True shows a bar, False none, None shows a bar if stderr is a terminal, and lines
+            after a while within ``plain_progress``.
         total: number of steps; None if unknown, which leaves the bar without an ETA.
         name: the work.
         unit: a step.
+        forecast: runtime of the work as estimated before.
     """
     stream = sys.stderr
     if stream is None or show is False:  # None where a process starts without a stderr
         return None
     if stream.isatty():
         return TerminalBar(total, name, unit)
-    return FileBar(total, name, unit) if show else None
+    if show is None and not _PLAIN.get():
+        return None
+    return LineBar(total, name, unit, forecast, at_once=show is True)
 
 
-class FileBar:
-    """A bar of tqdm, with complete lines on a stream that is no terminal."""
+@contextmanager
+def plain_progress() -> Iterator[None]:
+    """Show the progress of the enclosed work as lines where stderr is no terminal."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
 
-    def __init__(self, total: int | None, name: str, unit: str) -> None:
-        from tqdm import tqdm
 
-        self._bar: Any = tqdm(total=total, desc=name, unit=unit, leave=False)
+@dataclass(frozen=True)
+class Forecast:
+    """Runtime of a loop as estimated before it starts.
 
-    def update(self, done: int) -> None:
-        self._bar.update(done - self._bar.n)
+    Attributes:
+        seconds: runtime of the loop.
+        later: runtime of the work after the loop.
+    """
+
+    seconds: float
+    later: float = 0.0
+
+    def remaining(self, elapsed: float, done: float, total: int) -> float:
+        """Return the seconds until all work is done, by the speed measured so far.
+
+        The work after the loop is expected to deviate from its estimate by as much as the loop.
+
+        Args:
+            elapsed: seconds at which ``done`` was reached; of the loop so far if ``done`` is 0.
+            done: number of complete steps.
+            total: number of all steps.
+
+        >>> Forecast(60, 10).remaining(10, 0, 6), Forecast(60, 10).remaining(20, 1, 6)
+        (60.0, 120.0)
+        """
+        if not done:
+            return max(self.seconds - elapsed, 0.0) + self.later
+        measured = elapsed * total / done
+        slowdown = measured / self.seconds if self.seconds else 1.0
+        return measured - elapsed + self.later * slowdown
+
+
+def clock(seconds: float) -> str:
+    """Format a time in minutes and seconds, or in hours, minutes and seconds.
+
+    >>> clock(75), clock(3725)
+    ('1:15', '1:02:05')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"
+
+
+class LineBar:
+    """Lines on a stream that is no terminal, such as a log file.
+
+    Args:
+        total: number of steps; None if unknown.
+        name: the work.
+        unit: a step.
+        forecast: runtime of the work as estimated before.
+        at_once: whether the first line comes at once; short work has no line otherwise.
+    """
+
+    def __init__(
+        self,
+        total: int | None,
+        name: str,
+        unit: str,
+        forecast: Forecast | None,
+        *,
+        at_once: bool,
+    ) -> None:
+        self._total = total
+        self._name = name
+        self._unit = unit
+        self._forecast = forecast
+        self._start = monotonic()
+        self._shown = self._start
+        #: Complete steps, and the time at which the last of them was complete. Parts of a step
+        #: say little: a block's forward pass is faster than the algorithm that follows it.
+        self._complete = 0
+        self._completed = self._start
+        if at_once:
+            self._show(self._start)
+
+    def update(self, done: float) -> None:
+        now = monotonic()
+        if int(done) > self._complete:
+            self._complete = int(done)
+            self._completed = now
+        if now - self._shown >= INTERVAL:
+            self._show(now)
 
     def close(self) -> None:
-        self._bar.close()
+        """Do nothing: lines stay."""
+
+    def _show(self, now: float) -> None:
+        steps = f"{self._unit} {self._complete}"
+        if self._total is not None:
+            steps = f"{steps} of {self._total}"
+        text = f"quark-onnx: {self._name}: {steps}, {clock(now - self._start)} elapsed"
+        remaining = self._remaining(now)
+        if remaining is not None:
+            text = f"{text}, about {clock(remaining)} remaining"
+        with suppress(OSError, ValueError):  # nobody reads stderr any more
+            print(text, file=sys.stderr, flush=True)
+        self._shown = now
+
+    def _remaining(self, now: float) -> float | None:
+        """Return the seconds until the work ends; None if unknown."""
+        if self._total is None or (self._forecast is None and not self._complete):
+            return None
+        forecast = self._forecast or Forecast(0.0)
+        last = self._completed if self._complete else now
+        found = forecast.remaining(last - self._start, self._complete, self._total)
+        return max(found - (now - last), 0.0)
 
 
 class TerminalBar:
@@ -69,7 +195,7 @@ class TerminalBar:
         cls._lines += 1
         self._line: TaskID = cls._display.add_task(name, total=total, unit=unit)
 
-    def update(self, done: int) -> None:
+    def update(self, done: float) -> None:
         display = type(self)._display
         if display is not None:
             display.update(self._line, completed=done)

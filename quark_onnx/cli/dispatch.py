@@ -64,6 +64,7 @@ from quark_onnx.errors import (
     crash_errors,
     nearest,
 )
+from quark_onnx.progress_bars import plain_progress
 from quark_onnx.report.verdict import NextStep
 
 #: Commands: modules with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
@@ -122,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _diagnostics(options.verbose),
                 crash_errors(*models),
                 isolated(options.isolation),
+                plain_progress(),
             ):
                 answer: Answer = options.run(options)
             return _publish(answer, options)

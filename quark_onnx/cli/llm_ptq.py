@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import warnings
@@ -9,6 +10,7 @@ from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from quark_onnx.cli.next_command import next_command, shell_line
@@ -25,6 +27,7 @@ from quark_onnx.cli.parsing import (
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.page import write_whole
+from quark_onnx.progress_bars import INTERVAL, clock
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
@@ -43,6 +46,8 @@ _TEXT = "text or .jsonl file, folder, token ids, or data set name"
 
 #: Number of windows of the data for the choice of schemes.
 _MEASURED = 8
+#: Running processes per processor that slow a run down.
+_BUSY = 1.5
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -349,6 +354,7 @@ def ptq(options: Namespace) -> Answer:
     notes = list[str]()
     exported = torch_side("quark_onnx.torch.exports.kinds").exported
     with exported(exports, source, config, options.output, notes) as folder:
+        start = monotonic()
         found = module.ptq(
             source,
             folder,
@@ -376,6 +382,8 @@ def ptq(options: Namespace) -> Answer:
             announce=None if options.quiet else _announce,
             verdict=not options.no_verdict,
         )
+        if not options.quiet:
+            _say_runtime(monotonic() - start, found.estimate)
         if tasks is not None:
             scores = tasks.compared(
                 options.model,
@@ -658,7 +666,37 @@ def _mixture_document(mixture: Any) -> dict[str, Any]:
 
 
 def _announce(expected: Any) -> None:
-    say(f"quark-onnx: quantization and evaluation take {expected}", sys.stderr)
+    """Print the estimate, and the options that shorten a long run."""
+    say(f"{PROGRAM}: quantization and evaluation take {expected}", sys.stderr)
+    load = _load()
+    if load > _BUSY:
+        say(
+            f"{PROGRAM}: other programs keep this machine busy (load {load:.1f} per"
+            " processor): the run takes longer as long as they run",
+            sys.stderr,
+        )
+    if not expected.shorter:
+        return
+    duration = torch_side("quark_onnx.torch.pipelines.estimate").duration
+    ways = ", ".join(
+        f"{option}: {duration(seconds)}" for option, seconds in expected.shorter
+    )
+    say(f"{PROGRAM}: shorter, with less accuracy: {ways}", sys.stderr)
+
+
+def _load() -> float:
+    """Return the running processes per processor; 0 where the system does not count them."""
+    if not hasattr(os, "getloadavg"):  # Windows
+        return 0.0
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
+def _say_runtime(seconds: float, expected: Any) -> None:
+    """Print the runtime next to the estimate, for a run that somebody waited for."""
+    if seconds < INTERVAL:
+        return
+    text = f"took {clock(seconds)}, {clock(expected.seconds)} estimated at the start"
+    say(f"{PROGRAM}: {text}", sys.stderr)
 
 
 def gguf_options(parser: Parser) -> None:

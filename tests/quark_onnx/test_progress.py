@@ -8,7 +8,8 @@ import pytest
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.errors import TimeLimitError
-from quark_onnx.progress import Progress, check_time, time_limit
+from quark_onnx.progress import Progress, check_time, forecast, time_limit
+from quark_onnx.progress_bars import plain_progress
 from tests.models import conv_relu, residual, samples
 from tests.quark_onnx.optimizers.networks import attentive
 
@@ -122,3 +123,66 @@ def test_quantizing_ends_at_its_time_limit(optimizers: str) -> None:
     with pytest.raises(TimeLimitError), time_limit(0):
         quantize(model, samples(model), config)
     quantize(model, samples(model), config)
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that shows the last element."""
+    shown = [0.0]
+    monkeypatch.setattr("quark_onnx.progress_bars.monotonic", lambda: shown[-1])
+    return shown
+
+
+def test_a_log_has_lines_now_and_then(
+    capsys: pytest.CaptureFixture[str], seconds: list[float]
+) -> None:
+    """At most one in ten seconds, with the remaining time by the steps that are complete."""
+    with plain_progress(), Progress(None, 6, "quantizing", "block") as bar:
+        for now, done in ((4, 0.5), (9, 1), (12, 1.5), (13, 1.8), (27, 3), (54, 6)):
+            seconds.append(now)
+            bar.update(done)
+    assert capsys.readouterr().err.splitlines() == [
+        "quark-onnx: quantizing: block 1 of 6, 0:12 elapsed, about 0:42 remaining",
+        "quark-onnx: quantizing: block 3 of 6, 0:27 elapsed, about 0:27 remaining",
+        "quark-onnx: quantizing: block 6 of 6, 0:54 elapsed, about 0:00 remaining",
+    ]
+    with Progress(None, 6, "quantizing", "block") as bar:  # not in the command line
+        seconds.append(100)
+        bar.update(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_estimate_is_corrected_by_what_is_measured(
+    capsys: pytest.CaptureFixture[str], seconds: list[float]
+) -> None:
+    """A minute and ten seconds for the work after it, at half of the estimated speed."""
+    with plain_progress(), forecast(60, 10):
+        with Progress(None, 6, "quantizing", "block") as bar:
+            for now, done in ((12, 0.5), (20, 1), (40, 2)):
+                seconds.append(now)
+                bar.update(done)
+                if done == 1:
+                    with Progress(None, None, "inner", "step") as inner:
+                        seconds.append(30)
+                        inner.update(5)
+        with Progress(None, 2, "comparing", "window") as bar:
+            seconds.append(51)
+            bar.update(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "quark-onnx: quantizing: block 0 of 6, 0:12 elapsed, about 0:58 remaining",
+        "quark-onnx: inner: step 5, 0:10 elapsed",
+        "quark-onnx: quantizing: block 2 of 6, 0:40 elapsed, about 1:40 remaining",
+        "quark-onnx: comparing: window 1 of 2, 0:11 elapsed, about 0:11 remaining",
+    ]
+
+
+def test_a_closed_log_ends_no_work(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+) -> None:
+    log = StringIO()
+    log.close()
+    monkeypatch.setattr("sys.stderr", log)
+    monkeypatch.setattr(log, "isatty", lambda: False, raising=False)
+    with Progress(True, 3, "counting", "sheep") as bar:
+        seconds.append(20)
+        bar.update(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -36,14 +37,18 @@ if TYPE_CHECKING:
 _WORKING, _ON_THE_WAY = 6, 48 << 20
 #: Rows and columns of the matrix for the timing of products and rounding; rows for the size of
 #: codes.
-_ROWS, _COLUMNS, _SOME = 2048, 2048, 64
-#: Tokens of the timed product, and bytes of the timed read.
-_TOKENS, _READ = 256, 1 << 25
+_ROWS, _COLUMNS, _SOME = 512, 2048, 64
+#: Tokens of the timed product; bytes of a timed read, and number of reads.
+_TOKENS, _READ, _PARTS = 256, 1 << 22, 8
 #: Tokens that a block runs at once; bytes per attention probability, in addition to three values
 #: of the model's type.
 AT_ONCE, _SOFTMAX = BATCH_TOKENS, 4
-#: Columns of the timed sweep, and calls of the timed operator.
-_SWEPT, _CALLS = 128, 16
+#: Columns of the timed sweep.
+_SWEPT = 128
+#: Most runs of a probe, and seconds after which it ends.
+_MOST, _BUDGET = 20, 0.15
+#: Least runtime of a probe in seconds.
+_SHORTEST = 1e-7
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Estimate:
         seconds: runtime with the evaluation; the part of algorithms is a rough guess.
         algorithms: algorithms without an estimate; their cost is not included.
         evaluated: number of tokens on which both models run after quantization.
+        evaluation: part of ``seconds`` that the evaluation takes.
+        shorter: options of ``llm ptq`` that shorten the run, each with its runtime in seconds.
 
     >>> print(Estimate(3 << 30, 1 << 29, 170.0))
     about 3.0 GiB of memory, 512 MiB of disk, 3 min
@@ -66,22 +73,31 @@ class Estimate:
     seconds: float
     algorithms: tuple[str, ...] = ()
     evaluated: int = 0
+    evaluation: float = 0.0
+    shorter: tuple[tuple[str, float], ...] = ()
 
     def __str__(self) -> str:
-        minutes = self.seconds / 60
-        span = (
-            f"{self.seconds:.0f} s"
-            if minutes < 1
-            else f"{minutes:.0f} min"
-            if minutes < 90
-            else f"{minutes / 60:.1f} h"
-        )
+        span = duration(self.seconds)
         more = (
             f", and what {' and '.join(self.algorithms)} takes"
             if self.algorithms
             else ""
         )
         return f"about {size(self.memory)} of memory, {size(self.disk)} of disk, {span}{more}"
+
+
+def duration(seconds: float) -> str:
+    """Format an estimated runtime.
+
+    >>> duration(5), duration(150), duration(6000)
+    ('5 s', '2 min', '1.7 h')
+    """
+    minutes = seconds / 60
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.1f} h"
 
 
 def size(count: int) -> str:
@@ -99,10 +115,11 @@ def estimate(  # noqa: PLR0913
     samples: int = 1,
     algorithms: tuple[Any, ...] = (),
     evaluated: Sequence[int] = (),
+    speed: Speed | None = None,
 ) -> Estimate:
     """Estimate the resources of quantizing a checkpoint file to file.
 
-    The speed of this machine is measured; memory includes that of the current process.
+    Memory includes that of the current process.
 
     Args:
         source: the checkpoint.
@@ -113,10 +130,12 @@ def estimate(  # noqa: PLR0913
         algorithms: the algorithms of the configuration.
         evaluated: tokens of each window on which the written model and the float model are
             compared.
+        speed: speed of this machine; measured if None.
 
     Returns:
         The estimate.
     """
+    speed = speed or Speed(source)
     model, dtype, now = source.model, dtype_of(source.model.config), resident()
     blocks = [list(block.parameters()) for block in blocks_of(model).values()]
     coded = [
@@ -137,27 +156,34 @@ def estimate(  # noqa: PLR0913
         file.stat().st_size
         for file in {tensor.path for tensor in source.reader.tensors.values()}
     )
-    seconds = (read + 2 * disk) / _reading_rate(
-        source,
-    )  # tensors are written twice: singly, then into the file with its header
+    # tensors are written twice: singly, then into the file with its header
+    seconds = (read + 2 * disk) / speed.reading()
     if coded:
-        seconds += count / _rounding_rate(coded[0][1], dtype)
+        seconds += count / speed.roundings(coded[0][1], dtype)
     alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
     memory = now + largest * _WORKING + _ON_THE_WAY
     shapes = shapes_of(model, chosen, tokens, samples)
     more, unknown = cost_of(algorithms, shapes)
     width = _whole(_text(model), "hidden_size") or 1
     if coded and algorithms:
-        seconds += _algorithm_seconds(more, coded[0][1], dtype, width)
-    passes = shapes.runs(1) if tokens else Cost()
+        seconds += _algorithm_seconds(speed, more, coded[0][1], dtype, width)
+    if tokens:
+        seconds += _work(speed, shapes.runs(1), None, dtype, width)
+    evaluation = 0.0
     if evaluated:
-        passes += evaluation_cost(shapes, evaluated)
-        seconds += (read + disk) / _reading_rate(source)
-    seconds += _work(passes, None, dtype, width)
-    if not tokens:
-        return Estimate(
-            memory + alone + more.memory, disk, seconds, unknown, sum(evaluated)
+        evaluation = (read + disk) / speed.reading() + _work(
+            speed, evaluation_cost(shapes, evaluated), None, dtype, width
         )
+    found = Estimate(
+        memory + alone + more.memory,
+        disk,
+        seconds + evaluation,
+        unknown,
+        sum(evaluated),
+        evaluation,
+    )
+    if not tokens:
+        return found
     block = shapes.block + max(map(_count, blocks), default=0) * max(
         1.0,
         codes / max(count, 1),
@@ -175,7 +201,7 @@ def estimate(  # noqa: PLR0913
         + more.memory
     )
     held += _probabilities(source, chosen, tokens // max(samples, 1), dtype)
-    return Estimate(memory + max(alone, held), disk, seconds, unknown, sum(evaluated))
+    return replace(found, memory=memory + max(alone, held))
 
 
 def _text(model: PreTrainedModel) -> Any:
@@ -255,10 +281,13 @@ def _probabilities(
     return int(heads * rows * length**2 * (3 * dtype.itemsize + _SOFTMAX))
 
 
-def _work(cost: Cost, spec: TensorSpec | None, dtype: torch.dtype, width: int) -> float:
+def _work(
+    speed: Speed, cost: Cost, spec: TensorSpec | None, dtype: torch.dtype, width: int
+) -> float:
     """Return the runtime of work in seconds.
 
     Args:
+        speed: speed of the machine.
         cost: the work.
         spec: format of the weights that are rounded; None if none are.
         dtype: type of products.
@@ -266,25 +295,25 @@ def _work(cost: Cost, spec: TensorSpec | None, dtype: torch.dtype, width: int) -
     """
     seconds = 0.0
     if cost.products:
-        seconds += cost.products / _product_rate(dtype)
+        seconds += cost.products / speed.products(dtype)
     if cost.roundings and spec is not None:
-        seconds += cost.roundings / _rounding_rate(spec, dtype)
+        seconds += cost.roundings / speed.roundings(spec, dtype)
     if cost.columns:
-        seconds += cost.columns / _column_rate()
+        seconds += cost.columns / speed.columns()
     if cost.operators:
-        seconds += cost.operators * _operator_seconds(width, dtype)
+        seconds += cost.operators * speed.operator(width, dtype)
     if cost.elements:
-        seconds += cost.elements / _element_rate()
+        seconds += cost.elements / speed.elements()
     return seconds
 
 
 def _algorithm_seconds(
-    cost: Cost, spec: TensorSpec, dtype: torch.dtype, width: int
+    speed: Speed, cost: Cost, spec: TensorSpec, dtype: torch.dtype, width: int
 ) -> float:
     """Return the runtime of algorithms, which compute products in float32."""
     products = Cost(products=cost.products)
-    return _work(products, None, torch.float32, width) + _work(
-        replace(cost, products=0.0), spec, dtype, width
+    return _work(speed, products, None, torch.float32, width) + _work(
+        speed, replace(cost, products=0.0), spec, dtype, width
     )
 
 
@@ -319,21 +348,88 @@ def _laid_out(spec: TensorSpec, dtype: torch.dtype, rows: int) -> int:
     return sum(tensor.nbytes for tensor in stored(quantize(weight, spec)).values())
 
 
+class Speed:
+    """Speed of this machine, measured by short probes when it is first asked for.
+
+    Other work on the machine slows single runs of a probe down, and makes threads wait for each
+    other. Each probe therefore runs several times, and the fastest run counts. Further runs on
+    one thread count by the time on a processor, which other work does not take part in.
+
+    Args:
+        source: the checkpoint whose files are read.
+    """
+
+    def __init__(self, source: FloatCheckpoint) -> None:
+        self._source = source
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def _once(self, key: tuple[object, ...], measure: Callable[[], float]) -> float:
+        if key not in self._known:
+            self._known[key] = measure()
+        return self._known[key]
+
+    def products(self, dtype: torch.dtype) -> float:
+        """Return the multiply-accumulates per second."""
+        return self._once(("products", dtype), lambda: _product_rate(dtype))
+
+    def operator(self, width: int, dtype: torch.dtype) -> float:
+        """Return the runtime of an elementwise operator on the hidden states of a batch."""
+        key = ("operator", width, dtype)
+        return self._once(key, lambda: _operator_seconds(width, dtype))
+
+    def elements(self) -> float:
+        """Return the values per second that an operator computes in float64."""
+        return self._once(("elements",), _element_rate)
+
+    def roundings(self, spec: TensorSpec, dtype: torch.dtype) -> float:
+        """Return the number of weights per second that are rounded and packed."""
+        key = ("roundings", spec, dtype)
+        return self._once(key, lambda: _rounding_rate(spec, dtype))
+
+    def columns(self) -> float:
+        """Return the number of columns per second of a sweep over short columns."""
+        return self._once(("columns",), _column_rate)
+
+    def reading(self) -> float:
+        """Return the bytes per second read from the checkpoint.
+
+        Writing is assumed to be as fast.
+        """
+        return self._once(("reading",), lambda: _reading_rate(self._source))
+
+
 def _seconds(work: Callable[[], object]) -> float:
-    """Return the runtime of the faster of two runs, after a warm-up.
+    """Return the runtime of the fastest of several runs, after a warm-up.
 
     The warm-up may wait for memory.
     """
-    found = []
-    for _ in range(3):
-        start = time.perf_counter()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
         work()
-        found.append(time.perf_counter() - start)
-    return min(found[1:])
+        found = [_fastest(work, time.thread_time)]
+    finally:
+        torch.set_num_threads(threads)
+    if threads > 1:
+        work()
+    found.append(_fastest(work, time.perf_counter))
+    # a coarse clock says 0
+    return max(min(filter(None, found), default=0.0), _SHORTEST)
+
+
+def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Return the runtime of the fastest run by a clock."""
+    least, until = float("inf"), time.perf_counter() + _BUDGET
+    for _ in range(_MOST):
+        start = clock()
+        work()
+        least = min(least, clock() - start)
+        if time.perf_counter() > until:
+            break
+    return least
 
 
 def _product_rate(dtype: torch.dtype) -> float:
-    """Return the measured multiply-accumulates per second."""
     weight, x = (torch.ones(rows, _COLUMNS, dtype=dtype) for rows in (_ROWS, _TOKENS))
     return float(_TOKENS * weight.numel()) / _seconds(
         lambda: torch.aminmax(torch.nn.functional.linear(x, weight)),
@@ -341,29 +437,20 @@ def _product_rate(dtype: torch.dtype) -> float:
 
 
 def _operator_seconds(width: int, dtype: torch.dtype) -> float:
-    """Return the runtime of an elementwise operator on the hidden states of a batch."""
     states = torch.ones(BATCH_TOKENS, width, dtype=dtype)
-
-    def several() -> None:
-        for _ in range(_CALLS):
-            torch.nn.functional.silu(states)
-
-    return _seconds(several) / _CALLS
+    return _seconds(lambda: torch.nn.functional.silu(states))
 
 
 def _element_rate() -> float:
-    """Return the values per second that an operator computes in float64."""
     values = torch.ones(_SOME, _COLUMNS, dtype=torch.float64)
     return float(values.numel()) / _seconds(values.exp)
 
 
 def _rounding_rate(spec: TensorSpec, dtype: torch.dtype) -> float:
-    """Return the number of weights per second that are rounded and packed."""
     return float(_ROWS * _COLUMNS) / _seconds(lambda: _laid_out(spec, dtype, _ROWS))
 
 
 def _column_rate() -> float:
-    """Return the number of columns per second of a sweep over short columns."""
     weight = torch.linspace(-1, 1, _SOME * _SWEPT).reshape(_SOME, _SWEPT)
     steps, solver = (
         TensorLevels.of(quantize(weight, TensorSpec("int8"))),
@@ -376,13 +463,18 @@ def _column_rate() -> float:
 def _reading_rate(source: FloatCheckpoint) -> float:
     """Return the bytes per second read from the largest file of a checkpoint.
 
-    Writing is assumed to be as fast.
+    The median of several parts counts, since the system may hold one of them in memory.
     """
     file: Path = max(
         {tensor.path for tensor in source.reader.tensors.values()},
         key=lambda each: each.stat().st_size,
     )
-    start = time.perf_counter()
-    with file.open("rb") as opened:
-        count = len(opened.read(_READ))
-    return count / (time.perf_counter() - start)
+    rates = list[float]()
+    with file.open("rb", buffering=0) as opened:
+        for _ in range(_PARTS):
+            start = time.perf_counter()
+            count = len(opened.read(_READ))
+            if count:
+                seconds = time.perf_counter() - start
+                rates.append(count / max(seconds, _SHORTEST))
+    return statistics.median(rates)

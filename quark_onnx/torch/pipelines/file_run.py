@@ -392,7 +392,7 @@ class FileRun:
         if needs_float_reference(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
-        with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
+        with Progress(progress, len(blocks), "quantizing", "block") as bar:
             for index, (name, block) in enumerate(blocks.items()):
                 part = inside(self.chosen, name)
                 found = journal.find(index)
@@ -407,7 +407,7 @@ class FileRun:
                         self.config,
                         self.report,
                     ):
-                        bar.update(index * len(walk) + done)
+                        bar.update(index + done / (len(walk) + 1))
                     tensors = self._named(name, part, tensors_of(block, self.layout))
                     journal.keep(
                         index,
@@ -421,10 +421,10 @@ class FileRun:
                     self._mark(name, block)
                     states = journal.hidden(index, walk.states)
                     walk.states = [state.to(self.device) for state in states]
-                    bar.update((index + 1) * len(walk))
                 yield from sorted(
                     tensors.items(),
                 )  # since a journal returns tensors in a different order
+                bar.update(index + 1)
                 empty(block)
                 _drop(self.model, part)
                 release_memory()
@@ -444,7 +444,7 @@ class FileRun:
         if needs_float_reference(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
-        with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
+        with Progress(progress, len(blocks), "quantizing", "block") as bar:
             for index, name in enumerate(blocks):
                 part = inside(self.chosen, name)
                 self._fill(name, part)
@@ -456,7 +456,8 @@ class FileRun:
                     self.config,
                     self.report,
                 ):
-                    bar.update(index * len(walk) + done)
+                    bar.update(index + done / (len(walk) + 1))
+                bar.update(index + 1)
         del walk
         self._fill_outside(blocks)
         for index, each in enumerate(finalizers(self.config)):

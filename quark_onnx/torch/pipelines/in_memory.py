@@ -310,10 +310,11 @@ def _walk(  # noqa: C901, PLR0913
             ) from error
         logger.debug("the model is run as a whole: %s", error)
         return False
-    with Progress(progress, len(blocks) * len(walk), "quantizing", "sample") as bar:
+    with Progress(progress, len(blocks), "quantizing", "block") as bar:
         for index, name in enumerate(blocks):
             for done in quantize_block(model, name, parts[name], walk, config, report):
-                bar.update(index * len(walk) + done)
+                bar.update(index + done / (len(walk) + 1))
+            bar.update(index + 1)
     rest = _reached(model, rest, watching, config, report)
     report.note_outside(rest, config.algorithms)
     alone = {name: quantize_data_free(name, rest, config, report) for name in rest}

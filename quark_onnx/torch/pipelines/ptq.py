@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import DataError
+from quark_onnx.progress import forecast
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -20,7 +21,7 @@ from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for as config_for
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.structure import vocabulary_of
-from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, estimate
+from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, Speed, estimate
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+#: Seconds of a run that is long enough to name shorter ones, with a number of samples or tokens
+#: per sample, if these take at most a fraction of its time.
+_LONG, _FEW, _SHORT, _USEFUL = 300.0, 32, 256, 0.8
 
 
 @dataclass(frozen=True)
@@ -127,28 +132,25 @@ def ptq(  # noqa: PLR0913
     judges = [] if evaluate is None else text_windows(evaluate, tokenizer, source.model)
     if evaluate is not None:
         held_out, where = judges, f"of {evaluate.source}"
-    layers, tokens = chosen_layers(source.model, config)[0], sum(map(len, windows))
-    spilled = writing.spill is not None
-    expected = estimate(
+    expected = _estimate(
         source,
-        layers,
-        tokens,
-        spilled=spilled,
-        samples=len(windows),
-        algorithms=config.algorithms,
-        evaluated=_evaluated(held_out if verdict else None, judges),
+        config,
+        windows,
+        _evaluated(held_out if verdict else None, judges),
+        spilled=writing.spill is not None,
     )
     if announce is not None:
         announce(expected)
     batches = _batched(windows) if windows else None
-    report = quantize_checkpoint(
-        source,
-        output,
-        config,
-        batches,
-        writing=writing,
-        progress=progress,
-    )
+    with forecast(expected.seconds - expected.evaluation, expected.evaluation):
+        report = quantize_checkpoint(
+            source,
+            output,
+            config,
+            batches,
+            writing=writing,
+            progress=progress,
+        )
     judged = None
     if verdict:
         judged = judge(
@@ -157,6 +159,7 @@ def ptq(  # noqa: PLR0913
             config,
             held_out[:HELD_OUT],
             where,
+            progress=progress,
         )
     if not judges:
         return Outcome(report, expected, verdict=judged)
@@ -164,6 +167,62 @@ def ptq(  # noqa: PLR0913
     quantized = load_checkpoint(output, trust_code=source.trust_code)
     after = perplexity(quantized, judges, progress=progress)
     return Outcome(report, expected, before, after, judged)
+
+
+def _estimate(
+    source: FloatCheckpoint,
+    config: TorchConfig,
+    windows: Sequence[Any],
+    evaluated: Sequence[int],
+    *,
+    spilled: bool,
+) -> Estimate:
+    """Estimate a run, and runs with less work if it is long.
+
+    Args:
+        source: the checkpoint.
+        config: the quantization configuration.
+        windows: calibration windows.
+        evaluated: tokens of each window of the evaluation.
+        spilled: whether hidden states are kept in files.
+    """
+    layers = chosen_layers(source.model, config)[0]
+    speed = Speed(source)
+
+    def estimated(samples: int, length: int, algorithms: tuple[Any, ...]) -> Estimate:
+        return estimate(
+            source,
+            layers,
+            samples * length,
+            spilled=spilled,
+            samples=samples,
+            algorithms=algorithms,
+            evaluated=evaluated,
+            speed=speed,
+        )
+
+    samples = len(windows)
+    length = len(windows[0]) if windows else 0
+    found = estimated(samples, length, config.algorithms)
+    if found.seconds < _LONG:
+        return found
+    shorter = list[tuple[str, Estimate]]()
+    if samples > _FEW:
+        fewer = estimated(_FEW, length, config.algorithms)
+        shorter.append((f"--samples {_FEW}", fewer))
+    if length > _SHORT:
+        fewer = estimated(samples, _SHORT, config.algorithms)
+        shorter.append((f"--length {_SHORT}", fewer))
+    if config.algorithms:
+        used = (samples, length) if config.measures else (0, 0)
+        rounded = estimated(*used, ())
+        shorter.append(("without --algorithm, as --recipe fast", rounded))
+    useful = tuple(
+        (option, each.seconds)
+        for option, each in shorter
+        if each.seconds < _USEFUL * found.seconds
+    )
+    return replace(found, shorter=useful)
 
 
 def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[int]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from quark_onnx.dtypes import Integer
+from quark_onnx.progress import Progress
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -119,12 +120,13 @@ class Verdict:
         return found
 
 
-def judge(
+def judge(  # noqa: PLR0913
     source: FloatCheckpoint,
     checkpoint: Path | str,
     config: TorchConfig,
     windows: Sequence[Any],
     text: str,
+    progress: bool | None = False,
 ) -> Verdict:
     """Compare a quantized checkpoint with its float model.
 
@@ -135,6 +137,7 @@ def judge(
         windows: held-out token ids, each of shape (length,). If there are none, a small model
             generates the text.
         text: the origin of the windows, in words.
+        progress: whether to show progress.
 
     Returns:
         The verdict. It has the reason in ``skipped`` if the models cannot be compared.
@@ -146,7 +149,9 @@ def judge(
         advice = "" if windows else "give text with --evaluate TEXT"
         return Verdict(*sizes, skipped=reason, advice=advice)
     try:
-        return _compared_models(source, checkpoint, config, windows, text, sizes)
+        return _compared_models(
+            source, checkpoint, config, windows, text, sizes, progress
+        )
     except (
         Exception
     ) as error:  # the checkpoint is written; a model may not run by itself
@@ -161,6 +166,7 @@ def _compared_models(  # noqa: PLR0913
     windows: Sequence[Any],
     text: str,
     sizes: tuple[int, int, int],
+    progress: bool | None,
 ) -> Verdict:
     """Load and compare both models, as ``judge`` does.
 
@@ -171,6 +177,7 @@ def _compared_models(  # noqa: PLR0913
         windows: held-out token ids.
         text: the origin of the windows, in words.
         sizes: bytes before and after, and the number of weights of the float model.
+        progress: whether to show progress.
     """
     model = source.load()
     if not windows:
@@ -179,7 +186,7 @@ def _compared_models(  # noqa: PLR0913
         return Verdict(*sizes, skipped="there is no text of two tokens or more")
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
     with inference(model), inference(quantized):
-        scores = _scores(model, quantized, windows)
+        scores = _scores(model, quantized, windows, progress)
         errors = _errors(model, quantized, windows[0])
     del model, quantized
     release_memory()
@@ -264,22 +271,26 @@ def _written(model: Any) -> list[Any]:
     return list(found[:, :length])
 
 
-def _scores(model: Any, quantized: Any, windows: Sequence[Any]) -> tuple[float, ...]:
+def _scores(
+    model: Any, quantized: Any, windows: Sequence[Any], progress: bool | None
+) -> tuple[float, ...]:
     """Return the divergence and the perplexities of both models."""
     sums = torch.zeros(3, dtype=torch.float64)
     count = 0
-    for window in windows:
-        ids = torch.as_tensor(window).long()[None]
-        pair = [each(input_ids=ids).logits[0, :-1] for each in (model, quantized)]
-        wanted = ids[0, 1:]
-        for start in range(0, len(wanted), _ROWS):
-            part = slice(start, start + _ROWS)
-            before, after = (each[part].double().log_softmax(-1) for each in pair)
-            token = wanted[part, None]
-            sums[0] += (before.exp() * (before - after)).sum()
-            sums[1] -= before.gather(1, token).sum()
-            sums[2] -= after.gather(1, token).sum()
-        count += len(wanted)
+    with Progress(progress, len(windows), "comparing models", "window") as bar:
+        for done, window in enumerate(windows, 1):
+            ids = torch.as_tensor(window).long()[None]
+            pair = [each(input_ids=ids).logits[0, :-1] for each in (model, quantized)]
+            wanted = ids[0, 1:]
+            for start in range(0, len(wanted), _ROWS):
+                part = slice(start, start + _ROWS)
+                before, after = (each[part].double().log_softmax(-1) for each in pair)
+                token = wanted[part, None]
+                sums[0] += (before.exp() * (before - after)).sum()
+                sums[1] -= before.gather(1, token).sum()
+                sums[2] -= after.gather(1, token).sum()
+            count += len(wanted)
+            bar.update(done)
     mean = sums / count
     return float(mean[0]), float(mean[1].exp()), float(mean[2].exp())
 

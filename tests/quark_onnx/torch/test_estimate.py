@@ -135,14 +135,8 @@ def peak(folder: Path, settings: dict[str, Any], *arguments: str) -> tuple[int, 
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread, and its time on a processor both estimated and taken, as other work may run
-    beside.
-    """
-    monkeypatch.setattr(
-        "quark_onnx.torch.pipelines.estimate.time",
-        SimpleNamespace(perf_counter=time.process_time),
-    )
+def alone() -> Iterator[None]:
+    """One thread, whose time on a processor is taken, as other work may run beside."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -318,3 +312,105 @@ def test_a_size_is_said_in_its_unit() -> None:
         == "about 1 MiB of memory, 5.0 GiB of disk, 5 s"
     )
     assert str(Estimate(0, 0, 3 * 3600.0)).endswith("3.0 h")
+
+
+class Clock:
+    """Clocks that advance by a millisecond at each reading, except for interruptions.
+
+    Args:
+        interrupted: at every such reading, another program runs for five seconds; 0 for never.
+    """
+
+    def __init__(self, interrupted: int) -> None:
+        self.interrupted = interrupted
+        self.readings = 0
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.readings += 1
+        self.now += 1e-3
+        if self.interrupted and self.readings % self.interrupted == 0:
+            self.now += 5.0
+        return self.now
+
+    def thread_time(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+
+def test_other_programs_change_no_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = FloatCheckpoint(
+        saved(
+            made(llama(hidden_size=64, intermediate_size=160, vocab_size=9000)),
+            tmp_path / "source",
+        )
+    )
+    config = TorchConfig(
+        scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=("gptq",)
+    )
+    chosen = chosen_layers(source.model, config)[0]
+    found = []
+    for interrupted in (0, 3, 7):
+        monkeypatch.setattr(
+            "quark_onnx.torch.pipelines.estimate.time", Clock(interrupted)
+        )
+        found.append(
+            estimate(
+                source,
+                chosen,
+                8 * 64,
+                samples=8,
+                algorithms=config.algorithms,
+                evaluated=[64],
+            ).seconds
+        )
+    assert found == pytest.approx([found[0]] * 3, rel=0.01)
+
+
+def test_a_long_run_names_shorter_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each option with its runtime; none where nothing is to be gained."""
+    source = saved(made(llama(max_position_embeddings=512)), tmp_path / "source")
+    np.save(tmp_path / "tokens.npy", np.arange(80 * 512).reshape(80, 512) % 96)
+    config = TorchConfig(
+        scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=("gptq",)
+    )
+    announced = list[Estimate]()
+
+    class AnnouncedError(Exception):
+        pass
+
+    def announce(expected: Estimate) -> None:
+        announced.append(expected)
+        raise AnnouncedError
+
+    class Slow(Clock):
+        """A second for each reading."""
+
+        def perf_counter(self) -> float:
+            self.now += 1.0
+            return self.now
+
+        thread_time = perf_counter
+
+    for clock, count in ((Slow(0), 80), (Slow(0), 16), (Clock(0), 80)):
+        monkeypatch.setattr("quark_onnx.torch.pipelines.estimate.time", clock)
+        with pytest.raises(AnnouncedError):
+            ptq(
+                source,
+                tmp_path / "out",
+                config,
+                text=Text(str(tmp_path / "tokens.npy"), count, 512),
+                progress=False,
+                announce=announce,
+            )
+    many, few, fast = announced
+    options = [option for option, _ in many.shorter]
+    assert options[:2] == ["--samples 32", "--length 256"]
+    assert options[2].startswith("without --algorithm")
+    assert all(seconds < many.seconds for _, seconds in many.shorter)
+    assert not any(option.startswith("--samples") for option, _ in few.shorter)
+    assert fast.shorter == ()
