@@ -33,6 +33,8 @@ from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.progress import Progress, time_limit
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
+from quark_onnx.report import section
+from quark_onnx.reported import Reported
 from quark_onnx.steps import Calibration, destination, keeps_weights_beside, reader_for
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
@@ -114,7 +116,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class AccuracyResult:
+class AccuracyResult(Reported):
     """Result of ``quantize_to_accuracy``.
 
     Attributes:
@@ -144,6 +146,12 @@ class AccuracyResult:
     def resolution(self) -> float:
         """Return the least loss in percent that the held-out samples can resolve."""
         return 100.0 / self.judged
+
+    def lines(self) -> list[str]:
+        """Return the attempts and the verdict as lines of text."""
+        tried = [f"{each.name}: {each.error or each.figure}" for each in self.attempts]
+        outcome = "meets the target" if self.reached else "comes closest to the target"
+        return [*section("tried", tried), f"verdict   {self.best.name} {outcome}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""

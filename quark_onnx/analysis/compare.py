@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from numbers import Integral
@@ -30,14 +30,16 @@ from quark_onnx.errors import (
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
 from quark_onnx.preprocessing import PreprocessingCheck
+from quark_onnx.report import output_line, section, size_change, verdict_lines
 from quark_onnx.report.measure import OutputError, least_sqnr, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import Score, Scorer, Verdict, VerdictCollector
+from quark_onnx.reported import Reported
 from quark_onnx.steps import reader_for, with_bodies
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Reported):
     """Comparison of a model with its float original.
 
     Attributes:
@@ -66,6 +68,35 @@ class Comparison:
     def sqnr(self) -> float:
         """Return the least SQNR of a float output in dB; infinite if there is none."""
         return least_sqnr(self.outputs, float("inf"))
+
+    def lines(self) -> list[str]:
+        """Return the comparison as lines of text."""
+        lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
+        lines += section("error", [output_line(output) for output in self.outputs])
+        for score in self.scores:
+            both = f"float {score.reference:.4g}, quantized {score.other:.4g}"
+            lines += section("labels", [f"{score.name}: {both}"])
+        if self.latency is not None:
+            lines += section("latency", [str(self.latency), *self.latency.reasons])
+        lines += section("warning", self.warnings)
+        if self.verdict is not None:
+            lines += verdict_lines(self.verdict)
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain values; numbers may be infinite."""
+        return {
+            "samples": self.samples,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "worst_sqnr": self.sqnr,
+            "outputs": [asdict(output) for output in self.outputs],
+            "verdict": None if self.verdict is None else asdict(self.verdict),
+            "warnings": self.warnings,
+            "labelled": self.labelled,
+            "scores": [asdict(score) for score in self.scores],
+            "latency": None if self.latency is None else asdict(self.latency),
+        }
 
 
 def compare(  # noqa: PLR0913

@@ -6,7 +6,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from quark_onnx.report import output_line, section, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.reported import Reported
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class Unmatched:
 
 
 @dataclass(frozen=True)
-class Analysis:
+class Analysis(Reported):
     """Accuracy losses of a quantized model, and their causes.
 
     Attributes:
@@ -214,6 +216,16 @@ class Analysis:
     def ranking(self) -> list[TensorError]:
         """Return tensors with added noise, noisiest first."""
         return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
+
+    def lines(self) -> list[str]:
+        """Return the errors of the outputs and the noisiest tensors as lines of text."""
+        lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
+        lines += section("error", [output_line(output) for output in self.outputs])
+        noisy = list[str]()
+        for tensor in self.ranking:
+            causes = "; ".join(cause.text for cause in tensor.causes)
+            noisy.append(f"{tensor.name}: {causes}" if causes else tensor.name)
+        return lines + section("noise", noisy)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; numbers may be infinite."""

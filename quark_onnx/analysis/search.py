@@ -41,6 +41,8 @@ from quark_onnx.graph.io import load, staged
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.progress import Progress, time_limit
 from quark_onnx.refine import sample_key
+from quark_onnx.report import section
+from quark_onnx.reported import Reported
 from quark_onnx.steps import (
     Calibration,
     Reference,
@@ -92,7 +94,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(Reported):
     """Result of a search.
 
     Attributes:
@@ -132,6 +134,19 @@ class SearchResult:
             if all(candidate.bytes < (each.bytes or 0) for each in front):
                 front.append(candidate)
         return front
+
+    def lines(self) -> list[str]:
+        """Return the Pareto front, best first, as lines of text."""
+        tried = f"{len(self.candidates)} of {self.total} configurations"
+        lines = [f"tried     {tried}, on {self.judged} held-out samples"]
+        found = [
+            f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes"
+            for each in self.front
+        ]
+        lines += section("best", found)
+        if not self.reached:
+            lines.append("verdict   the target was not met")
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""

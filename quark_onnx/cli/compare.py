@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from quark_onnx import analysis
@@ -89,15 +89,7 @@ def run(options: Namespace) -> Answer:
         "command": NAME,
         "reference": options.reference,
         "other": options.other,
-        "samples": found.samples,
-        "bytes_before": found.bytes_before,
-        "bytes_after": found.bytes_after,
-        "worst_sqnr": found.sqnr,
-        "outputs": [asdict(output) for output in found.outputs],
-        "verdict": None if verdict is None else asdict(verdict),
-        "warnings": found.warnings,
-        **score_document(found),
-        "latency": None if found.latency is None else asdict(found.latency),
+        **replace(found, verdict=verdict).to_dict(),
     }
     return Answer(lines, document, _missed(found.outputs, options))
 

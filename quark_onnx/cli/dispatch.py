@@ -47,7 +47,7 @@ from quark_onnx.cli import (
 )
 from quark_onnx.cli.data import in_flags
 from quark_onnx.cli.next_command import with_commands
-from quark_onnx.cli.output import Answer, error_document, say, to_json
+from quark_onnx.cli.output import Answer, error_document, say
 from quark_onnx.cli.parsing import (
     PROGRAM,
     STDOUT,
@@ -66,6 +66,7 @@ from quark_onnx.errors import (
 )
 from quark_onnx.progress_bars import plain_progress
 from quark_onnx.report.verdict import NextStep
+from quark_onnx.reported import to_json
 
 #: Commands: modules with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
 #: Answer.

@@ -8,13 +8,13 @@ import sys
 import warnings
 from argparse import SUPPRESS, ArgumentTypeError, Namespace
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from quark_onnx.cli.next_command import next_command, shell_line
-from quark_onnx.cli.output import Answer, say, to_json
+from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import (
     PROGRAM,
     Parser,
@@ -28,6 +28,7 @@ from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import ConfigError, ModelError, nearest
 from quark_onnx.page import write_whole
 from quark_onnx.progress_bars import INTERVAL, clock
+from quark_onnx.reported import to_json
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
@@ -544,17 +545,8 @@ def _answer(
     document = {
         "model": options.model,
         "output": options.output,
-        "quantized": {
-            name: str(spec.weight) for name, spec in report.quantized.items()
-        },
-        "specs": {name: _spec(spec) for name, spec in report.quantized.items()},
-        "float": report.kept,
-        "notes": report.notes,
-        "kept_codes": report.kept_codes,
         "exports": options.export or ["hf_format"],
-        "algorithms": [asdict(outcome) for outcome in report.outcomes],
-        "perplexity": {"before": found.before, "after": found.after},
-        "verdict": None if verdict is None else _verdict_document(verdict),
+        **found.to_dict(),
         "tasks": {
             task: {
                 name: {"before": was, "after": now}
@@ -562,34 +554,9 @@ def _answer(
             }
             for task, metrics in scores.items()
         },
-        "estimate": {
-            "memory": found.estimate.memory,
-            "disk": found.estimate.disk,
-            "seconds": found.estimate.seconds,
-        },
         "mixture": None if mixture is None else _mixture_document(mixture),
     }
     return Answer("\n".join(lines), document)
-
-
-def _verdict_document(verdict: Any) -> dict[str, Any]:
-    return {
-        "sentence": verdict.sentence(),
-        "bytes": {"before": verdict.bytes_before, "after": verdict.bytes_after},
-        "bits": verdict.bits,
-        "text": verdict.text,
-        "tokens": verdict.tokens,
-        "divergence": verdict.divergence,
-        "perplexity": {
-            "before": verdict.perplexity_before,
-            "after": verdict.perplexity_after,
-        },
-        "worst": [{"layer": name, "error": error} for name, error in verdict.worst],
-        "skipped": verdict.skipped,
-        "advice": verdict.advice,
-        "options": verdict.options,
-        "command": verdict.command,
-    }
 
 
 def _with_command(verdict: Any, options: Namespace) -> Any:
@@ -631,14 +598,6 @@ def _validation(options: Namespace) -> str:
     else:
         return ""
     return shell_line([PROGRAM, "llm", "validate", *words])
-
-
-def _spec(spec: Any) -> dict[str, str]:
-    parts = {
-        name: getattr(spec, name)
-        for name in ("weight", "input", "output", "probabilities")
-    }
-    return {name: str(each) for name, each in parts.items() if each is not None}
 
 
 def _mixed(mixture: Any) -> str:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 from calibrators.shown import printable
 from quark_onnx.errors import QuarkError
 from quark_onnx.report.verdict import NextStep
-
-#: Version of every JSON document that the command line writes. Keys are added within a version,
-#: never renamed.
-SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -74,23 +67,6 @@ def say(text: str, stream: TextIO | None) -> None:
     )
 
 
-def to_json(document: Mapping[str, Any]) -> str:
-    """Return a JSON document in ASCII.
-
-    Infinities become the strings "inf" and "-inf", NaN null, paths strings.
-
-    Args:
-        document: the values.
-
-    >>> print(to_json({"worst_sqnr": math.inf}))
-    {
-      "schema": 1,
-      "worst_sqnr": "inf"
-    }
-    """
-    return json.dumps(_plain({"schema": SCHEMA, **document}), indent=2, allow_nan=False)
-
-
 def error_document(
     kind: str, message: str, steps: Sequence[NextStep] = ()
 ) -> dict[str, Any]:
@@ -137,17 +113,3 @@ def entry(title: str, lines: Iterable[str]) -> str:
     return "\n".join(
         f"{title if not i else '':<9} {printable(line)}" for i, line in enumerate(lines)
     )
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, Path) or (
-        isinstance(value, float) and not math.isfinite(value)
-    ):
-        return str(value)
-    return value

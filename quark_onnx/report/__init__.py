@@ -3,7 +3,14 @@
 from quark_onnx.report.figures import decibels, percent, percentage, size_change
 from quark_onnx.report.loop import measure_loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
-from quark_onnx.report.report import Report, kept_types, summarize, verdict_lines
+from quark_onnx.report.report import (
+    Report,
+    kept_types,
+    output_line,
+    section,
+    summarize,
+    verdict_lines,
+)
 
 __all__ = [
     "OutputError",
@@ -12,8 +19,10 @@ __all__ = [
     "kept_types",
     "measure",
     "measure_loop",
+    "output_line",
     "percent",
     "percentage",
+    "section",
     "size_change",
     "summarize",
     "verdict_lines",

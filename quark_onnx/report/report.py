@@ -7,22 +7,20 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from calibrators.shown import printable
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import Verdict
+from quark_onnx.reported import SCHEMA, Reported
 
-#: Version of the dictionary form.
-SCHEMA = 1
 _SHOWN = 12
 #: Maximum number of operator types in the line of a reason.
 _KINDS = 5
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Reported):
     """The report of a run.
 
     Attributes:
@@ -78,7 +76,8 @@ class Report:
             **_plain(asdict(self)),
         }
 
-    def __str__(self) -> str:
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
         total = sum(count for _, count in self.operators.values())
         calibrated = f", calibrated on {self.samples} samples" if self.samples else ""
         lines = [
@@ -89,15 +88,15 @@ class Report:
             lines.append("          nothing in this model could be quantized")
         if self.outputs:
             lines.append(f"error     on {self._measured_on()}:")
-            lines += [f"  {_output(output)}" for output in self.outputs]
+            lines += [f"  {output_line(output)}" for output in self.outputs]
         tensors = [f"{name}: {reason}" for name, reason in self.kept_tensors.items()]
-        lines += _section("float", group_kept(self.kept_nodes, self.kept_types))
-        lines += _section("kept", tensors)
-        lines += _section("notes", self.notes)
-        lines += _section("warning", self.warnings)
+        lines += section("float", group_kept(self.kept_nodes, self.kept_types))
+        lines += section("kept", tensors)
+        lines += section("notes", self.notes)
+        lines += section("warning", self.warnings)
         if self.verdict is not None:
             lines += verdict_lines(self.verdict)
-        return "\n".join(map(printable, lines))
+        return lines
 
     def _measured_on(self) -> str:
         """Return the samples of the measurement in words."""
@@ -115,7 +114,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """Return a verdict as lines of a report."""
     lines = [f"verdict   {verdict}", f"{'':<9} on {verdict.measured_on}"]
     for step in verdict.next_steps:
-        lines += _section("try", step.lines())
+        lines += section("try", step.lines())
     return lines
 
 
@@ -186,7 +185,8 @@ def kept_types(*plans: Plan) -> dict[str, str]:
     }
 
 
-def _output(output: OutputError) -> str:
+def output_line(output: OutputError) -> str:
+    """Return the error of an output as a line of text."""
     name = output.name
     if output.random:
         return f"{name}: random, another value each time the float model runs"
@@ -204,7 +204,7 @@ def _output(output: OutputError) -> str:
     return text
 
 
-def _section(title: str, lines: list[str]) -> list[str]:
+def section(title: str, lines: list[str]) -> list[str]:
     """Return the first lines of a section, with the title before the first."""
     titles = [title, *[""] * _SHOWN]
     section = [

@@ -20,7 +20,7 @@ LAYERS = """
 calibrators
 calibrators.onnx_runtime
 calibrators.readers
-errors version extras progress_bars
+errors version extras progress_bars reported
 registry progress page
 kernels
 functions

@@ -20,7 +20,7 @@ from quark_onnx.torch.page.experts import experts, tokens_of
 from quark_onnx.torch.page.frame import STYLE, block_of, series
 from quark_onnx.torch.pipelines.estimate import size
 from quark_onnx.torch.pipelines.mixed_precision import Mixture
-from quark_onnx.torch.pipelines.ptq import Outcome as Found
+from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import Verdict, file_size
 

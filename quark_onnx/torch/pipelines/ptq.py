@@ -13,6 +13,7 @@ from torch import nn
 
 from quark_onnx.errors import DataError
 from quark_onnx.progress import forecast
+from quark_onnx.reported import Reported
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -59,7 +60,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PtqResult(Reported):
     """Result of ``ptq``.
 
     Attributes:
@@ -76,6 +77,28 @@ class Outcome:
     after: float | None = None
     verdict: Verdict | None = None
 
+    def lines(self) -> list[str]:
+        """Return the report on the layers and the verdict as lines of text."""
+        lines = self.report.lines()
+        if self.before is not None:
+            lines.append(
+                f"perplexity: {self.before:.4f} float, {self.after:.4f} quantized",
+            )
+        return lines if self.verdict is None else [*lines, *self.verdict.lines()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        return {
+            **self.report.to_dict(),
+            "perplexity": {"before": self.before, "after": self.after},
+            "verdict": None if self.verdict is None else self.verdict.to_dict(),
+            "estimate": {
+                "memory": self.estimate.memory,
+                "disk": self.estimate.disk,
+                "seconds": self.estimate.seconds,
+            },
+        }
+
 
 def ptq(  # noqa: PLR0913
     source: FloatCheckpoint | Path | str,
@@ -88,7 +111,7 @@ def ptq(  # noqa: PLR0913
     progress: bool | None = None,
     announce: Callable[[Estimate], object] | None = None,
     verdict: bool = False,
-) -> Outcome:
+) -> PtqResult:
     """Quantize a checkpoint, and compare its perplexity with that of the float model.
 
     Args:
@@ -162,11 +185,11 @@ def ptq(  # noqa: PLR0913
             progress=progress,
         )
     if not judges:
-        return Outcome(report, expected, verdict=judged)
+        return PtqResult(report, expected, verdict=judged)
     before = perplexity(source.load(), judges, progress=progress)
     quantized = load_checkpoint(output, trust_code=source.trust_code)
     after = perplexity(quantized, judges, progress=progress)
-    return Outcome(report, expected, before, after, judged)
+    return PtqResult(report, expected, before, after, judged)
 
 
 def _estimate(

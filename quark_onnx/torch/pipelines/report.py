@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark_onnx.report import percentage
+from quark_onnx.reported import Reported
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.config.spec import LayerSpec
 
 
 @dataclass
-class TorchReport:
+class TorchReport(Reported):
     """Report on a quantized model.
 
     Attributes:
@@ -29,6 +30,30 @@ class TorchReport:
     notes: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     kept_codes: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Return the gains of the algorithms and the notes as lines of text."""
+        lines = [
+            f"{len(self.quantized)} layers are quantized, {len(self.kept)} stay float",
+        ]
+        lines += [f"{name}: {text}" for name, text in self.gains().items()]
+        if self.kept_codes:
+            count = len(self.kept_codes)
+            lines.append(f"{count} layers have the format already and keep their codes")
+        return lines + [f"note: {note}" for note in self.notes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values."""
+        return {
+            "quantized": {
+                name: str(spec.weight) for name, spec in self.quantized.items()
+            },
+            "specs": {name: _spec(spec) for name, spec in self.quantized.items()},
+            "float": self.kept,
+            "notes": self.notes,
+            "kept_codes": self.kept_codes,
+            "algorithms": [asdict(outcome) for outcome in self.outcomes],
+        }
 
     def gains(self) -> dict[str, str]:
         """Return a one-line summary of the error reduction of each algorithm, by name.
@@ -113,3 +138,12 @@ class TorchReport:
         )
         self.kept[name] = "it was not run on the data"
         del self.quantized[name]
+
+
+def _spec(spec: LayerSpec) -> dict[str, str]:
+    """Return the formats of a layer's tensors that are quantized, by side."""
+    parts = {
+        name: getattr(spec, name)
+        for name in ("weight", "input", "output", "probabilities")
+    }
+    return {name: str(each) for name, each in parts.items() if each is not None}

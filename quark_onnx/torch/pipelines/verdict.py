@@ -14,6 +14,7 @@ from torch import nn
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.progress import Progress
+from quark_onnx.reported import Reported
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -41,7 +42,7 @@ _SMALL, _MODERATE = 0.01, 0.05
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Reported):
     """Comparison of a quantized checkpoint with the float model.
 
     Attributes:
@@ -118,6 +119,26 @@ class Verdict:
         if self.command:
             found.append(f"    {self.command}")
         return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as plain values."""
+        return {
+            "sentence": self.sentence(),
+            "bytes": {"before": self.bytes_before, "after": self.bytes_after},
+            "bits": self.bits,
+            "text": self.text,
+            "tokens": self.tokens,
+            "divergence": self.divergence,
+            "perplexity": {
+                "before": self.perplexity_before,
+                "after": self.perplexity_after,
+            },
+            "worst": [{"layer": name, "error": error} for name, error in self.worst],
+            "skipped": self.skipped,
+            "advice": self.advice,
+            "options": self.options,
+            "command": self.command,
+        }
 
 
 def judge(  # noqa: PLR0913

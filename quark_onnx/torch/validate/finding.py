@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.reported import Reported
+
 #: Consequences of a broken rule, the worst first: the client refuses the checkpoint, loads wrong
 #: values, or loads correctly with a detail that deserves attention.
 REFUSED, WRONG, WARNING = SEVERITIES = ("refused", "wrong", "warning")
@@ -67,7 +69,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Reported):
     """Result of the validation of a checkpoint for a client.
 
     Attributes:
@@ -124,6 +126,14 @@ class Verdict:
             **{severity: self.count(severity) for severity in SEVERITIES},
             "findings": [finding.document for finding in self.findings],
         }
+
+    def lines(self) -> list[str]:
+        """Return the verdict as lines of text."""
+        return self.text().split("\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verdict as plain values."""
+        return self.document
 
     def text(self, complete: bool = False) -> str:
         """Return the verdict as text.

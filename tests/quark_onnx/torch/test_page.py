@@ -21,7 +21,7 @@ from quark_onnx.torch.page.frame import Frame
 from quark_onnx.torch.pipelines.estimate import Estimate
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.mixed_precision import Mixture, mix
-from quark_onnx.torch.pipelines.ptq import Outcome as Found
+from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import Verdict
 from tests import torch_families

@@ -1,0 +1,102 @@
+"""What every result promises: lines for people, and a JSON document for programs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from quark_onnx import QConfig, analysis, quantize
+from quark_onnx.analysis.search import Candidate, SearchResult
+from quark_onnx.reported import Reported
+from tests.models import conv_relu, samples
+
+TORCH = find_spec("torch") is not None
+
+
+@cache
+def results() -> tuple[Reported, ...]:
+    """A result of every class."""
+    model = conv_relu()
+    data = samples(model, 8)
+    quantized = quantize(model, data, "A8W8")
+    candidate = Candidate("A8W8", QConfig.of("A8W8"), 40.0, 0.5, 900)
+    found: list[Reported] = [
+        quantized.report,
+        analysis.compare(model, quantized.model, data, time=True),
+        analysis.analyze(model, quantized.model, data),
+        analysis.quantize_to_accuracy(model, data, "10dB"),
+        SearchResult([candidate], 6, 2, ["XINT8"], 2, False, None),  # type: ignore[arg-type]
+    ]
+    if TORCH:
+        found += torch_results()
+    return tuple(found)
+
+
+def torch_results() -> list[Reported]:
+    from quark_onnx.torch.algorithms.base import Outcome
+    from quark_onnx.torch.config.schemes import scheme
+    from quark_onnx.torch.pipelines.estimate import Estimate
+    from quark_onnx.torch.pipelines.ptq import PtqResult
+    from quark_onnx.torch.pipelines.report import TorchReport
+    from quark_onnx.torch.pipelines.verdict import Verdict as Loss
+    from quark_onnx.torch.validate.finding import Verdict
+
+    report = TorchReport(
+        {"q_proj": scheme("int4_wo_32")},
+        {"lm_head": "excluded"},
+        outcomes=[Outcome("q_proj", "gptq", 0.2, 0.1)],
+    )
+    loss = Loss(8 << 20, 2 << 20, 4 << 20, "of the data", 64, 0.01, 5.0, 5.1)
+    result = PtqResult(report, Estimate(1 << 30, 1 << 20, 3.0), 5.0, 5.1, loss)
+    verdict = Verdict("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
+    return [report, loss, result, verdict]
+
+
+def classes() -> list[type[Reported]]:
+    """Every class of results outside of tests."""
+    results()
+    found = list[type[Reported]]()
+    waiting = [Reported]
+    while waiting:
+        subclasses = waiting.pop().__subclasses__()
+        waiting += subclasses
+        found += [each for each in subclasses if "quark_onnx" in each.__module__]
+    return found
+
+
+def test_every_class_of_results_is_tested() -> None:
+    names = {f"{each.__module__}.{each.__name__}" for each in classes()}
+    tested = {f"{type(each).__module__}.{type(each).__name__}" for each in results()}
+    assert names == tested
+
+
+def test_lines_are_the_text() -> None:
+    for result in results():
+        lines = result.lines()
+        assert lines and all(line and "\n" not in line for line in lines), lines
+        assert str(result) == "\n".join(lines)
+
+
+def test_the_document_is_json() -> None:
+    for result in results():
+        document = json.loads(result.to_json())
+        assert document["schema"] == 1
+        assert document.keys() - {"schema"} == result.to_dict().keys() - {"schema"}
+        assert result.to_json() == result.to_json()
+
+
+def test_every_class_is_documented() -> None:
+    for each in classes():
+        assert (inspect.getdoc(each) or "").partition("\n")[0].endswith(".")
+
+
+@pytest.mark.parametrize("method", ["lines", "to_dict"])
+def test_the_base_has_no_content(method: str) -> None:
+    result: Any = Reported()
+    with pytest.raises(NotImplementedError):
+        getattr(result, method)()
