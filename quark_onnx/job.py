@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.isolation import current, start
@@ -161,6 +162,8 @@ def run(
             _read(held, spool, reader.length, progress)
         run_data = RunData(first, held, spool, random=reader.random)
         planned = job.plan(run_data, progress)
+        # calibration computes the outputs of the float model, too
+        job.reference.release()
         means = None
         if job.corrects_biases:
             # a tensor such as the list of detections may be empty, and has no mean then
@@ -319,6 +322,7 @@ class Job:
         calibration: earlier statistics; None for none.
         trained: the model before rewrites of the caller, for the check of the preprocessing; it
             computes the same outputs. None if ``original`` is that model.
+        weights: arrays of the held tensors of ``original``, which last as long as the job.
     """
 
     config: QConfig
@@ -335,6 +339,7 @@ class Job:
     task: str = "auto"
     calibration: Calibration | None = None
     trained: ModelProto | None = None
+    weights: tuple[NDArray[Any], ...] = ()
 
     @classmethod
     def open(  # noqa: PLR0913
@@ -362,7 +367,8 @@ class Job:
         check_folder(resume)
         target = destination(model, output)
         start()
-        original = load(model)
+        weights: list[NDArray[Any]] = []
+        original = load(model, weights)
         external |= keeps_weights_beside(model, target)
         narrow = inlined(original)
         graph = Graph.of(narrow)
@@ -399,6 +405,7 @@ class Job:
             tuple(notes),
             source,
             closed,
+            weights=tuple(weights),
             calibration=ranges if isinstance(ranges, Calibration) else None,
         )
 

@@ -1,14 +1,19 @@
-"""Read external tensors: values in a file with an absolute path, loaded on demand.
+"""Read external tensors: values in a file with an absolute path, or in an array of this process.
 
 A model file names its data files relative to itself; ``locate`` makes the path absolute, so that a
-tensor can be used without the model that it comes from.
+tensor can be used without the model that it comes from. ``hold`` keeps values in memory, but out of
+the protobuf message: models that share an array can be copied, and opened in a session, without
+another copy of the values.
 """
 
 from __future__ import annotations
 
 import math
+import secrets
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +22,68 @@ from onnx.external_data_helper import set_external_data
 
 #: Bytes copied at a time.
 _PART = 1 << 22
+#: Arrays of held tensors by location. The random part keeps model files from naming them.
+_HELD = f"*/held/{secrets.token_hex(8)}/"
+_arrays: WeakValueDictionary[str, NDArray[Any]] = WeakValueDictionary()
+_numbers = count()
+#: Types that can be held: numpy and onnxruntime lay them out like ``raw_data``.
+HOLDABLE = frozenset(
+    {
+        TensorProto.FLOAT,
+        TensorProto.DOUBLE,
+        TensorProto.FLOAT16,
+        TensorProto.INT8,
+        TensorProto.UINT8,
+        TensorProto.INT16,
+        TensorProto.UINT16,
+        TensorProto.INT32,
+        TensorProto.UINT32,
+        TensorProto.INT64,
+        TensorProto.UINT64,
+        TensorProto.BOOL,
+    },
+)
 
 
 def is_stored(tensor: TensorProto) -> bool:
-    """Return whether the values are external, in a file."""
+    """Return whether the values are external: in a file, or in an array of this process."""
     return bool(tensor.data_location == TensorProto.EXTERNAL)
+
+
+def is_held(tensor: TensorProto) -> bool:
+    """Return whether the values are in an array of this process."""
+    return is_stored(tensor) and _location(tensor).startswith(_HELD)
+
+
+def is_on_disk(tensor: TensorProto) -> bool:
+    """Return whether the values are in a file."""
+    return is_stored(tensor) and not _location(tensor).startswith(_HELD)
+
+
+def hold(tensor: TensorProto, array: NDArray[Any]) -> None:
+    """Let a tensor, and copies of it, refer to an array.
+
+    The values last as long as the array, to which a tensor has no reference of its own.
+
+    Args:
+        tensor: a tensor of a type in ``HOLDABLE``, without values.
+        array: the values in C order, of the tensor's type and shape. They must not change.
+    """
+    name = f"{_HELD}{next(_numbers)}"
+    _arrays[name] = array
+    place(tensor, name, 0, array.nbytes)
+
+
+def held_values(tensor: TensorProto) -> NDArray[Any]:
+    """Return the array of a held tensor."""
+    return _arrays[_location(tensor)]
+
+
+def _location(tensor: TensorProto) -> str:
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            return str(entry.value)
+    return ""
 
 
 def locate(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
@@ -38,7 +100,7 @@ def place(tensor: TensorProto, name: str, offset: int, length: int) -> None:
 
 
 def location(tensor: TensorProto) -> tuple[Path, int, int]:
-    """Return file, offset and length in bytes of an external tensor's values."""
+    """Return file, offset and length in bytes of the values of a tensor in a file."""
     info = {entry.key: entry.value for entry in tensor.external_data}
     return Path(info["location"]), int(info["offset"]), int(info["length"])
 
@@ -46,10 +108,12 @@ def location(tensor: TensorProto) -> tuple[Path, int, int]:
 def values(tensor: TensorProto) -> NDArray[Any]:
     """Return the values of a tensor, read-only.
 
-    External values are mapped into memory, not loaded.
+    Values in a file are mapped into memory, not loaded.
     """
     if not is_stored(tensor):
         return numpy_helper.to_array(tensor)
+    if is_held(tensor):
+        return held_values(tensor)
     path, offset, length = location(tensor)
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
     # Packed types (several values to a byte) and empty tensors cannot be mapped.
@@ -69,6 +133,8 @@ def values(tensor: TensorProto) -> NDArray[Any]:
 
 def copy_values(tensor: TensorProto, file: IO[bytes]) -> int:
     """Copy the bytes of an external tensor to a file, and return their number."""
+    if is_held(tensor):
+        return file.write(_raw(held_values(tensor)))
     path, offset, length = location(tensor)
     with path.open("rb") as source:
         source.seek(offset)
@@ -83,10 +149,18 @@ def copy_values(tensor: TensorProto, file: IO[bytes]) -> int:
 
 
 def load_values(tensor: TensorProto) -> None:
-    """Load the values of an external tensor into memory."""
-    path, offset, length = location(tensor)
-    with path.open("rb") as file:
-        file.seek(offset)
-        tensor.raw_data = file.read(length)
+    """Load the values of an external tensor into the message."""
+    if is_held(tensor):
+        tensor.raw_data = bytes(_raw(held_values(tensor)))
+    else:
+        path, offset, length = location(tensor)
+        with path.open("rb") as file:
+            file.seek(offset)
+            tensor.raw_data = file.read(length)
     del tensor.external_data[:]
     tensor.ClearField("data_location")
+
+
+def _raw(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array in C order, uncopied."""
+    return array.reshape(-1).view(np.uint8).data

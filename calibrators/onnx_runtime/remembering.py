@@ -1,4 +1,4 @@
-"""A session that computes the outputs of a sample once.
+"""A session that computes the outputs of a sample once, and one that is opened as it is needed.
 
 Several steps compare models with the float model on the same few samples.
 """
@@ -6,12 +6,12 @@ Several steps compare models with the float model on the same few samples.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from calibrators.onnx_runtime.worker import Session
+from calibrators.onnx_runtime.worker import Session, Value, interface
 
 #: Default limit of the remembered outputs, in bytes; further samples are run again.
 _BYTES = 1 << 26
@@ -80,6 +80,45 @@ class RememberingSession:
             state.update(repr((name, value.dtype.str, value.shape)).encode())
             state.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return state.digest()
+
+
+class ReopenedSession:
+    """A session that can be closed between runs, as it takes twice the memory of its weights."""
+
+    def __init__(self, open_again: Callable[[], Any]) -> None:
+        """Open the session.
+
+        Args:
+            open_again: opens the session; called again after ``release``.
+        """
+        self._open = open_again
+        self._session: Any = open_again()
+        # onnxruntime's own values would keep the session alive.
+        self._inputs, self._outputs = interface(self._session)
+
+    def get_inputs(self) -> list[Value]:
+        """Return the inputs of the model."""
+        return self._inputs
+
+    def get_outputs(self) -> list[Value]:
+        """Return the outputs of the model."""
+        return self._outputs
+
+    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+        """Compute outputs, after opening the session again if need be."""
+        return self._opened().run(names, feeds)
+
+    def release(self) -> None:
+        """Close the session until the next run."""
+        self._session = None
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            self._session = self._open()
+        return self._session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._opened(), name)
 
 
 def without_memory(session: Session) -> Session:

@@ -39,6 +39,7 @@ from calibrators.onnx_runtime.session import (
     PROTOBUF_LIMIT,
     estimate_bytes,
     initializers,
+    loaded,
     open_session,
     run_uncopied,
 )
@@ -111,8 +112,11 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
     del watch
 
     def done(position: int, outputs: list[Any]) -> None:
-        if receive is not None and results:
-            receive(position, dict(zip(results, outputs, strict=True)))
+        if receive is None or not results:
+            return
+        # An array of onnxruntime keeps the memory of all activations.
+        own = [np.array(v) if isinstance(v, np.ndarray) else v for v in outputs]
+        receive(position, dict(zip(results, own, strict=True)))
 
     return _local(session, lanes, samples, progress, done)
 
@@ -144,8 +148,11 @@ class _Watch:
 
     @classmethod
     def on(cls, scope: Scope, threads: int, *, named: bool = True) -> _Watch:
-        """Prepare a scope; ``named``: compute the key by which workers recognize the watch."""
-        model = scope.model
+        """Prepare a scope; ``named``: compute the key by which workers recognize the watch.
+
+        Workers may be other processes, which cannot read the arrays of held tensors.
+        """
+        model = loaded(scope.model) if named else scope.model
         extra = _additions(scope)
         data: bytes | onnx.ModelProto
         if estimate_bytes(model) < PROTOBUF_LIMIT and not any(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from calibrators.errors import RuntimeCrash
@@ -23,10 +24,15 @@ from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.external_tensors import (
     copy_values,
+    held_values,
+    is_held,
+    is_on_disk,
     is_stored,
+    load_values,
     location,
     place,
 )
+from calibrators.onnx_runtime.freed_memory import return_freed_memory
 from calibrators.onnx_runtime.interrupt import interruptible
 from calibrators.onnx_runtime.isolation import current
 from calibrators.onnx_runtime.worker import (
@@ -42,6 +48,8 @@ PROTOBUF_LIMIT = 1_900_000_000
 
 #: With weights of this size, the other parts of a model are negligible.
 _LARGE = 100_000_000
+#: With weights of this size, freed memory is returned to the system before a session is opened.
+_WORTH_TRIMMING = 1 << 23
 #: Tensors below this size stay inside the model file.
 SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
@@ -83,11 +91,11 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
 
     Args:
         model: the model, its serialized bytes, or a file. External tensors of a ModelProto are not
-            loaded.
+            loaded; the session reads held tensors from their arrays.
         threads: threads inside an operator; 0 lets onnxruntime choose.
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights in files that are mapped into memory, instead of packing them for speed;
-            always so for a ModelProto with external tensors.
+            always so for a ModelProto with tensors in files.
         what: names the model in the error of a crash.
         integers: let onnxruntime fuse Q/DQ pairs into integer operators; float weights there are
             then rounded to 8 bits by onnxruntime's own scales. True uses the kernels of this
@@ -99,7 +107,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
         RuntimeCrash: the other process died while loading the model.
     """
     stored = isinstance(model, onnx.ModelProto) and any(
-        map(is_stored, initializers(model.graph)),
+        map(is_on_disk, initializers(model.graph)),
     )
     lean = lean or stored
 
@@ -125,8 +133,19 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
 class _Session:
     """An in-process ``onnxruntime.InferenceSession`` with interruptible runs."""
 
-    def __init__(self, source: str | bytes, settings: Settings) -> None:
+    def __init__(
+        self,
+        source: str | bytes,
+        settings: Settings,
+        arrays: Mapping[str, NDArray[Any]],
+    ) -> None:
         options = session_options(settings)
+        # onnxruntime computes with the memory of the arrays, which has to stay.
+        self._arrays = arrays
+        if arrays:
+            _give_arrays(options, arrays)
+        if sum(array.nbytes for array in arrays.values()) > _WORTH_TRIMMING:
+            return_freed_memory()
         # onnxruntime 1.20 has no way to stop loading.
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
         self._session = interruptible(
@@ -203,6 +222,14 @@ class _Session:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+
+def _give_arrays(options: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Let sessions read initializers with external data from arrays, by name."""
+    import onnxruntime as ort
+
+    given = [ort.OrtValue.ortvalue_from_numpy(array) for array in arrays.values()]
+    options.add_external_initializers(list(arrays), given)
 
 
 def _contains(source: str | bytes, text: bytes) -> bool:
@@ -285,9 +312,13 @@ def _opened(
     if isinstance(model, onnx.ModelProto):
         if stored:
             return _open_stored(model, settings, what)
-        if estimate_bytes(model) > PROTOBUF_LIMIT:
+        held = [tensor for tensor in model.graph.initializer if is_held(tensor)]
+        embedded = estimate_bytes(model) - sum(map(tensor_bytes, held))
+        if embedded > PROTOBUF_LIMIT:
             return _open_large(model, settings, what)
-        model = model.SerializeToString()
+        if held and current() is None:
+            return _open_held(model, held, settings, what)
+        model = loaded(model).SerializeToString()
     return open_source(str(model) if isinstance(model, Path) else model, settings, what)
 
 
@@ -297,6 +328,7 @@ def open_source(
     what: str,
     *,
     temporary: Path | None = None,
+    arrays: Mapping[str, NDArray[Any]] | None = None,
 ) -> Any:
     """Open a session, with the library of operators that the model needs.
 
@@ -305,13 +337,15 @@ def open_source(
         settings: options of the session.
         what: names the model in errors.
         temporary: a folder that an isolated session needs while it lives.
+        arrays: values of initializers that are external data of no file; not for an isolated
+            session.
     """
     isolation = current()
 
     def opened(settings: Settings) -> Any:
         if isolation is not None:
             return isolation.open(source, settings, what, temporary=temporary)
-        return _Session(source, settings)
+        return _Session(source, settings, arrays or {})
 
     try:
         return opened(settings)
@@ -321,6 +355,17 @@ def open_source(
     return opened(settings._replace(library=extensions.library()))
 
 
+def _open_held(
+    model: onnx.ModelProto,
+    held: Sequence[onnx.TensorProto],
+    settings: Settings,
+    what: str,
+) -> Any:
+    """Open a session that reads held tensors from their arrays."""
+    arrays = {tensor.name: held_values(tensor) for tensor in held}
+    return open_source(model.SerializeToString(), settings, what, arrays=arrays)
+
+
 def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     """Open a session that maps the files of external tensors.
 
@@ -328,7 +373,9 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     """
     light = onnx.ModelProto()
     light.CopyFrom(model)
-    stored = [tensor for tensor in initializers(light.graph) if is_stored(tensor)]
+    stored = [tensor for tensor in initializers(light.graph) if is_on_disk(tensor)]
+    for tensor in filter(is_held, initializers(light.graph)):
+        load_values(tensor)
     embedded = sum(
         tensor_bytes(tensor)
         for tensor in initializers(light.graph)
@@ -399,6 +446,17 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
     path.write_bytes(stored.SerializeToString())
 
 
+def loaded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with the tensors in the message; uncopied if unchanged."""
+    if not any(map(is_stored, initializers(model.graph))):
+        return model
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    for tensor in filter(is_stored, initializers(result.graph)):
+        load_values(tensor)
+    return result
+
+
 def initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Yield the initializers of a graph and of the subgraphs."""
     yield from graph.initializer
@@ -419,10 +477,11 @@ def estimate_bytes(model: onnx.ModelProto) -> int:
 def model_bytes(model: onnx.ModelProto) -> int:
     """Return the size of a model; of the weights alone for large models."""
     estimate = estimate_bytes(model)
-    stored = any(map(is_stored, initializers(model.graph)))
+    stored = any(map(is_on_disk, initializers(model.graph)))
     if stored or estimate > _LARGE:
         return estimate
-    return model.ByteSize()
+    held = filter(is_held, initializers(model.graph))
+    return model.ByteSize() + sum(map(tensor_bytes, held))
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:

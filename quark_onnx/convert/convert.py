@@ -13,14 +13,14 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
-from calibrators.onnx_runtime.session import model_bytes
+from calibrators.onnx_runtime.session import loaded, model_bytes
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, inlined, store_for
-from quark_onnx.graph.io import load, loaded, read, staged
+from quark_onnx.graph.io import load, read, staged
 from quark_onnx.graph.node import inner_nodes
 from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.registry import CONVERSIONS

@@ -23,7 +23,7 @@ from onnx import (
     numpy_helper,
 )
 
-from calibrators.onnx_runtime.external_tensors import values
+from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
@@ -91,6 +91,12 @@ class Graph:
         self._values: dict[str, ValueInfoProto] = {
             value.name: value for value in graph.value_info
         }
+        # Tensors have no reference to the arrays that hold their values.
+        self._held = [
+            held_values(tensor)
+            for tensor in self.initializers.values()
+            if is_held(tensor)
+        ]
         self.sparse = sparse_names(graph)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._counter: Counter[str] = Counter()

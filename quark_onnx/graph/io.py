@@ -9,16 +9,18 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import DecodeError, EncodeError
+from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import regular_size
-from calibrators.onnx_runtime.external_tensors import load_values, locate
+from calibrators.onnx_runtime.external_tensors import is_held, locate
 from calibrators.onnx_runtime.session import (
     estimate_bytes,
-    initializers,
+    loaded,
     tensor_bytes,
     tensor_size,
     write_external,
@@ -27,6 +29,7 @@ from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import store
 from quark_onnx.graph.fields import check_fields, check_tensor
+from quark_onnx.graph.model_file import read_model
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.graph.variadic import check_variadic
@@ -37,46 +40,50 @@ _MESSAGE = 2**31 - 1
 EXTERNAL_DATA_LIMIT = 1_900_000_000
 
 
-def read(path: Path) -> ModelProto:
+def read(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
     """Read a model file, with external data.
 
     Large tensors of a large model stay in their files, by absolute paths, until their values are
     needed.
 
+    Args:
+        path: the model file.
+        arrays: receives the arrays of large initializers, which then are held tensors that last
+            as long as the arrays; None to keep the values in the message.
+
     Raises:
         ModelError: the file or its external data is missing or malformed; the message names the
             file and the tensor.
     """
-    model = read_stored(path)
+    model = read_stored(path, arrays)
     large = estimate_bytes(model) > store.LARGE_MODEL
+    if large and arrays:  # such a model is worked on in files
+        model = loaded(model)
+        arrays.clear()
     for tensor, initializer in tensors_with_data(model):
-        if not uses_external_data(tensor):
+        if not uses_external_data(tensor) or is_held(tensor):
             continue
         file, offset, length = _find(tensor, path)
         size = tensor_bytes(tensor)
         if large and initializer and size >= store.LEAST and length == size:
             locate(tensor, file, offset, length)
-        else:
-            _load_external(tensor, file, offset, length)
-            check_tensor(tensor)
+            continue
+        _load_external(tensor, file, offset, length)
+        check_tensor(tensor)
     check_sizes(model)
     return model
 
 
-def loaded(model: ModelProto) -> ModelProto:
-    """Return the model with the tensors in memory; uncopied if unchanged."""
-    if not any(map(uses_external_data, initializers(model.graph))):
-        return model
-    result = ModelProto()
-    result.CopyFrom(model)
-    for tensor in initializers(result.graph):
-        if uses_external_data(tensor):
-            load_values(tensor)
-    return result
+def load(
+    model: str | Path | ModelProto,
+    arrays: list[NDArray[Any]] | None = None,
+) -> ModelProto:
+    """Return a model from a path, or the checked model itself, which is never changed.
 
-
-def load(model: str | Path | ModelProto) -> ModelProto:
-    """Return a model from a path, or the checked model itself, which is never changed."""
+    Args:
+        model: the path or the model.
+        arrays: as for ``read``.
+    """
     if isinstance(model, ModelProto):
         files = external_files(model)
         if files:
@@ -89,29 +96,31 @@ def load(model: str | Path | ModelProto) -> ModelProto:
         check_sizes(model)
         return model
     if isinstance(model, str | Path):
-        return read(Path(model))
+        return read(Path(model), arrays)
     raise ModelError(
         f"model is a {type(model).__name__}; it must be a path or a ModelProto",
     )
 
 
-def read_stored(path: Path) -> ModelProto:
+def read_stored(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
     """Read a model file without external data.
 
     The file is protobuf, whatever its suffix.
 
+    Args:
+        path: the model file.
+        arrays: as for ``read``.
+
     Raises:
         ModelError: the file is missing or malformed; the message names it.
     """
-    data = _read_bytes(path)
-    model = ModelProto()
-    try:
-        model.ParseFromString(data)
-    except DecodeError as error:
-        kind = "truncated or not an ONNX model"
-        if data[:4] == b"PK\x03\x04":
-            kind = "a zip archive, unpack it first"
-        raise ModelError(f"model file {path} is {kind}") from error
+    _check_file(path)
+    found = None
+    if arrays is not None and path.stat().st_size <= store.LARGE_MODEL:
+        found = read_model(path)
+    model, held = found or (_parsed(path), [])
+    if arrays is not None:
+        arrays += held
     if not model.HasField("graph") or (not model.opset_import and not model.graph.node):
         raise ModelError(f"model file {path} holds no graph; is it an ONNX model?")
     try:
@@ -125,8 +134,24 @@ def read_stored(path: Path) -> ModelProto:
     return model
 
 
-def _read_bytes(path: Path) -> bytes:
+def _parsed(path: Path) -> ModelProto:
+    """Read a model file by protobuf."""
+    with _reading(path):
+        data = path.read_bytes()
+    model = ModelProto()
     try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        kind = "truncated or not an ONNX model"
+        if data[:4] == b"PK\x03\x04":
+            kind = "a zip archive, unpack it first"
+        raise ModelError(f"model file {path} is {kind}") from error
+    return model
+
+
+def _check_file(path: Path) -> None:
+    """Check that a file is there, and no larger than a protobuf message can be."""
+    with _reading(path):
         if path.is_dir():
             raise ModelError(f"{path} is a folder; give the .onnx file in it")
         size = regular_size(path)
@@ -135,7 +160,12 @@ def _read_bytes(path: Path) -> bytes:
                 f"model file {path} has {size:,} bytes; a protobuf message ends at 2"
                 " GB: use external data",
             )
-        return path.read_bytes()
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
         # A ValueError is about a path that no file can have.
         raise ModelError(

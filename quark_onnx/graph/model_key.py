@@ -5,9 +5,14 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
-from calibrators.onnx_runtime.external_tensors import is_stored, values
+from calibrators.onnx_runtime.external_tensors import (
+    is_held,
+    is_on_disk,
+    load_values,
+    values,
+)
 from calibrators.onnx_runtime.session import initializers
 
 
@@ -26,14 +31,24 @@ def model_key(model: ModelProto) -> str:
         *graph.node,
         *graph.sparse_initializer,
     ]
-    parts += [tensor for tensor in graph.initializer if not is_stored(tensor)]
+    parts += [tensor for tensor in graph.initializer if not is_on_disk(tensor)]
     # part by part: protobuf serializes no message larger than 2 GiB
     for part in parts:
+        if isinstance(part, TensorProto) and is_held(part):
+            part = _embedded(part)
         data = part.SerializeToString(deterministic=True)
         digest.update(f"{len(data)} ".encode())
         digest.update(data)
-    for tensor in filter(is_stored, initializers(graph)):
+    for tensor in filter(is_on_disk, initializers(graph)):
         digest.update(f"{tensor.name} {tensor.data_type} {list(tensor.dims)} ".encode())
         array = np.ascontiguousarray(values(tensor))
         digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+def _embedded(tensor: TensorProto) -> TensorProto:
+    """Return a copy with the values of a held tensor: the key does not depend on their place."""
+    result = TensorProto()
+    result.CopyFrom(tensor)
+    load_values(result)
+    return result

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from calibrators.onnx_runtime.session import loaded
 from calibrators.shown import printable
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, channels_last, fixed, inlined
 from quark_onnx.graph.channels import LAST
-from quark_onnx.graph.io import load, loaded, staged
+from quark_onnx.graph.io import load, staged
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.shapes import is_static
 from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, fold_shapes, fuse_gelu

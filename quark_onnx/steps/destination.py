@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from onnx import ModelProto
 
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import data_file, external_files, read_stored
+from quark_onnx.graph.model_file import mentions
 
 
 def destination(model: object, output: object) -> Path | None:
@@ -91,27 +91,11 @@ def _stored_beside(model: Path) -> set[str]:
     try:
         return (
             external_files(read_stored(model))
-            if _mentions(model, b"location")
+            if mentions(model, b"location")
             else set()
         )
     except ModelError:
         return set()
-
-
-def _mentions(path: Path, text: bytes) -> bool:
-    """Return whether the bytes of a file contain a text.
-
-    A byte search is much faster than parsing the model. Every external tensor has an entry with
-    the key "location".
-    """
-    try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            return content.find(text) >= 0
-    except (OSError, ValueError):  # the file is missing or empty
-        return False
 
 
 def _same_file(first: Path, second: Path) -> bool:

@@ -19,13 +19,14 @@ from calibrators.onnx_runtime.session import (
     PROTOBUF_LIMIT,
     estimate_bytes,
     is_defined,
+    loaded,
     open_session,
 )
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
-from quark_onnx.graph.io import external_files, loaded, read_stored, staged
+from quark_onnx.graph.io import external_files, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces

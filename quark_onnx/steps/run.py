@@ -11,8 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from calibrators.onnx_runtime.external_tensors import is_stored
-from calibrators.onnx_runtime.remembering import RememberingSession
+from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
+from calibrators.onnx_runtime.isolation import current
+from calibrators.onnx_runtime.remembering import (
+    RememberingSession,
+    ReopenedSession,
+)
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.errors import ModelError
@@ -27,7 +31,7 @@ TOLERANCE = 1e-4
 class Reference:
     """The original float model, the reference of every comparison.
 
-    Its session is opened once, and the outputs of a sample are computed once.
+    The outputs of a sample are computed once.
     """
 
     def __init__(
@@ -52,10 +56,21 @@ class Reference:
         self._what = what
 
     @cached_property
-    def session(self) -> Any:
-        lean = any(map(is_stored, self.model.graph.initializer))
+    def session(self) -> ReopenedSession:
+        return ReopenedSession(self._opened)
+
+    def release(self) -> None:
+        """Free the memory of the session, which is opened again when an output is unknown."""
+        if "session" in self.__dict__:
+            self.session.release()
+
+    def _opened(self) -> Any:
+        tensors = self.model.graph.initializer
+        lean = any(map(is_on_disk, tensors))
+        # a session of this process needs no copy of arrays, which a file would be read into
+        shared = current() is None and any(map(is_held, tensors))
         return _open(
-            self._path or self.model,
+            self.model if shared else self._path or self.model,
             self.model,
             self._what,
             lean=lean,

@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrators.onnx_runtime.remembering import RememberingSession, without_memory
+from calibrators.onnx_runtime.remembering import (
+    RememberingSession,
+    ReopenedSession,
+    without_memory,
+)
 from calibrators.onnx_runtime.session import open_session
 from tests.models import parse
 
@@ -88,3 +92,23 @@ def test_a_failure_is_not_remembered(counted: Counted) -> None:
         with pytest.raises(Exception, match="Unexpected input data type"):
             session.run(None, {"x": np.zeros(2, np.int64)})
     assert counted.runs == 2
+
+
+def test_a_released_session_is_opened_when_it_runs() -> None:
+    opened = list[Counted]()
+
+    def open_again() -> Counted:
+        opened.append(Counted())
+        return opened[-1]
+
+    session = ReopenedSession(open_again)
+    session.run(["y"], feeds(1.0))
+    session.run(["y"], feeds(2.0))
+    assert [each.runs for each in opened] == [2]
+    session.release()
+    assert [value.name for value in session.get_outputs()] == ["y", "n"]
+    assert [value.name for value in session.get_inputs()] == ["x"]
+    assert len(opened) == 1
+    (y,) = session.run(["y"], feeds(3.0))
+    assert y.tolist() == [6.0]
+    assert [each.runs for each in opened] == [2, 1]

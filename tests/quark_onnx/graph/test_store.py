@@ -19,10 +19,10 @@ from calibrators.onnx_runtime.external_tensors import (
     location,
     values,
 )
-from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.session import loaded, open_session
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Store, store
-from quark_onnx.graph.io import loaded, read, staged
+from quark_onnx.graph.io import read, staged
 
 TYPES = [np.float32, np.float16, np.float64, np.int8, np.uint8, np.int64, np.bool_]
 SMALL_TYPES = [

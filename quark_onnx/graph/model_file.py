@@ -1,0 +1,215 @@
+"""Read a model file with large initializers in arrays, outside of the protobuf message.
+
+protobuf copies the values whenever a message is parsed, copied, read or serialized. The wire format
+is simple enough to find them without it (protobuf.dev/programming-guides/encoding): a field is a
+tag, the field's number and one of four kinds of value, followed by the value.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+
+from calibrators.onnx_runtime.external_tensors import HOLDABLE, hold, is_stored
+from calibrators.onnx_runtime.session import tensor_bytes
+
+#: Smaller initializers (in bytes) stay in the message.
+LEAST = 1 << 16
+#: Smaller files (in bytes) are read by protobuf alone.
+LEAST_FILE = 1 << 20
+
+_GRAPH = ModelProto.DESCRIPTOR.fields_by_name["graph"].number
+_INITIALIZER = ModelProto().graph.DESCRIPTOR.fields_by_name["initializer"].number
+_RAW_DATA = TensorProto.DESCRIPTOR.fields_by_name["raw_data"].number
+#: Kinds of values on the wire, and the sizes of those with a fixed size.
+_VARINT, _LENGTH = 0, 2
+_FIXED = {1: 8, 5: 4}
+
+
+class _Field(NamedTuple):
+    """A field of a message: positions of the tag, of the value and of its end."""
+
+    number: int
+    kind: int
+    tag: int
+    start: int
+    end: int
+
+
+class _Values(NamedTuple):
+    """Position of the values of an initializer in a file."""
+
+    place: int
+    start: int
+    length: int
+
+
+def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
+    """Read a model whose large initializers are held tensors.
+
+    Args:
+        path: the model file.
+
+    Returns:
+        The model, and the arrays of the held tensors, which last as long as the arrays. None if
+        the file is small, or can be read by protobuf alone, which then reports what is wrong.
+    """
+    arrays: list[NDArray[Any]] = []
+    try:
+        with path.open("rb") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                if len(data) < LEAST_FILE:
+                    return None
+                message, found = _split(data)
+            model = ModelProto()
+            model.ParseFromString(message)
+            for values in found:
+                array = np.empty(values.length, np.uint8)
+                file.seek(values.start)
+                if file.readinto(array.data) != values.length:
+                    return None
+                tensor = model.graph.initializer[values.place]
+                held = hold_raw(tensor, array)
+                if held is None:
+                    tensor.raw_data = array.tobytes()
+                else:
+                    arrays.append(held)
+    except (OSError, ValueError, DecodeError):
+        return None
+    return model, arrays
+
+
+def mentions(path: Path, text: bytes) -> bool:
+    """Return whether a model file contains a text, apart from the values of large initializers.
+
+    A byte search is much faster than parsing the model. False for a file that cannot be read.
+    """
+    try:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+        ):
+            try:
+                return text in _split(data)[0]
+            except ValueError:  # malformed
+                return data.find(text) >= 0
+    except (OSError, ValueError):  # absent or empty
+        return False
+
+
+def hold_raw(tensor: TensorProto, data: NDArray[np.uint8]) -> NDArray[Any] | None:
+    """Hold a tensor by its raw values.
+
+    Returns:
+        The array that the tensor refers to, as long as it lasts. None if the type cannot be held,
+        or the number of values does not fit the shape; the tensor is then unchanged.
+    """
+    fits = tensor.data_type in HOLDABLE and tensor_bytes(tensor) == data.nbytes
+    if not fits or is_stored(tensor) or min(tensor.dims, default=1) < 1:
+        return None
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    array = data.view(dtype).reshape(tuple(tensor.dims))
+    array.setflags(write=False)
+    hold(tensor, array)
+    return array
+
+
+def _split(data: mmap.mmap) -> tuple[bytes, list[_Values]]:
+    """Return a message without the values of large initializers, and the place of these values.
+
+    Raises:
+        ValueError: the message is malformed.
+    """
+    message = bytearray()
+    found: list[_Values] = []
+    count = 0
+    for field in _fields(data, 0, len(data)):
+        if field.number != _GRAPH or field.kind != _LENGTH:
+            message += data[field.tag : field.end]
+            continue
+        graph = bytearray()
+        for part in _fields(data, field.start, field.end):
+            if part.number != _INITIALIZER or part.kind != _LENGTH:
+                graph += data[part.tag : part.end]
+                continue
+            raw = None
+            if part.end - part.start >= LEAST:
+                raw = _raw_field(data, part)
+            if raw is None:
+                graph += data[part.tag : part.end]
+            else:
+                tensor = data[part.start : raw.tag] + data[raw.end : part.end]
+                graph += _message(_INITIALIZER, tensor)
+                found.append(_Values(count, raw.start, raw.end - raw.start))
+            count += 1
+        message += _message(_GRAPH, graph)
+    return bytes(message), found
+
+
+def _raw_field(data: mmap.mmap, tensor: _Field) -> _Field | None:
+    """Return the raw values of a tensor, if there are many, and once."""
+    fields = [
+        field
+        for field in _fields(data, tensor.start, tensor.end)
+        if field.number == _RAW_DATA
+    ]
+    if len(fields) != 1 or fields[0].end - fields[0].start < LEAST:
+        return None
+    return fields[0]
+
+
+def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
+    """Yield the fields of a message."""
+    position = start
+    while position < end:
+        tag = position
+        key, position = _varint(data, position)
+        kind = key & 7
+        if kind == _VARINT:
+            _, stop = _varint(data, position)
+        elif kind == _LENGTH:
+            length, position = _varint(data, position)
+            stop = position + length
+        elif kind in _FIXED:
+            stop = position + _FIXED[kind]
+        else:
+            raise ValueError(f"kind {kind} at {tag}")
+        if stop > end:
+            raise ValueError(f"a field at {tag} ends at {stop}, the message at {end}")
+        yield _Field(key >> 3, kind, tag, position, stop)
+        position = stop
+
+
+def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
+    """Return an integer of seven bits per byte, and the position after it."""
+    value = shift = 0
+    while position < len(data) and shift < 64:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise ValueError(f"no integer ends at {position}")
+
+
+def _message(number: int, value: bytes | bytearray) -> bytes:
+    """Return a field that holds a message."""
+    return bytes(
+        [*_encoded(number << 3 | _LENGTH), *_encoded(len(value))],
+    ) + bytes(value)
+
+
+def _encoded(value: int) -> list[int]:
+    digits = []
+    while value > 0x7F:
+        digits.append(value & 0x7F | 0x80)
+        value >>= 7
+    return [*digits, value]

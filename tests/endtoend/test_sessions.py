@@ -1,0 +1,64 @@
+"""Sessions of a run: how many are opened, and how many bytes of weights are serialized for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from calibrators.onnx_runtime import session
+from calibrators.onnx_runtime.external_tensors import is_stored
+from quark_onnx import quantize
+from tests.models import parse, samples, weight
+
+CHANNELS = 160
+#: The most sessions of a preset. Two of A8W8 compute a constant each.
+SESSIONS = {"A8W8": 5, "XINT8": 4}
+
+
+def convolutions() -> onnx.ModelProto:
+    """Return a model of 2 MB."""
+    shape = f"float[N,{CHANNELS},6,6]"
+    return parse(
+        f"""g ({shape} x) => ({shape} y) {{
+            a = Conv <pads = [1,1,1,1]> (x, w, b) c = Relu (a)
+            d = Conv <pads = [1,1,1,1]> (c, v, b) y = Relu (d)
+        }}""",
+        w=weight(CHANNELS, CHANNELS, 3, 3),
+        v=weight(CHANNELS, CHANNELS, 3, 3, seed=1),
+        b=weight(CHANNELS),
+    )
+
+
+@pytest.mark.parametrize(("preset", "count"), SESSIONS.items())
+def test_weights_are_not_serialized_for_each_session(
+    preset: str,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(convolutions(), path)
+    serialized = list[int]()
+    native = session.native_session
+
+    def counted(source: Any, options: Any) -> Any:
+        serialized.append(len(source) if isinstance(source, bytes) else 0)
+        return native(source, options)
+
+    monkeypatch.setattr(session, "native_session", counted)
+    data = samples(convolutions(), count=8)
+    first = quantize(path, data, preset, tmp_path / "first.onnx")
+    weights = 2 * 4 * CHANNELS * CHANNELS * 9
+    assert len(serialized) <= count
+    assert sum(serialized) <= 0.05 * weights
+
+    # the same model without a file, whose weights stay in the message
+    second = quantize(convolutions(), data, preset, tmp_path / "second.onnx")
+    assert (tmp_path / "first.onnx").read_bytes() == (
+        tmp_path / "second.onnx"
+    ).read_bytes()
+    assert first.model == second.model
+    assert not any(map(is_stored, first.model.graph.initializer))
