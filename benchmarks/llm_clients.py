@@ -48,14 +48,16 @@ from typing import Any
 import numpy as np
 from _results import Row, Store, table
 
+from quark_onnx.torch.config.client_releases import pinned
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).with_name("results")
 WORKER = Path(__file__).with_name("_client_worker.py")
 #: Key of the row with the versions of the clients.
 VERSIONS = "versions"
 
-_TORCH = ("torch", "transformers==5.24.0", "safetensors", "accelerate", "numpy")
-_OWN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "tqdm", "pyyaml", "gguf")
+_TORCH = ("torch", pinned("transformers"), "safetensors", "accelerate", "numpy")
+_OWN = ("onnx", "onnxruntime", "onnx_ir", "onnxscript", "pyyaml", "gguf")
 _VLLM = (
     *("torch", "transformers>=5.16.1,<5.21", "compressed-tensors==0.17.0", "pytest"),
     *("pydantic", "cachetools", "psutil", "msgspec", "cloudpickle", "pyzmq", "pillow"),
@@ -91,27 +93,27 @@ CLIENTS: dict[str, Client] = {
         "vllm",
         ("quark", "compressed-tensors", "awq", "fp8", "finegrained-fp8", "oga"),
         _VLLM,
-        "vllm==0.33.0",
+        pinned("vllm"),
     ),
     "transformers and amd-quark": Client(
-        "transformers", ("quark", "oga"), (*_TORCH, "amd-quark==0.13")
+        "transformers", ("quark", "oga"), (*_TORCH, pinned("amd-quark"))
     ),
     "transformers and our loader": Client("transformers", ("quark", "oga")),
     "transformers and compressed-tensors": Client(
         "transformers",
         ("compressed-tensors", "fp8", "finegrained-fp8"),
-        (*_TORCH, "compressed-tensors"),
+        (*_TORCH, pinned("compressed-tensors")),
     ),
     # it computes in float16; without CUDA it is built with BUILD_CUDA_EXT=0
     "transformers and gptqmodel": Client(
-        "transformers", ("awq",), (*_TORCH, "gptqmodel"), tolerance=5e-3
+        "transformers", ("awq",), (*_TORCH, pinned("gptqmodel")), tolerance=5e-3
     ),
     "llama.cpp": Client("llama.cpp", ("gguf",), ("xllamacpp", "numpy")),
     "onnxruntime": Client("onnxruntime", ("onnx",), ("onnxruntime",)),
     "onnxruntime-genai": Client(
         "onnxruntime-genai",
         ("oga", "awq"),
-        (*_TORCH, *_OWN, "onnxruntime-genai"),
+        (*_TORCH, *_OWN, pinned("onnxruntime-genai")),
     ),
 }
 

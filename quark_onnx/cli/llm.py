@@ -5,11 +5,19 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from quark_onnx.cli import llm_oga, llm_ptq, llm_search
+from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.overwrite import overwriting
-from quark_onnx.cli.parsing import Parser, UsageError, add_common_options, path
+from quark_onnx.cli.parsing import (
+    PROGRAM,
+    Parser,
+    UsageError,
+    add_common_options,
+    path,
+)
 from quark_onnx.errors import ConstraintError
 
 NAME = "llm"
@@ -32,7 +40,7 @@ examples:
 
 'quark-onnx llm ACTION --help' has the options of an action."""  # noqa: E501
 
-_CLIENTS = ("vllm", "transformers", "llama.cpp")
+_CLIENTS = ("vllm", "transformers", "llama.cpp", "onnxruntime-genai")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -80,7 +88,7 @@ def _validate_options(parser: Parser) -> None:
         "model",
         metavar="DIR",
         type=path,
-        help="checkpoint folder, or a .gguf file",
+        help="checkpoint folder, .gguf file, or folder of genai_config.json",
     )
     parser.add_argument(
         "--for",
@@ -132,8 +140,31 @@ def _validate(options: Namespace) -> Answer:
         if verdict.right
         else ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
     )
-    text = "\n".join([*head, verdict.text(complete=options.verbose)])
+    lines = [*head, verdict.text(complete=options.verbose)]
+    command = _writing_command(verdict)
+    if command:
+        lines.append(f"next: write one\n  {command}")
+    text = "\n".join(lines)
     return Answer(text, {"model": options.model, **mended, **verdict.document}, failure)
+
+
+def _writing_command(verdict: Any) -> str:
+    """Return the command that writes what a client reads from a checkpoint; empty for none."""
+    from quark_onnx.torch.validate import checkpoint
+
+    folder = Path(verdict.place)
+    rules = {finding.rule for finding in verdict.findings}
+    if not (folder / checkpoint.CONFIG).is_file():
+        return ""
+    words = [PROGRAM, "llm"]
+    if "genai-none" in rules:
+        return shell_line([*words, "oga", str(folder), "-o", f"{folder}-oga"])
+    if "gguf-none" not in rules:
+        return ""
+    if checkpoint.read(folder).method == "float":
+        return shell_line([*words, "gguf", str(folder), "-o", f"{folder}.gguf"])
+    words += ["ptq", str(folder), "-o", f"{folder}-gguf"]
+    return shell_line([*words, "--recipe", "fast", "--target", "llama.cpp"])
 
 
 _Action = tuple[str, str, str, Callable[[Parser], None], Callable[[Namespace], Answer]]
@@ -174,8 +205,8 @@ _ACTIONS: tuple[_Action, ...] = (
     ),
     (
         "validate",
-        "check whether vLLM, transformers or llama.cpp reads a checkpoint correctly",
-        "%(prog)s DIR --for {vllm,transformers,llama.cpp} [OPTION ...]",
+        "check a checkpoint by the rules of vLLM or another client, without loading it",
+        f"%(prog)s DIR --for {{{','.join(_CLIENTS)}}} [OPTION ...]",
         _validate_options,
         _validate,
     ),

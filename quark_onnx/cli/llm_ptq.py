@@ -604,7 +604,8 @@ def _mixed(mixture: Any) -> str:
     counts = Counter(group.chosen.scheme for group in mixture.groups)
     groups = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
     return (
-        f"mixture: {mixture.bits:.3f} bits for each weight; groups of layers: {groups}"
+        f"mixture: {mixture.bits:.3f} bits per weight of the quantized layers; groups of"
+        f" layers: {groups}"
     )
 
 

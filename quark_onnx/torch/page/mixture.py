@@ -53,7 +53,7 @@ def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
             ),
         )
     return frame.drawn(
-        "Bits for each weight of each group of layers",
+        "Bits per weight of each group of layers",
         "bits",
         parts,
         class_,

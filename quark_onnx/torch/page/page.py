@@ -119,7 +119,7 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
         rows.append(("Perplexity", f"{found.after:.4f}", more))
     if mixture is not None:
         more = f"{len(mixture.groups)} groups of layers"
-        rows.append(("Bits for a weight", f"{mixture.bits:.3f}", more))
+        rows.append(("Bits per weight", f"{mixture.bits:.3f}", more))
     rows += _verdict_facts(found)
     names = f'<p class="names">{escape(name)}</p>'
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
@@ -143,8 +143,11 @@ def _verdict_facts(found: Found) -> list[tuple[str, str, str]]:
     more = f"{share:.0f} % of {file_size(judged.bytes_before)}"
     rows = [
         ("Size", file_size(judged.bytes_after), more),
-        ("Bits for a weight", f"{judged.bits:.2f}", "of the whole model"),
+        ("Bits per weight", f"{judged.bits:.2f}", "of all layers"),
     ]
+    if judged.quantized_bits is not None:
+        bits = f"{judged.quantized_bits:.2f}"
+        rows.append(("Bits per weight", bits, "of the quantized layers"))
     if judged.divergence is not None:
         more = f"nats a token, on {judged.tokens:,} tokens {judged.text}"
         rows.append(("Divergence", f"{judged.divergence:.4f}", more))
@@ -232,7 +235,7 @@ def _mixture(mixture: Mixture | None) -> str:
         lambda *size: mixed.divergences(mixture, *size),
     ]
     return (
-        '<section>\n<h2>Mixed precision</h2>\n<p class="note">Bits for each weight of'
+        '<section>\n<h2>Mixed precision</h2>\n<p class="note">Bits per weight of'
         " a group of layers, scales included; below, how far what the model predicts"
         " moves if that group alone is quantized, at each scheme. What was chosen is"
         f" filled; all groups together: {short(mixture.divergence)} nats for each"

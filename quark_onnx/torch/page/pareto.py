@@ -92,7 +92,7 @@ def _plot(found: Search, width: float, height: float, class_: str) -> str:
         tag("text", "divergence, nats a token", x=0, y=14),
         tag(
             "text",
-            "bits for each weight of the model",
+            "bits per weight of all layers",
             x=(_LEFT + width - _RIGHT) / 2,
             y=height - 4,
             text_anchor="middle",

@@ -23,6 +23,7 @@ from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.runtime.memory import available, release_memory
+from quark_onnx.torch.validate.checkpoint import read
 
 #: Maximum number of held-out windows.
 HELD_OUT = 8
@@ -34,6 +35,8 @@ _WRITES = 300_000_000
 _WRITTEN, _LENGTH = 4, 64
 #: Tokens of each run of a model for a generated text: the windows token by token, then as a whole.
 GENERATED = (_WRITTEN,) * _LENGTH + (_LENGTH,) * _WRITTEN
+#: Beginnings of the names of the tensors of a quantized weight, in all layouts.
+_OF_WEIGHTS = ("weight", "qweight", "qzeros", "scales", "g_idx")
 #: Tokens whose logits are compared at once.
 _ROWS = 256
 #: Divergence, in nats a token, up to which a loss is small, and up to which it is moderate. The
@@ -62,6 +65,8 @@ class Verdict(Reported):
         advice: the change to try, in words.
         options: options of ``llm ptq`` that make the change; empty for none.
         command: the complete command line, which the command line fills in; else empty.
+        quantized_bits: bits per weight of the quantized layers, with their scales and zero points;
+            None if unknown.
     """
 
     bytes_before: int
@@ -77,21 +82,30 @@ class Verdict(Reported):
     advice: str = ""
     options: str = ""
     command: str = ""
+    quantized_bits: float | None = None
 
     @property
     def bits(self) -> float:
         """Return the bits of the checkpoint per weight of the model."""
         return 8 * self.bytes_after / max(self.weights, 1)
 
+    @property
+    def bits_text(self) -> str:
+        """The bits per weight of all layers, and of those that are quantized."""
+        text = f"{self.bits:.2f} bits per weight of all layers"
+        if self.quantized_bits is not None:
+            text = f"{text}, {self.quantized_bits:.2f} of the quantized layers"
+        return text
+
     def sentence(self) -> str:
         """Return the verdict in one sentence.
 
         >>> Verdict(8 << 20, 2 << 20, 4 << 20).sentence()
-        '8.0 MiB before, 2.0 MiB after: 4.00 bits for each weight'
+        '8.0 MiB before, 2.0 MiB after: 4.00 bits per weight of all layers'
         """
         sizes = (
             f"{file_size(self.bytes_before)} before, {file_size(self.bytes_after)} after:"
-            f" {self.bits:.2f} bits for each weight"
+            f" {self.bits_text}"
         )
         if self.divergence is None:
             return sizes
@@ -126,6 +140,7 @@ class Verdict(Reported):
             "sentence": self.sentence(),
             "bytes": {"before": self.bytes_before, "after": self.bytes_after},
             "bits": self.bits,
+            "quantized_bits": self.quantized_bits,
             "text": self.text,
             "tokens": self.tokens,
             "divergence": self.divergence,
@@ -164,11 +179,16 @@ def judge(  # noqa: PLR0913
         The verdict. It has the reason in ``skipped`` if the models cannot be compared.
     """
     before, after = source.reader, Reader(Path(checkpoint))
-    sizes = (_bytes(before), _bytes(after), _weights(before))
+    sizes = Verdict(
+        _bytes(before),
+        _bytes(after),
+        _weights(before),
+        quantized_bits=_quantized_bits(source.folder, Path(checkpoint)),
+    )
     reason = _reason(sizes, windows)
     if reason:
         advice = "" if windows else "give text with --evaluate TEXT"
-        return Verdict(*sizes, skipped=reason, advice=advice)
+        return replace(sizes, skipped=reason, advice=advice)
     try:
         return _compared_models(
             source, checkpoint, config, windows, text, sizes, progress
@@ -177,7 +197,7 @@ def judge(  # noqa: PLR0913
         Exception
     ) as error:  # the checkpoint is written; a model may not run by itself
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return Verdict(*sizes, skipped=reason)
+        return replace(sizes, skipped=reason)
 
 
 def _compared_models(  # noqa: PLR0913
@@ -186,7 +206,7 @@ def _compared_models(  # noqa: PLR0913
     config: TorchConfig,
     windows: Sequence[Any],
     text: str,
-    sizes: tuple[int, int, int],
+    sizes: Verdict,
     progress: bool | None,
 ) -> Verdict:
     """Load and compare both models, as ``judge`` does.
@@ -197,14 +217,14 @@ def _compared_models(  # noqa: PLR0913
         config: the quantization configuration.
         windows: held-out token ids.
         text: the origin of the windows, in words.
-        sizes: bytes before and after, and the number of weights of the float model.
+        sizes: the verdict without the comparison.
         progress: whether to show progress.
     """
     model = source.load()
     if not windows:
         windows, text = _written(model), "that the float model has written"
     if not windows or len(windows[0]) < 2:
-        return Verdict(*sizes, skipped="there is no text of two tokens or more")
+        return replace(sizes, skipped="there is no text of two tokens or more")
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
     with inference(model), inference(quantized):
         scores = _scores(model, quantized, windows, progress)
@@ -212,8 +232,8 @@ def _compared_models(  # noqa: PLR0913
     del model, quantized
     release_memory()
     worst = sorted(errors.items(), key=lambda item: -item[1])[:_WORST]
-    found = Verdict(
-        *sizes,
+    found = replace(
+        sizes,
         text=text,
         tokens=sum(map(len, windows)),
         divergence=scores[0],
@@ -243,13 +263,12 @@ def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[
     return list(windows[:count]), spare
 
 
-def _reason(sizes: tuple[int, int, int], windows: Sequence[Any]) -> str:
+def _reason(sizes: Verdict, windows: Sequence[Any]) -> str:
     """Return why models cannot be compared; empty if they can."""
-    before, after, weights = sizes
-    needed, free = 2 * before + after, available()
+    needed, free = 2 * sizes.bytes_before + sizes.bytes_after, available()
     if needed > free:
         return f"the two models need {file_size(needed)} of memory, and {file_size(free)} are free"
-    if not windows and weights > _WRITES:
+    if not windows and sizes.weights > _WRITES:
         return "there is no text"
     return ""
 
@@ -263,6 +282,31 @@ def _bytes(reader: Reader) -> int:
 def _weights(reader: Reader) -> int:
     """Return the number of elements of all tensors of a float checkpoint."""
     return sum(torch.Size(tensor.shape).numel() for tensor in reader.tensors.values())
+
+
+def _quantized_bits(source: Path, checkpoint: Path) -> float | None:
+    """Return the stored bits per weight of the quantized layers; None without such layers.
+
+    Scales and zero points count, biases do not. Layers with other names in the checkpoint, as
+    experts may have, are left out.
+
+    Args:
+        source: folder of the float model.
+        checkpoint: folder of the quantized checkpoint.
+    """
+    floats = read(source).modules
+    size = weights = 0
+    for name, module in read(checkpoint).modules.items():
+        before = floats[name].weight if name in floats else None
+        if before is None or not module.is_quantized:
+            continue
+        weights += before.count
+        size += sum(
+            tensor.size
+            for end, tensor in module.tensors.items()
+            if end.startswith(_OF_WEIGHTS)
+        )
+    return 8 * size / weights if weights else None
 
 
 def _written(model: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Validation of checkpoints for vLLM, transformers and llama.cpp, from file headers.
+"""Validation of checkpoints for vLLM and other clients, from file headers.
 
 ``repair`` writes a copy with fixed names and configuration.
 """

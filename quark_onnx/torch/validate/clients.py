@@ -11,6 +11,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.validate import (
     cache_in_vllm,
     compressed,
+    genai,
     llama_cpp,
     model,
     native_fp8,
@@ -27,7 +28,13 @@ from quark_onnx.torch.validate.finding import (
     Finding,
     Verdict,
 )
-from quark_onnx.torch.validate.rules import LLAMA_CPP, TRANSFORMERS, VLLM, broken
+from quark_onnx.torch.validate.rules import (
+    GENAI,
+    LLAMA_CPP,
+    TRANSFORMERS,
+    VLLM,
+    broken,
+)
 
 Check = Callable[[Checkpoint], Iterator[Finding]]
 
@@ -199,18 +206,23 @@ _UNCHECKED = {
 }
 #: Exceptions for values of a type that no tool writes; clients fail with the same exceptions.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-RELEASES = {"vllm": VLLM, "transformers": TRANSFORMERS, "llama.cpp": LLAMA_CPP}
+RELEASES = {
+    "vllm": VLLM,
+    "transformers": TRANSFORMERS,
+    "llama.cpp": LLAMA_CPP,
+    "onnxruntime-genai": GENAI,
+}
 
 
 def validate(folder: Path, client: str) -> Verdict:
-    """Check whether a client loads a checkpoint correctly.
+    """Check by the rules of a client whether it would load a checkpoint correctly.
 
-    Only headers are read.
+    Only headers are read, and nothing is loaded.
 
     Args:
         folder: Hugging Face checkpoint of any tool; for "llama.cpp" a ``*.gguf`` file or its
-            folder.
-        client: "vllm", "transformers" or "llama.cpp".
+            folder; for "onnxruntime-genai" the folder of ``genai_config.json``.
+        client: "vllm", "transformers", "llama.cpp" or "onnxruntime-genai".
 
     Returns:
         The verdict with the findings.
@@ -232,19 +244,22 @@ def validate(folder: Path, client: str) -> Verdict:
     folder = Path(folder)
     if client == "llama.cpp":
         return _validate_gguf(folder)
+    if client == "onnxruntime-genai":
+        found = genai.findings(folder)
+        return _verdict(folder, client, "onnx", {}, (), found)
     checkpoint = read(folder)
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
-    found = [*_run((*EVERY, *OWN[client]), checkpoint)]
+    broken_rules = [*_run((*EVERY, *OWN[client]), checkpoint)]
     if method not in LAYOUTS[client]:
-        found.append(_unknown(checkpoint, client))
+        broken_rules.append(_unknown(checkpoint, client))
     config = [*_run(layout.config, checkpoint)]
-    found += config
+    broken_rules += config
     schemes = dict[str, int]()
     if not _stops(config):
-        found += _run(layout.layers, checkpoint)
+        broken_rules += _run(layout.layers, checkpoint)
         schemes = dict(Counter(_safely(layout.schemes, checkpoint)))
-    return _verdict(folder, client, method, schemes, layout.needs, found)
+    return _verdict(folder, client, method, schemes, layout.needs, broken_rules)
 
 
 def _validate_gguf(place: Path) -> Verdict:

@@ -110,8 +110,23 @@ class Verdict(Reported):
 
     @property
     def word(self) -> str:
-        """The verdict in words: "loads", "loads but wrong" or "refused"."""
-        return "loads" if self.right else "loads but wrong" if self.loads else "refused"
+        """The verdict by the rules: "loads", "loads but wrong" or "refused"."""
+        if self.right:
+            return "loads"
+        return "loads but wrong" if self.loads else "refused"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, and that the client itself was not asked.
+
+        >>> Verdict("llama", "vllm", "vLLM 0.33.0", "quark", {}, (), ()).sentence
+        'no rule of vLLM 0.33.0 is broken (not loaded)'
+        """
+        if not self.findings:
+            return f"no rule of {self.release} is broken (not loaded)"
+        if self.right:
+            return f"only warnings by the rules of {self.release} (not loaded)"
+        return f"{self.word} by the rules of {self.release} (not loaded)"
 
     @property
     def document(self) -> dict[str, Any]:
@@ -146,7 +161,7 @@ class Verdict(Reported):
             if schemes
             else f"{self.layout} checkpoint"
         )
-        lines = [f"{self.place}: {what} for {self.release}: {self.word}"]
+        lines = [f"{self.place}: {what}: {self.sentence}"]
         lines += [f"needs {what}" for what in self.needs]
         seen = dict[str, int]()
         for finding in self.findings:

@@ -71,6 +71,11 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
     """
     if client == "llama.cpp":
         raise ConfigError("a GGUF file cannot be mended; convert the model again")
+    if client == "onnxruntime-genai":
+        raise ConfigError(
+            "a folder of onnxruntime-genai cannot be mended; write it again with"
+            " 'quark-onnx llm oga'",
+        )
     before = validate(folder, client)
     folder = Path(folder)
     output = (

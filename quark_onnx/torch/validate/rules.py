@@ -5,20 +5,24 @@ The table in ``clients`` names the checks of the rules.
 
 from __future__ import annotations
 
+from quark_onnx.torch.config.client_releases import RELEASES, release
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding, Rule
 
-VLLM = "vLLM 0.33.0"
-TRANSFORMERS = "transformers 5.23"
-LLAMA_CPP = "llama.cpp with gguf 0.19"
+VLLM = f"vLLM {RELEASES['vllm']}"
+TRANSFORMERS = release("transformers")
+LLAMA_CPP = f"llama.cpp with {release('gguf')}"
+GENAI = release("onnxruntime-genai")
+_AMD_QUARK = release("amd-quark")
+_COMPRESSED = release("compressed-tensors")
 
 _LAYERS = "vllm/model_executor/layers/quantization"
 _SAFETENSORS = "safetensors 0.8, README, Format"
 _LOADER = f"{VLLM}, vllm/model_executor/model_loader; {TRANSFORMERS}, modeling_utils"
 _QUARK = f"{VLLM}, {_LAYERS}/quark/quark.py"
 _SCHEMES = f"{VLLM}, {_LAYERS}/quark/schemes"
-_QCONFIG = f"{TRANSFORMERS}, QuarkConfig; amd-quark 0.13, QConfig.from_dict"
-_LINEAR = "amd-quark 0.13, QParamsLinear"
-_CT = f"{VLLM}, {_LAYERS}/compressed_tensors; compressed-tensors 0.20"
+_QCONFIG = f"{TRANSFORMERS}, QuarkConfig; {_AMD_QUARK}, QConfig.from_dict"
+_LINEAR = f"{_AMD_QUARK}, QParamsLinear"
+_CT = f"{VLLM}, {_LAYERS}/compressed_tensors; {_COMPRESSED}"
 _AWQ = f"{VLLM}, {_LAYERS}/auto_awq.py"
 _GPTQ = f"{VLLM}, {_LAYERS}/auto_gptq.py"
 _FP8 = f"{VLLM}, {_LAYERS}/fp8.py"
@@ -390,7 +394,7 @@ _QUARK_TRANSFORMERS = {
         " loads no such weights",
         "choose another scheme or --layout compressed-tensors; load_checkpoint of this"
         " package reads the folder",
-        f"{TRANSFORMERS} with amd-quark 0.13,"
+        f"{TRANSFORMERS} with {_AMD_QUARK},"
         " quark/torch/export/nn/modules/qparamslinear_builder.py",
     ),
     "quark-two-stages": Rule(
@@ -444,15 +448,14 @@ _OTHER = {
         " it decodes them at once",
         "load with quantization_config=CompressedTensorsConfig(dequantize=True), or"
         " install compressed-tensors 0.17",
-        f"{TRANSFORMERS} with compressed-tensors 0.20,"
-        " compressors/pack_quantized/base.py",
+        f"{TRANSFORMERS} with {_COMPRESSED}, compressors/pack_quantized/base.py",
     ),
     "ct-bfloat16": Rule(
         REFUSED,
         "the model is bfloat16: compressed-tensors 0.20 decodes MX and NVFP4 weights to"
         " that, whatever the model is",
         "load with dtype=torch.bfloat16, or quantize the model in bfloat16",
-        f"{TRANSFORMERS} with compressed-tensors 0.20, compressors/mxfp4/base.py and"
+        f"{TRANSFORMERS} with {_COMPRESSED}, compressors/mxfp4/base.py and"
         " compressors/nvfp4/base.py",
     ),
     "ct-sparsity": Rule(
@@ -514,8 +517,8 @@ _LLAMA_CPP = {
     "gguf-none": Rule(
         REFUSED,
         "the model is a *.gguf file",
-        "convert it: python convert_hf_to_gguf.py DIR --outfile model.gguf, from a"
-        " folder of float weights",
+        "write one: quark-onnx llm gguf DIR -o model.gguf, from a folder of float"
+        " weights",
         _GGUF,
     ),
     "gguf-damaged": Rule(
@@ -568,6 +571,26 @@ _LLAMA_CPP = {
         "this package",
     ),
 }
+_ONNXRUNTIME_GENAI = {
+    "genai-none": Rule(
+        REFUSED,
+        "the model is a folder with genai_config.json",
+        "write one: quark-onnx llm oga DIR -o OUT",
+        f"{GENAI}, src/config.cpp",
+    ),
+    "genai-config": Rule(
+        REFUSED,
+        "genai_config.json is a JSON object that names the file of the decoder",
+        "write the folder again",
+        f"{GENAI}, src/config.cpp",
+    ),
+    "genai-file": Rule(
+        REFUSED,
+        "the ONNX model and its external data are there",
+        _COPY,
+        f"{GENAI}, src/models/model.cpp",
+    ),
+}
 
 RULES: dict[str, Rule] = {
     **_FILES,
@@ -576,6 +599,7 @@ RULES: dict[str, Rule] = {
     **_QUARK_TRANSFORMERS,
     **_OTHER,
     **_LLAMA_CPP,
+    **_ONNXRUNTIME_GENAI,
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from quark_onnx.cli.dispatch import parse
 from tests.quark_onnx.torch.validate import drafts
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ def test_loads(cli: CommandLine, folder: Path) -> None:
     drafts.quark().write(folder / "llama")
     run = cli("llm", "validate", "llama", "--for", "vllm")
     assert (run.code, run.err) == (0, "")
-    assert run.out == "llama: quark checkpoint (14 × fp8) for vLLM 0.33.0: loads\n"
+    assert run.out == (
+        "llama: quark checkpoint (14 × fp8): no rule of vLLM 0.33.0 is broken (not"
+        " loaded)\n"
+    )
 
 
 def test_refused(cli: CommandLine, folder: Path) -> None:
@@ -99,7 +103,31 @@ def test_bad_input(cli: CommandLine, arguments: list[str], text: str) -> None:
 def test_llama_cpp(cli: CommandLine, folder: Path) -> None:
     (folder / "model.gguf").write_bytes(b"GGML")
     run = cli("llm", "validate", "model.gguf", "--for", "llama.cpp")
-    assert run.code == 1 and "gguf-damaged" in run.out
+    assert run.code == 1 and "gguf-damaged" in run.out and "next:" not in run.out
+
+
+@pytest.mark.parametrize(
+    ("client", "quantized", "command"),
+    [
+        ("llama.cpp", False, "llm gguf llama -o llama.gguf"),
+        (
+            "llama.cpp",
+            True,
+            "llm ptq llama -o llama-gguf --recipe fast --target llama.cpp",
+        ),
+        ("onnxruntime-genai", False, "llm oga llama -o llama-oga"),
+    ],
+)
+def test_a_checkpoint_leads_to_the_command_that_writes_what_a_client_reads(
+    cli: CommandLine, folder: Path, client: str, quantized: bool, command: str
+) -> None:
+    """The command is complete: its options are accepted."""
+    draft = drafts.quark() if quantized else drafts.plain()
+    draft.write(folder / "llama")
+    run = cli("llm", "validate", "llama", "--for", client)
+    assert run.code == 1 and "(not loaded)" in run.out
+    assert run.out.splitlines()[-2:] == ["next: write one", f"  quark-onnx {command}"]
+    parse(command.split())
 
 
 def test_verbose_shows_every_finding(cli: CommandLine, folder: Path) -> None:

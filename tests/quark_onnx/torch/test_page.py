@@ -189,7 +189,10 @@ def test_verdict_and_repeated_formats() -> None:
     text = render(
         Found(TorchReport(quantized), Estimate(1, 1, 1.0), verdict=verdict), "model"
     )
-    assert "4.0 MiB before, 1.0 MiB after: 4.00 bits for each weight; much is" in text
+    assert (
+        "4.0 MiB before, 1.0 MiB after: 4.00 bits per weight of all layers; much is"
+        in text
+    )
     assert "<ol><li>X</li></ol>" in text and "25 % of 4.0 MiB" in text
     # each format is there once among formats; the blocks are alike, so that one entry is enough
     formats = text[text.index(">Formats</h2>") : text.index(">Layers</h2>")]

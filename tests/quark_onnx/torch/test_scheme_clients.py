@@ -15,6 +15,7 @@ from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS
 from quark_onnx.torch.config.algorithm_names import ALGORITHM_SETTINGS, check_algorithm
+from quark_onnx.torch.config.client_releases import RELEASES, release
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
@@ -159,3 +160,13 @@ def test_list_of_schemes_is_what_clients_do(name: str) -> None:
         listed = set(SCHEME_CLIENTS[name].get(client, ()))
         loads = {layout for layout, word in cells.items() if word == "loads"}
         assert loads == listed & set(cells), client
+
+
+def test_releases_of_the_rules_are_those_that_were_run() -> None:
+    """The names of rules and the results of the clients come from the same releases."""
+    found = " ".join(MATRIX["versions"].values())
+    for package in RELEASES.keys() - {"gguf"}:  # a package of this one
+        assert release(package) in found
+    assert f"gguf>={RELEASES['gguf']}" in (
+        Path(__file__).parents[3] / "pyproject.toml"
+    ).read_text(encoding="utf-8")

@@ -14,7 +14,9 @@ import torch
 from quark_onnx.cli.dispatch import main
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.config.scheme_clients import weight_bits
 from quark_onnx.torch.pipelines import verdict as module
+from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq
 from tests.answers import check_described
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -50,6 +52,26 @@ def test_figures_are_those_of_both_models(source: Path, tmp_path: Path) -> None:
     after = sum(path.stat().st_size for path in (tmp_path / "out").glob("*.safe*"))
     assert found.bytes_after == after
     assert found.bits == pytest.approx(8 * after / found.weights)
+
+
+@pytest.mark.parametrize("layout", ["quark", "compressed-tensors", "awq"])
+def test_bits_of_all_and_of_quantized_layers(layout: str, tmp_path: Path) -> None:
+    model = made(llama(hidden_size=128, intermediate_size=256), torch.bfloat16)
+    source = saved(model, tmp_path / "float")
+    found = ptq(
+        source,
+        tmp_path / "out",
+        config_for("uint4_wo_32"),
+        writing=Writing(layout=layout),
+        progress=False,
+        verdict=True,
+    ).verdict
+    assert found is not None and found.quantized_bits is not None
+    # compressed-tensors stores two numbers for the shape of each weight
+    assert found.quantized_bits == pytest.approx(weight_bits("uint4_wo_32"), rel=0.002)
+    assert found.bits > found.quantized_bits
+    assert found.sentence().count("bits per weight of all layers") == 1
+    assert f"{found.quantized_bits:.2f} of the quantized layers" in found.sentence()
 
 
 def test_worst_layers(source: Path, tmp_path: Path) -> None:

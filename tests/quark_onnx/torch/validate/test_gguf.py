@@ -109,7 +109,7 @@ def test_none(tmp_path: Path) -> None:
     drafts.quark().write(tmp_path / "folder")
     verdict = validate(tmp_path / "folder", "llama.cpp")
     assert rules(verdict) == ["gguf-none"]
-    assert "convert_hf_to_gguf.py" in verdict.text()
+    assert "quark-onnx llm gguf" in verdict.text()
 
 
 @pytest.mark.parametrize("name", ["blk.1.ffn_up", "token_embd", "output_norm"])

@@ -1134,7 +1134,7 @@ ELSEWHERE = {
     *("tensor-missing", "tensor-misplaced", "tensor-twice"),
     *("quark-two-stages", "quark-mixture", "fp8-names"),
     *("quark-weight", "ct-bfloat16"),
-    *(rule for rule in RULES if rule.startswith("gguf-")),
+    *(rule for rule in RULES if rule.startswith(("gguf-", "genai-"))),
 }
 RUNS = [(case, client) for case in CASES for client in case.clients]
 

@@ -1,0 +1,65 @@
+"""Checks of a folder for onnxruntime-genai: its configuration and the files that it names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx.external_data_helper import uses_external_data
+
+from calibrators.limits import read_text
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.rules import broken
+
+CONFIG = "genai_config.json"
+
+
+def findings(folder: Path) -> Iterator[Finding]:
+    """Yield errors of onnxruntime-genai in a folder.
+
+    Raises:
+        ModelError: the folder is missing.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"{folder} is no folder; name that of {CONFIG}")
+    try:
+        config = json.loads(read_text(folder / CONFIG))
+    except FileNotFoundError:
+        yield broken("genai-none", str(folder), f"there is no {CONFIG}")
+        return
+    except (ValueError, RecursionError) as error:
+        yield broken("genai-config", CONFIG, f"it is no JSON: {error}")
+        return
+    name = _decoder(config)
+    if name is None:
+        yield broken("genai-config", f"{CONFIG}, model.decoder.filename", "no name")
+    elif not (folder / name).is_file():
+        yield broken("genai-file", name, "there is no such file")
+    else:
+        yield from _model_findings(folder, name)
+
+
+def _decoder(config: Any) -> str | None:
+    """Return the file name of the decoder; None if it is missing."""
+    for key in ("model", "decoder", "filename"):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config if isinstance(config, str) and config else None
+
+
+def _model_findings(folder: Path, name: str) -> Iterator[Finding]:
+    try:
+        model = onnx.load(folder / name, load_external_data=False)
+    except DecodeError as error:
+        yield broken("genai-file", name, f"it is no ONNX model: {error}")
+        return
+    files = set[str]()
+    for tensor in filter(uses_external_data, model.graph.initializer):
+        files |= {part.value for part in tensor.external_data if part.key == "location"}
+    for file in sorted(files):
+        if not (folder / file).is_file():
+            yield broken("genai-file", file, f"{name} names it, and it is not there")

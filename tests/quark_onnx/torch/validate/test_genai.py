@@ -1,0 +1,74 @@
+"""Folders for onnxruntime-genai."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.validate import validate
+from quark_onnx.torch.validate.finding import Verdict
+from tests.models import conv_relu
+
+CONFIG = {"model": {"decoder": {"filename": "model.onnx"}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A configuration, and a model with external data."""
+    model = conv_relu()
+    weight = numpy_helper.from_array(np.ones((64, 64), np.float32), "unused")
+    model.graph.initializer.append(weight)
+    onnx.save(
+        model,
+        tmp_path / "model.onnx",
+        save_as_external_data=True,
+        location="model.onnx.data",
+        size_threshold=0,
+    )
+    (tmp_path / "genai_config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return tmp_path
+
+
+def checked(folder: Path) -> Verdict:
+    return validate(folder, "onnxruntime-genai")
+
+
+def test_a_whole_folder(folder: Path) -> None:
+    verdict = checked(folder)
+    assert verdict.right and not verdict.findings
+    assert "no rule of onnxruntime-genai" in verdict.text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rule"),
+    [
+        ("genai_config.json", None, "genai-none"),
+        ("genai_config.json", "{", "genai-config"),
+        ("genai_config.json", "[]", "genai-config"),
+        ("genai_config.json", '{"model": {"decoder": []}}', "genai-config"),
+        ("model.onnx", None, "genai-file"),
+        ("model.onnx", "no model", "genai-file"),
+        ("model.onnx.data", None, "genai-file"),
+    ],
+)
+def test_what_is_missing_or_damaged(
+    folder: Path, name: str, content: str | None, rule: str
+) -> None:
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content, encoding="utf-8")
+    verdict = checked(folder)
+    assert [finding.rule for finding in verdict.findings] == [rule]
+    assert verdict.word == "refused"
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is no folder"):
+        checked(tmp_path / "none")
