@@ -9,11 +9,16 @@ the right scaling, and pixels (height, width, channel) read as (channel, height,
 a mask of zeros, padding that is not masked, no special tokens, identifiers shifted by one, words
 unknown to the vocabulary, and characters for tokens. 32 samples each. The exit code is 1 when fewer
 than 90 % are found, or a right one is doubted.
+
+Images are also tried with a wrong scaling and the wrong order of channels at once, and images for
+classifiers a second time with labels, on 96 samples. For these, a second count tells how often the
+advice is the right preprocessing.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _data import Feeds, load
+from _data import Feeds, load, root
 from _results import table
 
 from quark_onnx.graph.io import load as load_model
@@ -62,13 +67,24 @@ IMAGES = {
     "yolox_nano": ("0..255", ("0..1", "-1..1", "imagenet", "caffe")),
     "ultraface": ("ultraface", ("0..1", "0..255", "imagenet", "caffe")),
 }
+#: The options of each right scaling, or of the one that the check knows and is nearest to it.
+OPTIONS = {
+    "0..255": "--scale 1",
+    "imagenet": "--mean 0.485 0.456 0.406 --std 0.229 0.224 0.225",
+    "caffe": "--scale 1 --mean 103.939 116.779 123.68",
+    "ultraface": "--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5",
+}
+#: The most common scaling that is wrong for a task, for the case of two errors at once.
+COMMON = ("imagenet", "0..1")
+SWAP = "--color swapped"
+TWO_ERRORS = "and swapped"
 TASKS = (*IMAGES, "minilm-stsb")
 
 
 def image_variants(
     name: str, samples: list[Feeds]
 ) -> Iterator[tuple[str, list[Feeds]]]:
-    """The right inputs and six wrong ones, with a name for each."""
+    """The right inputs, six wrong ones, and one with two errors, with a name for each."""
     [key] = samples[0]
     right, wrong = IMAGES[name]
     inputs = [sample[key] for sample in samples]
@@ -81,6 +97,11 @@ def image_variants(
     for other in wrong:
         yield other, feeds([SCALINGS[other](each) for each in pixels])
     yield "swapped channels", feeds([SCALINGS[right](each[:, ::-1]) for each in pixels])
+    common = next(each for each in COMMON if each in wrong)
+    yield (
+        f"{common} {TWO_ERRORS}",
+        feeds([SCALINGS[common](each[:, ::-1]) for each in pixels]),
+    )
     rows = [each.transpose(0, 2, 3, 1).copy().reshape(each.shape) for each in inputs]
     yield "wrong layout", feeds(rows)
 
@@ -114,18 +135,48 @@ def text_variants(samples: list[Feeds]) -> Iterator[tuple[str, list[Feeds]]]:
     yield "characters", feeds(characters)
 
 
+def right_options(name: str, variant: str) -> str:
+    """The options that turn a wrong preprocessing of images into the right one."""
+    scaling = [] if variant == "swapped channels" else [OPTIONS[IMAGES[name][0]]]
+    swap = [SWAP] if "swapped" in variant else []
+    return " ".join([*scaling, *swap])
+
+
+def class_labels(name: str) -> list[int] | None:
+    """The classes of a classifier's calibration samples; None for other tasks."""
+    if name.startswith("resnet"):
+        arrays = np.load(root() / "vision/cifar10/cifar10_lossless.npz")
+        return [int(label) for label in arrays["calib_y"]]
+    if name in ("squeezenet", "mobilenetv2"):
+        with (root() / "vision/imagenet/labels.csv").open(encoding="utf-8") as file:
+            return [int(row["label"]) for row in csv.DictReader(file)][::10]
+    return None
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What the check says of one preprocessing."""
+    """What the check says of one preprocessing, with or without labels."""
 
     task: str
     variant: str
     findings: list[Finding]
     runs: int
+    labelled: bool = False
 
     @property
     def right(self) -> bool:
         return bool(self.findings) is (self.variant != "right")
+
+    @property
+    def counts(self) -> bool:
+        """Whether the outcome is one of those without labels, six for each task."""
+        return not self.labelled and TWO_ERRORS not in self.variant
+
+    @property
+    def advice_is_right(self) -> bool:
+        return [finding.options for finding in self.findings] == [
+            right_options(self.task, self.variant)
+        ]
 
 
 class _Counting:
@@ -144,22 +195,66 @@ class _Counting:
 
 
 def outcomes(name: str) -> Iterator[Outcome]:
-    """The outcome for each preprocessing of a task."""
+    """The outcomes for each preprocessing of a task, without and with labels."""
     task = load(name)
     every = list(task.calibration(3 * SAMPLES))
-    samples = every[::3] if len(every) == 3 * SAMPLES else every[:SAMPLES]
     model = load_model(task.path)
     session = _Counting(Reference(model, task.path).session)
     names = [value.name for value in session.get_outputs()]
+    labels = class_labels(name)
+
+    def outcome(
+        variant: str, samples: list[Feeds], classes: list[int] | None
+    ) -> Outcome:
+        check = PreprocessingCheck(model)
+        for place, feed in enumerate(samples):
+            outputs = dict(zip(names, session.run(names, feed), strict=True))
+            check.add(feed, outputs, [] if classes is None else [classes[place]])
+        session.runs = 0
+        findings = check.findings(session)
+        return Outcome(name, variant, findings, session.runs, classes is not None)
+
+    samples = every[::3] if len(every) == 3 * SAMPLES else every[:SAMPLES]
     variants = (
         image_variants(name, samples) if name in IMAGES else text_variants(samples)
     )
     for variant, feeds in variants:
-        check = PreprocessingCheck(model)
-        for feed in feeds:
-            check.add(feed, dict(zip(names, session.run(names, feed), strict=True)))
-        session.runs = 0
-        yield Outcome(name, variant, check.findings(session), session.runs)
+        yield outcome(variant, feeds, None)
+    if labels is not None:
+        for variant, feeds in image_variants(name, every):
+            yield outcome(variant, feeds, labels)
+
+
+def summary(found: list[Outcome]) -> str:
+    """The counts in sentences."""
+    counted = [each for each in found if each.counts]
+    wrong = [each for each in counted if each.variant != "right"]
+    doubted = sum(not each.right for each in counted if each.variant == "right")
+    most = max(each.runs for each in counted if each.variant == "right")
+    lines = [
+        f"{sum(each.right for each in wrong)} of {len(wrong)} wrong preprocessings"
+        f" found, {doubted} right ones doubted; the right ones cost at most {most} runs of"
+        f" the float model beyond the {SAMPLES} of the verdict"
+    ]
+    twice = [each for each in found if not each.labelled and TWO_ERRORS in each.variant]
+    if twice:
+        lines.append(
+            f"two errors at once: {sum(each.right for each in twice)} of {len(twice)}"
+            f" found, {sum(each.advice_is_right for each in twice)} with the right advice"
+        )
+    labelled = [each for each in found if each.labelled]
+    if labelled:
+        bad = [each for each in labelled if each.variant != "right"]
+        good = [each for each in labelled if each.variant == "right"]
+        scaled = [each for each in bad if each.variant != "wrong layout"]
+        lines.append(
+            f"with labels: {sum(each.right for each in bad)} of {len(bad)} found,"
+            f" {sum(not each.right for each in good)} of {len(good)} right ones doubted;"
+            f" {sum(each.advice_is_right for each in scaled)} of {len(scaled)} with the"
+            " right advice on scaling and channels, at most"
+            f" {max(each.runs for each in good)} runs for a right one"
+        )
+    return ".\n".join(lines)
 
 
 def main() -> int:
@@ -173,35 +268,35 @@ def main() -> int:
             found.append(outcome)
             said = "; ".join(map(str, outcome.findings)) or "-"
             mark = "ok" if outcome.right else "MISSED"
+            labelled = "labels" if outcome.labelled else ""
             print(
-                f"{name:12} {outcome.variant:18} {outcome.runs:4} runs {mark:6} {said}",
+                f"{name:12} {outcome.variant:20} {labelled:6} {outcome.runs:4} runs"
+                f" {mark:6} {said}",
                 flush=True,
             )
-    wrong = [each for each in found if each.variant != "right"]
-    flagged = sum(each.right for each in wrong)
-    doubted = sum(not each.right for each in found if each.variant == "right")
-    most = max(each.runs for each in found if each.variant == "right")
-    summary = (
-        f"{flagged} of {len(wrong)} wrong preprocessings found, {doubted} right ones"
-        f" doubted; the right ones cost at most {most} runs of the float model beyond the"
-        f" {SAMPLES} of the verdict"
-    )
-    print(summary)
+    text = summary(found)
+    print(text)
     if options.output:
         rows = [
             (
                 each.task,
                 each.variant,
+                "yes" if each.labelled else "no",
                 "; ".join(f.cause for f in each.findings) or "-",
+                "; ".join(f.options for f in each.findings if f.options) or "-",
                 str(each.runs),
             )
             for each in found
         ]
-        text = table(("task", "preprocessing", "finding", "extra runs"), rows)
+        header = ("task", "preprocessing", "labels", "finding", "options", "extra runs")
         options.output.write_text(
-            f"# Wrong preprocessing\n\n{summary}.\n\n{text}\n", encoding="utf-8"
+            f"# Wrong preprocessing\n\n{text}.\n\n{table(header, rows)}\n",
+            encoding="utf-8",
         )
-    return int(doubted > 0 or flagged < FOUND * len(wrong))
+    counted = [each for each in found if each.counts]
+    flagged = [each.right for each in counted if each.variant != "right"]
+    doubted = any(not each.right for each in found if each.variant == "right")
+    return int(doubted or sum(flagged) < FOUND * len(flagged))
 
 
 if __name__ == "__main__":

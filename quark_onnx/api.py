@@ -42,6 +42,7 @@ from quark_onnx.steps import (
     make_plan,
     save_ranges,
 )
+from quark_onnx.steps.labelled import labelled_findings
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class _Quantize(Protocol):
         resume: str | Path | None = None,
         ranges: Calibration | str | Path | None = None,
         task: str = "auto",
+        labels: str | Path | None = None,
         isolate: bool = False,
     ) -> Result: ...
 
@@ -106,6 +108,7 @@ def quantize(  # noqa: PLR0913
     resume: str | Path | None = None,
     ranges: Calibration | str | Path | None = None,
     task: str = "auto",
+    labels: str | Path | None = None,
 ) -> Result:
     """Quantize a model and return the result with a report.
 
@@ -129,6 +132,9 @@ def quantize(  # noqa: PLR0913
         task: task of the model, for ``report.verdict``: ``classifier``, ``segmentation``,
             ``detector``, ``embedding``, ``language``, ``image`` or ``signal``; ``auto`` detects
             it from the outputs.
+        labels: a CSV file with the columns name and label, for classifiers; wrong preprocessing
+            is then found by the float model's top-1. Labels of boxes are ignored. ``compare``
+            scores both models.
         isolate: run onnxruntime in another process, started for this call. A native crash then
             raises ``RuntimeCrashError``, or is worked around with a note in the report;
             otherwise it ends this process. The result is the same.
@@ -160,7 +166,10 @@ def quantize(  # noqa: PLR0913
         _ranges_of(ranges),
     )
     try:
-        return run(replace(job, task=task), data, executor, progress)
+        findings = None
+        if labels is not None and data is not None:
+            findings = labelled_findings(job.reference, data, labels, task)
+        return run(replace(job, task=task, findings=findings), data, executor, progress)
     finally:
         job.close()
 

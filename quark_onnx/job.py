@@ -323,6 +323,8 @@ class Job:
         trained: the model before rewrites of the caller, for the check of the preprocessing; it
             computes the same outputs. None if ``original`` is that model.
         weights: arrays of the held tensors of ``original``, which last as long as the job.
+        findings: signs of wrong preprocessing that are known before the run; None to look for
+            them.
     """
 
     config: QConfig
@@ -340,6 +342,7 @@ class Job:
     calibration: Calibration | None = None
     trained: ModelProto | None = None
     weights: tuple[NDArray[Any], ...] = ()
+    findings: tuple[Finding, ...] | None = None
 
     @classmethod
     def open(  # noqa: PLR0913
@@ -644,11 +647,12 @@ class Job:
             VerdictCollector(self.reference.model, self.task),
             (
                 None
-                if data.random
+                if data.random or self.findings is not None
                 else PreprocessingCheck(self.trained or self.reference.model, self.task)
             ),
             _settings(config, data.count),
             more,
+            self.findings or (),
         )
         done = finish(
             result,
@@ -679,9 +683,9 @@ class Job:
 
     def _findings(self, judging: Judging) -> list[Finding]:
         """Return and log signs of wrong preprocessing."""
-        if judging.check is None:
-            return []
-        findings = judging.check.findings(self.reference.remembering)
+        findings = [*judging.findings]
+        if judging.check is not None:
+            findings = judging.check.findings(self.reference.remembering)
         for finding in findings:
             logger.warning("%s", finding)
         return findings

@@ -28,6 +28,9 @@ TASKS = {
     "resnet44": "ResNet-44, CIFAR-10, top-1",
     "ultraface": "UltraFace, faces, F1 against the float model",
 }
+#: Numbers of test samples of the tasks whose metric does not name them: sentences (or pairs of
+#: sentences), and images.
+TESTED = {"minilm-stsb": 1379, "minilm-sst2": 1821, "ultraface": 96}
 #: Rows of the short table and of the chart.
 FIRST_TASKS = ("mobilenetv2", "squeezenet", "yolox_nano", "minilm-sst2", "resnet44")
 
@@ -90,15 +93,23 @@ def accuracy_short() -> str:
     rows = (
         (
             TASKS[task],
+            samples(task),
             value("accuracy", f"{task}/float/float"),
             preset_accuracy(task, "A8W8"),
             onnxruntime_best(task),
         )
         for task in FIRST_TASKS
     )
-    return table(
-        ("task", "float", "`A8W8`", "onnxruntime, best of three calibrators"), rows
-    )
+    columns = ("task", "samples", "float", "`A8W8`")
+    return table((*columns, "onnxruntime, best of three calibrators"), rows)
+
+
+def samples(task: str) -> str:
+    """Return the numbers of calibration samples and of test samples of a task."""
+    row = stored("accuracy")[f"{task}/ours/A8W8"]
+    tested = re.search(r" of (\d+)", row["metric"])
+    count = int(tested[1]) if tested else TESTED[task]
+    return f"{row['samples']} / {count:,}"
 
 
 def accuracy() -> str:
@@ -107,6 +118,7 @@ def accuracy() -> str:
     NNCF has a column as soon as it has been measured.
     """
     columns: dict[str, Callable[[str], str]] = {
+        "samples": samples,
         "float": lambda task: value("accuracy", f"{task}/float/float"),
         "onnxruntime, minmax / percentile": onnxruntime_pair,
         "NNCF": lambda task: value("accuracy", f"{task}/nncf/A8W8"),

@@ -684,3 +684,22 @@ def conv_net(depth: int = 4) -> ModelProto:
         last=weight(8, 8, 3, 3, seed=99),
         bias=normal(8, seed=99, scale=0.1),
     )
+
+
+def depthwise_layers() -> ModelProto:
+    """Five depthwise 3x3 convolutions with Relu, which 8 bits are forecast to refuse on stx."""
+    layers = "".join(
+        f"""a{place} = Conv (r{place}, u)
+        b{place} = Conv <group = 8, pads = [1, 1, 1, 1]> (a{place}, d)
+        r{place + 1} = Relu (b{place})
+        """
+        for place in range(5)
+    )
+    return parse(
+        f"""g (float[1,3,8,8] x) => (float[1,4] y) {{ r0 = Conv (x, w)
+        {layers} p = GlobalAveragePool (r5) f = Flatten (p) y = Gemm (f, k) }}""",
+        w=weight(8, 3, 1, 1),
+        u=weight(8, 8, 1, 1),
+        d=weight(8, 1, 3, 3),
+        k=weight(8, 4),
+    )

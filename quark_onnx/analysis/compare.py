@@ -18,7 +18,6 @@ from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes, open_session
 from calibrators.readers.open import CalibrationData
-from quark_onnx.analysis.labelled import scorer_for
 from quark_onnx.analysis.latency import Latency, measure_latency
 from quark_onnx.errors import (
     ConfigError,
@@ -36,6 +35,7 @@ from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import Score, Scorer, Verdict, VerdictCollector
 from quark_onnx.reported import Reported
 from quark_onnx.steps import reader_for, with_bodies
+from quark_onnx.steps.labelled import scorer_for
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,11 @@ def _compared(  # noqa: PLR0913
         found: Mapping[str, Any],
     ) -> None:
         collector.add(feeds, expected, found)
+        classes: list[int | None] = []
         if scorer is not None and collector.task is not None:
-            scorer.add(collector.task, expected, found)
+            classes = scorer.add(collector.task, expected, found)
         if not reader.random:
-            check.add(feeds, expected)
+            check.add(feeds, expected, classes)
 
     try:
         outputs = measure(sessions[0], sessions[1], counter, observe)

@@ -17,6 +17,8 @@ from quark_onnx.report.verdict import NextStep, Verdict
 
 #: Options of a scaling, which belong together.
 _SCALING = ("--scale", "--mean", "--std")
+#: Options that each name a configuration.
+_CONFIGURATIONS = ("--preset", "--recipe", "--config")
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,9 @@ def _with_command(step: NextStep, options: Namespace) -> NextStep:
         changes[-1] = "rgb" if options.image_color == "bgr" else "bgr"
     if any(word in _SCALING for word in changes):
         without = list(_SCALING)
+    elif changes[0] in _CONFIGURATIONS:
+        known = options.parser.options
+        without = [name for name in _CONFIGURATIONS if name in known]
     command = next_command(options.words, options.parser, changes, without)
     return replace(step, command=command)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from quark_onnx import npu
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.next_command import report_with_commands
+from quark_onnx.cli.next_command import report_with_commands, with_commands
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
     Parser,
@@ -324,6 +324,8 @@ def _deploy(options: Namespace) -> Answer:
     )
     if found.report is not None:
         found = replace(found, report=report_with_commands(found.report, options))
+    steps = tuple(with_commands(found.next_steps, options))
+    found = replace(found, next_steps=steps)
     document = {
         "output": found.folder,
         "kind": found.kind,
@@ -335,6 +337,7 @@ def _deploy(options: Namespace) -> Answer:
         "notes": list(found.notes),
         "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
         "verdict": _verdict(found),
+        "next_steps": [asdict(step) for step in steps],
         "warnings": [str(finding) for finding in found.check.findings],
         **{
             name: value

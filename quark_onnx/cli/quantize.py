@@ -120,6 +120,7 @@ def run(options: Namespace) -> Answer:
             resume=options.resume,
             ranges=options.ranges,
             task=options.task,
+            labels=options.labels,
         )
     seconds = perf_counter() - start
     report = report_with_commands(result.report, options)

@@ -35,13 +35,15 @@ from quark_onnx.job import Job, Result, run
 from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
+from quark_onnx.npu.next_format import format_steps
 from quark_onnx.npu.options import CONFIG_FILE, compiler_config, devices_for
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
 from quark_onnx.npu.tail import try_tail
 from quark_onnx.registry import TARGETS
-from quark_onnx.report import Report, verdict_lines
+from quark_onnx.report import Report, step_lines, verdict_lines
+from quark_onnx.report.verdict import NextStep
 from quark_onnx.steps import Sample, first_sample, reader_for
 from quark_onnx.targets import format_of, refusal
 
@@ -68,6 +70,8 @@ class Bundle:
         notes: rewrites of the legalization.
         images: conversion of image files to inputs of the model; None if the data are arrays.
         tail: the model that runs after this one on the CPU; None if the model is complete.
+        next_steps: another number format to try, with its forecast; empty where the forecast and
+            the accuracy are good.
     """
 
     folder: Path
@@ -78,6 +82,7 @@ class Bundle:
     notes: tuple[str, ...]
     images: ImageSpec | None = None
     tail: ModelProto | None = None
+    next_steps: tuple[NextStep, ...] = ()
 
     def __str__(self) -> str:
         quality = list[str]()
@@ -93,6 +98,7 @@ class Bundle:
                 *quality,
                 str(self.check),
                 str(self.forecast),
+                *map(printable, step_lines(self.next_steps)),
             ],
         )
 
@@ -174,7 +180,10 @@ def deploy(  # noqa: PLR0913
             f" {found}",
         )
     images = data.keywords.get("images") if isinstance(data, partial) else None
-    bundle = Bundle(place, kind, report, found, forecast, legal.notes, images, tail)
+    steps = format_steps(legal.model, forecast, report.verdict if report else None)
+    bundle = Bundle(
+        place, kind, report, found, forecast, legal.notes, images, tail, steps
+    )
     _put(bundle, result, samples)
     return bundle
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from calibrators.shown import printable
 from quark_onnx.npu.preflight import Preflight
 from quark_onnx.report import Report
 
@@ -65,11 +66,6 @@ def readme(
         others: models that run before and after the model: "preprocess", "postprocess".
     """
     target = forecast.target
-    quality = (
-        ""
-        if report is None
-        else f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
-    )
     overlay = (
         " Phoenix and Hawk Point need the overlay that release 1.7.1 installs."
         if target.xclbin
@@ -79,9 +75,23 @@ def readme(
         summary=target.summary,
         kind=kind,
         release=forecast.release,
-        quality=quality,
+        quality=_quality(report),
         others="".join(text for name, text in _OTHERS.items() if name in others),
         float=", in float32: its compiler converts it" if kind == "BF16" else "",
         overlay=overlay,
         target=target.name,
     )
+
+
+def _quality(report: Report | None) -> str:
+    """Return the accuracy and the verdict as paragraphs; empty without a report."""
+    if report is None:
+        return ""
+    text = f" Worst output against the float model: {report.worst_sqnr:.1f} dB."
+    if report.verdict is None:
+        return text
+    verdict = report.verdict
+    text += f"\n\nVerdict: **{verdict.band}**. {verdict.sentence}, on {verdict.measured_on}."
+    if report.warnings:
+        text += "\n\n" + "\n".join(f"Warning: {each}." for each in report.warnings)
+    return printable(text, lines=True)

@@ -1,15 +1,17 @@
 """Checks of data preprocessing by the float model's outputs.
 
-The check reads the outputs that calibration computes anyway. Alternative scalings and the
-reverse channel order are tried on the first 4 rows, and promising alternatives on up to 32
-rows. Where the responses of the first layers fit training inputs, only scalings that fit as
-well are tried. The cost is independent of the amount of data.
+The check reads the outputs that calibration computes anyway. Every pair of a scaling and an order
+of channels is tried on the first 4 rows, and promising pairs on up to 32 rows. Where the
+responses of the first layers fit training inputs, only scalings that fit as well are tried.
+
+With labels of a classifier, the float model's top-1 decides, on up to 128 rows. The cost is
+independent of the amount of data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,15 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
+from quark_onnx.preprocessing.alternatives import Alternative, Pictures
 from quark_onnx.preprocessing.evidence import (
     Classified,
     Detected,
     Evidence,
+    Labelled,
     evidence_for,
 )
-from quark_onnx.preprocessing.finding import Cause, Finding
+from quark_onnx.preprocessing.finding import Finding
 from quark_onnx.preprocessing.first_layers import (
     FirstLayers,
     Responses,
@@ -35,42 +39,28 @@ from quark_onnx.preprocessing.first_layers import (
     too_large,
 )
 from quark_onnx.preprocessing.pixels import (
-    SCALINGS,
-    Scaling,
     picture_axis,
     scaling_of,
     smoothness,
 )
+from quark_onnx.preprocessing.search import FIRST, Search
 from quark_onnx.preprocessing.tokens import token_findings
 from quark_onnx.report.verdict.task import Task, find_task
 
 Feeds = Mapping[str, NDArray[Any]]
 
-#: Maximum number of rows, and of bytes of their stored inputs.
-_ROWS, _BYTES = 32, 1 << 27
+#: Maximum number of rows, of rows with labels, and of bytes of their stored inputs.
+_ROWS, _LABELLED_ROWS, _BYTES = 32, 128, 1 << 27
 #: Maximum bytes of weights of a model for which alternatives are tried.
 _LARGEST = 1 << 30
-#: Rows on which alternatives are tried first, and the number of alternatives tried further.
-_FIRST, _CONFIRMED = 8, 3
-#: Numbers of rows after which the hopeless alternatives are dropped.
-_STAGES = (4, _FIRST, 16, 24, _ROWS)
+#: Numbers of rows after which the hopeless alternatives are dropped, without and with labels.
+_STAGES = (4, FIRST, 16, 24, _ROWS)
+_LABELLED_STAGES = (4, FIRST, 16, 32, 64, _LABELLED_ROWS)
 #: Limits of collapsed predictions: minimum rows, maximum distinct classes as a share of rows,
 #: and maximum mean top probability.
 _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
 #: Minimum share of the greatest scores that remains after rescaling of too large inputs.
 _KEPT = 0.5
-_RGB = "use the other order of channels: --color bgr instead of rgb, or the reverse"
-
-
-@dataclass(frozen=True)
-class _Alternative:
-    """An alternative preprocessing of the pictures."""
-
-    cause: Cause
-    name: str
-    options: str
-    advice: str
-    feeds: tuple[Feeds, ...]
 
 
 class PreprocessingCheck:
@@ -92,29 +82,62 @@ class PreprocessingCheck:
         self._unknown: list[Mapping[str, Any]] = []
         self._first_output: NDArray[Any] | None = None
         self._varies = False
+        self._labels: list[Sequence[int | None]] = []
+        self._labelled: Labelled | None = None
 
     def add(
         self,
         feeds: Mapping[str, Any],
         expected: Mapping[str, Any],
+        labels: Sequence[int | None] = (),
     ) -> None:
-        """Add a sample with the outputs of the float model."""
+        """Add a sample with the outputs of the float model.
+
+        Args:
+            feeds: the sample.
+            expected: the outputs of the float model.
+            labels: the class of each row, None for an unknown one; empty without labels.
+        """
         given, outputs = _arrays(feeds), _arrays(expected)
         size = sum(value.nbytes for value in given.values())
-        if self._rows >= _ROWS or self._bytes + size > _BYTES or not outputs:
+        if self.is_full or self._bytes + size > _BYTES or not outputs:
             return
         with np.errstate(all="ignore"):
             if self._task is None:
                 self._task = find_task(self._model, given, outputs, self._asked)
                 self._given = evidence_for(self._task)
             self._watch(outputs)
-            if self._given is not None and self._task.reads(outputs):
+            if not self._task.reads(outputs):
+                labels = ()
+            elif self._given is not None and len(self._given) < _ROWS:
                 self._given.add(outputs)
+            self._add_labels(outputs, labels)
         self._feeds.append(given)
         self._rows += max(
             (len(value) for value in given.values() if value.ndim), default=1
         )
         self._bytes += size
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether further samples are ignored."""
+        most = _ROWS if self._labelled is None else _LABELLED_ROWS
+        return self._rows >= most
+
+    def _add_labels(
+        self,
+        outputs: Mapping[str, NDArray[Any]],
+        labels: Sequence[int | None],
+    ) -> None:
+        """Score the outputs of a classifier on labels, if every sample has them."""
+        assert self._task is not None
+        if not self._feeds and self._task.name == "classifier":
+            self._labelled = Labelled(self._task.output, self._labels)
+        if not labels:
+            self._labelled = None
+        if self._labelled is not None:
+            self._labels.append(labels)
+            self._labelled.add(outputs)
 
     def remember(self, feeds: Mapping[str, Any]) -> None:
         """Add a sample without outputs; the float model runs on demand."""
@@ -155,7 +178,7 @@ class PreprocessingCheck:
         if pictures is None:
             return
         name, axis, images = pictures
-        smooth = smoothness(images)
+        smooth = smoothness(images[: self._count(_ROWS)])
         if smooth.interleaved:
             yield Finding(
                 "layout",
@@ -179,7 +202,7 @@ class PreprocessingCheck:
             and all(np.array_equal(value, first[name]) for name, value in feed.items())
             for feed in self._feeds
         )
-        return self._rows >= _FIRST and not self._varies and not alike
+        return self._rows >= FIRST and not self._varies and not alike
 
     def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
         """Return the input with pictures, the channel axis, and the batches as NCHW."""
@@ -203,10 +226,24 @@ class PreprocessingCheck:
         axis: int,
         images: list[NDArray[Any]],
     ) -> Iterator[Finding]:
-        scaling = scaling_of(images)
-        alternatives = list(self._alternatives(name, axis, images, scaling))
+        pictures = Pictures(self._feeds, name, axis, images, scaling_of(images))
+        alternatives = list(pictures.alternatives())
+        if self._labelled is not None and len(self._labelled) >= FIRST:
+            finding = self._better_top1(session, self._labelled, alternatives)
+            if finding is not None:
+                yield finding
+            if finding is not None or self._labelled.fits:
+                return
+        yield from self._unlabelled(session, alternatives)
+
+    def _unlabelled(
+        self,
+        session: Any,
+        alternatives: list[Alternative],
+    ) -> Iterator[Finding]:
+        """Yield a finding from the responses of the first layers, or from the outputs."""
         layers = FirstLayers(self._model)
-        few = self._feeds[: self._count(_FIRST)]
+        few = self._feeds[: self._count(FIRST)]
         responses = layers.responses(few) if layers else []
         distance = layers.batch_norm_distance(responses)
         if distance is not None and other_data(distance):
@@ -214,24 +251,22 @@ class PreprocessingCheck:
             return
         ratios = layers.ratios(responses)
         if distance is not None:  # the scaling equals the training's
-            alternatives = [each for each in alternatives if each.cause == "color"]
+            alternatives = [each for each in alternatives if each.scaling is None]
         elif fits(ratios):
             alternatives = [
                 each
                 for each in alternatives
-                if each.cause == "color"
-                or not farther(
-                    layers.ratios(layers.responses(each.feeds[: len(few)])), ratios
-                )
+                if each.scaling is None
+                or not farther(self._ratios(layers, each), ratios)
             ]
         elif too_large(ratios) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
             if finding is not None:
                 yield finding
                 return
-        if self._given is None or len(self._given) < _FIRST:
+        if self._given is None or len(self._given) < FIRST:
             return
-        finding = self._better(session, alternatives, scaling)
+        finding = self._better(session, alternatives)
         if finding is not None:
             yield finding
         elif distance is None and self._collapsed():
@@ -241,61 +276,25 @@ class PreprocessingCheck:
                 "look at scaling, mean, standard deviation, color and layout of the data",
             )
 
-    def _alternatives(
-        self,
-        name: str,
-        axis: int,
-        images: list[NDArray[Any]],
-        scaling: Scaling | None,
-    ) -> Iterator[_Alternative]:
-        pixels = [_pixels(image, scaling) for image in images]
-
-        def feeds(batches: Sequence[NDArray[Any]]) -> tuple[Feeds, ...]:
-            return tuple(
-                {
-                    **feed,
-                    name: np.ascontiguousarray(np.moveaxis(batch, 1, axis), np.float32),
-                }
-                for feed, batch in zip(self._feeds, batches, strict=True)
-            )
-
-        for other in SCALINGS:
-            if other is not scaling:
-                yield _Alternative(
-                    "scaling",
-                    other.name,
-                    other.options,
-                    f"use {other.options}",
-                    feeds([other.of_pixels(each) for each in pixels]),
-                )
-        if images[0].shape[1] == 3:
-            swapped = [each[:, ::-1] for each in pixels]
-            if scaling is not None:
-                swapped = [scaling.of_pixels(each) for each in swapped]
-            else:
-                swapped = [each[:, ::-1] for each in images]
-            yield _Alternative(
-                "color",
-                "the other order of channels",
-                "--color swapped",
-                _RGB,
-                feeds(swapped),
-            )
+    def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
+        """Return the ratios of responses to biases on the first rows of an alternative."""
+        return layers.ratios(layers.responses([*other.feeds(0, self._count(FIRST))]))
 
     def _too_large(
         self,
         session: Any,
         layers: FirstLayers,
         responses: Responses,
-        alternatives: Sequence[_Alternative],
+        alternatives: Sequence[Alternative],
     ) -> Finding | None:
         """Return a scaling with influential biases in a detector's first layers."""
         assert isinstance(self._given, Detected)
-        few = self._count(_FIRST)
         for other in alternatives:
-            if not fits(layers.ratios(layers.responses(other.feeds[:few]))):
+            if not fits(self._ratios(layers, other)):
                 continue
-            found = self._run(session, other.feeds[: self._count(_ROWS)])
+            found = self._fresh()
+            for feeds in other.feeds(0, self._count(_ROWS)):
+                found.add(_run(session, feeds))
             if found.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
                 return Finding(
                     other.cause,
@@ -310,55 +309,47 @@ class PreprocessingCheck:
     def _better(
         self,
         session: Any,
-        alternatives: Sequence[_Alternative],
-        scaling: Scaling | None,
+        alternatives: Sequence[Alternative],
     ) -> Finding | None:
         """Return a preprocessing with significantly more evidence in the outputs."""
         assert self._given is not None
-        tried = [
-            (other, self._run(session, ()))
-            for other in self._admissible(alternatives, self._count(_FIRST))
-        ]
-        done = 0
-        for rows in _STAGES:
-            count = self._count(rows)
-            for other, found in tried:
-                for feed in other.feeds[done:count]:
-                    found.add(_run(session, feed))
-            done = count
-            tried = [
-                (other, found)
-                for other, found in tried
-                if not self._given.head(len(found)).hopeless(found)
-            ]
-            if rows >= _FIRST:
-                tried.sort(key=lambda each: -each[1].strength)
-                del tried[_CONFIRMED:]
-        confirmed = [each for each in tried if self._given.beaten_by(each[1])]
-        if not confirmed:
-            return None
-        other, found = max(confirmed, key=lambda each: each[1].strength)
-        now = f" with {scaling.name}" if scaling is not None else ""
-        return Finding(
-            other.cause,
-            f"the float model finds {self._given}{now}, and {found} with {other.name}",
-            other.advice,
-            other.options,
+        search = Search(
+            self._given,
+            self._fresh,
+            partial(_run, session),
+            [self._count(rows) for rows in _STAGES],
+            self._count(FIRST),
         )
+        return search.finding(self._admissible(alternatives))
 
-    def _admissible(
+    def _better_top1(
         self,
-        alternatives: Sequence[_Alternative],
-        few: int,
-    ) -> list[_Alternative]:
+        session: Any,
+        labelled: Labelled,
+        alternatives: Sequence[Alternative],
+    ) -> Finding | None:
+        """Return a preprocessing with a significantly higher top-1 of the float model."""
+        search = Search(
+            labelled,
+            lambda: Labelled(labelled.output, self._labels),
+            partial(_run, session),
+            [self._count(rows) for rows in _LABELLED_STAGES],
+            self._count(FIRST),
+        )
+        return search.finding(alternatives)
+
+    def _admissible(self, alternatives: Sequence[Alternative]) -> list[Alternative]:
         """Return alternatives without inputs so large that a detector finds noise."""
         layers = FirstLayers(self._model) if isinstance(self._given, Detected) else None
-        if not layers or too_large(layers.ratios(layers.responses(self._feeds[:few]))):
+        if not layers:
+            return list(alternatives)
+        given = self._feeds[: self._count(FIRST)]
+        if too_large(layers.ratios(layers.responses(given))):
             return list(alternatives)
         return [
             other
             for other in alternatives
-            if not too_large(layers.ratios(layers.responses(other.feeds[:few])))
+            if not too_large(self._ratios(layers, other))
         ]
 
     def _collapsed(self) -> bool:
@@ -381,18 +372,17 @@ class PreprocessingCheck:
             )
         return len(self._feeds)
 
-    def _run(self, session: Any, feeds: Sequence[Feeds]) -> Evidence:
+    def _fresh(self) -> Evidence:
+        """Return empty evidence of the task."""
         assert self._task is not None
-        found = evidence_for(self._task)
-        assert found is not None
-        for feed in feeds:
-            found.add(_run(session, feed))
-        return found
+        evidence = evidence_for(self._task)
+        assert evidence is not None
+        return evidence
 
 
 def _batch_norm_finding(
     layers: FirstLayers,
-    alternatives: Sequence[_Alternative],
+    alternatives: Sequence[Alternative],
     distance: tuple[float, float],
     few: int,
 ) -> Finding:
@@ -404,9 +394,11 @@ def _batch_norm_finding(
         "the first BatchNormalization was trained on other values: the mean deviates by"
         f" {distance[0]:.2g} standard deviations, the variance {distance[1]:.2g} times"
     )
-    best: tuple[float, _Alternative] | None = None
+    best: tuple[float, Alternative] | None = None
     for other in alternatives:
-        found = layers.batch_norm_distance(layers.responses(other.feeds[:few]))
+        if other.changes > 1:  # statistics over all channels say little about the order
+            continue
+        found = layers.batch_norm_distance(layers.responses([*other.feeds(0, few)]))
         if found is None or other_data(found):
             continue
         total = found[0] + float(np.log(found[1]))
@@ -421,16 +413,6 @@ def _batch_norm_finding(
         f"{evidence}; they agree with {best[1].name}",
         best[1].advice,
         best[1].options,
-    )
-
-
-def _pixels(image: NDArray[Any], scaling: Scaling | None) -> NDArray[np.float64]:
-    """Return pixels from 0 to 255, stretched if the scaling is unknown."""
-    if scaling is not None:
-        return np.asarray(scaling.pixels(image.astype(np.float64)))
-    least, greatest = float(image.min()), float(image.max())
-    return np.asarray(
-        (image - least) * (255.0 / ((greatest - least) or 1.0)), np.float64
     )
 
 

@@ -1,14 +1,15 @@
-"""Evidence in a float model's outputs: information in classes, or detected boxes."""
+"""Evidence in a float model's outputs: labels, information in classes, or detected boxes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.report.figures import percentage
 from quark_onnx.report.verdict.boxes import detections
 from quark_onnx.report.verdict.task import Task, squeezed
 
@@ -26,6 +27,13 @@ _HOPELESS_GAIN = {4: -0.3, 8: -0.1, 16: -0.02, 24: 0.0}
 _WEAK = 0.5
 #: Share of the evidence below which an alternative is dropped, by the number of rows so far.
 _HOPELESS_SHARE = {4: 0.4, 8: 0.6, 16: 0.85, 24: 0.95}
+#: Minimum z of McNemar's test on the labels, and minimum gain in top-1. A preprocessing is compared
+#: with nine others, so the limit is higher than that of a single test.
+_MCNEMAR, _LEAST_TOP1_GAIN = 2.5, 0.03
+#: Hits that an alternative may lack, as a multiple of the square root of the number of rows.
+_MISSING_HITS = 0.5
+#: Minimum top-1 of a model with fitting labels: absolute, and as a multiple of chance.
+_FITTING_TOP1, _ABOVE_CHANCE = 0.1, 3.0
 
 
 class Evidence(Protocol):
@@ -137,6 +145,89 @@ class Classified:
         return (
             f"{self.classes} classes for {len(self)} inputs, mean top probability"
             f" {self.confidence:.2f}"
+        )
+
+
+@dataclass
+class Labelled:
+    """Top-1 of a classifier on labelled rows.
+
+    Attributes:
+        output: the output with the scores.
+        labels: the classes of the rows of each sample, in the order of the samples; None for a
+            row without a label.
+        hits: whether the predicted class is the label, by labelled row.
+        likelihoods: the probability of the label, by labelled row; it breaks ties.
+    """
+
+    output: str
+    labels: Sequence[Sequence[int | None]]
+    hits: list[bool] = field(default_factory=list)
+    likelihoods: list[float] = field(default_factory=list)
+    classes: int = 0
+    _samples: int = 0
+
+    def add(self, outputs: Outputs) -> None:
+        value = outputs[self.output]
+        labels = self.labels[self._samples]
+        self._samples += 1
+        if value.dtype.kind != "f":
+            return
+        rows = _probabilities(value.reshape(squeezed(value)))
+        self.classes = rows.shape[1]
+        for row, label in zip(rows, labels, strict=False):
+            if label is not None:
+                known = 0 <= label < len(row)
+                self.hits.append(bool(row.argmax() == label))
+                self.likelihoods.append(float(row[label]) if known else 0.0)
+
+    def head(self, rows: int) -> Labelled:
+        return Labelled(
+            self.output,
+            self.labels,
+            self.hits[:rows],
+            self.likelihoods[:rows],
+            self.classes,
+        )
+
+    @property
+    def top1(self) -> float:
+        return float(np.mean(self.hits)) if self.hits else 0.0
+
+    @property
+    def strength(self) -> float:
+        likelihood = float(np.mean(self.likelihoods)) if self.likelihoods else 0.0
+        return self.top1 + 0.001 * likelihood
+
+    @property
+    def fits(self) -> bool:
+        """Return whether top-1 is far above chance, so that labels and model fit."""
+        chance = 1 / max(2, self.classes)
+        clear = min(_ABOVE_CHANCE * chance, (1 + chance) / 2)
+        return self.top1 >= max(_FITTING_TOP1, clear)
+
+    def hopeless(self, other: Evidence) -> bool:
+        assert isinstance(other, Labelled)
+        missing = sum(self.hits) - sum(other.hits)
+        return missing > _MISSING_HITS * float(np.sqrt(len(self.hits)))
+
+    def beaten_by(self, other: Evidence) -> bool:
+        assert isinstance(other, Labelled)
+        mine = np.array(self.hits, bool)
+        others = np.array(other.hits, bool)
+        won = int((others & ~mine).sum())
+        lost = int((mine & ~others).sum())
+        if not won + lost:
+            return False
+        certain = won - lost >= _MCNEMAR * (won + lost) ** 0.5
+        return bool(certain and won - lost >= _LEAST_TOP1_GAIN * len(mine))
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    def __str__(self) -> str:
+        return (
+            f"the right class of {percentage(self.top1)} of {len(self)} labelled inputs"
         )
 
 

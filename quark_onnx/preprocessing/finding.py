@@ -7,7 +7,15 @@ from typing import Literal
 
 from quark_onnx.report.verdict import NextStep
 
-Cause = Literal["scaling", "color", "layout", "tokens", "mask", "outputs"]
+Cause = Literal[
+    "scaling",
+    "color",
+    "scaling and color",
+    "layout",
+    "tokens",
+    "mask",
+    "outputs",
+]
 
 
 @dataclass(frozen=True)
@@ -16,8 +24,8 @@ class Finding:
 
     Attributes:
         cause: the likely cause: ``scaling`` (scale, mean and standard deviation), ``color``
-            (RGB or BGR), ``layout`` (NCHW or NHWC), ``tokens``, ``mask``, or ``outputs`` for an
-            unknown cause.
+            (RGB or BGR), ``scaling and color``, ``layout`` (NCHW or NHWC), ``tokens``,
+            ``mask``, or ``outputs`` for an unknown cause.
         evidence: the figures of the finding.
         advice: the proposed change, with the option of the command line.
         options: options of the command line that make the change for image files, as in

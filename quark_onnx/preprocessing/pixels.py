@@ -34,6 +34,8 @@ class Scaling:
         scale: factor of pixels.
         mean: mean per channel.
         std: standard deviation per channel.
+        color: the order of channels that models with the scaling usually expect, as in
+            ``--color``; empty if it tells nothing about the order.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Scaling:
     scale: float
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    color: str = ""
 
     def of_pixels(self, pixels: Images) -> Images:
         """Return inputs, channels on axis 1."""
@@ -79,9 +82,10 @@ SCALINGS = (
     Scaling("pixels from 0 to 255", "--scale 1", 1.0),
     Scaling(
         "pixels from 0 to 255 less Caffe's mean",
-        "--color bgr --scale 1 --mean 103.939 116.779 123.68",
+        "--scale 1 --mean 103.939 116.779 123.68",
         1.0,
         (103.939, 116.779, 123.68),
+        color="bgr",
     ),
 )
 

@@ -8,6 +8,7 @@ from quark_onnx.report.report import (
     kept_types,
     output_line,
     section,
+    step_lines,
     summarize,
     verdict_lines,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "percentage",
     "section",
     "size_change",
+    "step_lines",
     "summarize",
     "verdict_lines",
     "verdicts",

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
+#: Maximum number of decimals of a figure near a limit.
+_MOST_DIGITS = 9
+#: Quantile of the normal distribution for an interval of 95 %.
+_NORMAL = 1.959964
+
 
 def size_change(before: int, after: int) -> str:
     """Return two sizes in bytes, with the ratio if rounding preserves the reduction.
@@ -33,32 +41,87 @@ def percent(share: float, digits: int = 2) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def percentage(share: float) -> str:
+def near_limits(value: float, limits: Iterable[float] = (), digits: int = 2) -> str:
+    """Return a number with more decimals if rounding would move it to or across a limit.
+
+    Args:
+        value: the number.
+        limits: limits that the number is compared with.
+        digits: number of decimals far from the limits.
+
+    >>> near_limits(0.8996, [0.9], 3), near_limits(0.8, [0.9], 3), near_limits(0.9, [0.9], 3)
+    ('0.8996', '0.800', '0.900')
+    >>> near_limits(19.9999, [20]), near_limits(20.0001, [20]), near_limits(float("inf"), [20])
+    ('19.9999', '20.0001', 'inf')
+    """
+    limits = list(limits)
+    for decimals in range(digits, _MOST_DIGITS):
+        text = f"{value:.{decimals}f}"
+        if all(_side(float(text), limit) == _side(value, limit) for limit in limits):
+            break
+    else:
+        text = repr(float(value))
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def _side(value: float, limit: float) -> int:
+    return (value > limit) - (value < limit)
+
+
+def percentage(share: float, limits: Iterable[float] = ()) -> str:
     """Return a share with sign and about two digits, never in scientific notation.
+
+    Args:
+        share: the share.
+        limits: shares that the share is compared with; rounding does not move it across them.
 
     >>> percentage(1.0), percentage(0.9999), percentage(0.0314), percentage(0.00012)
     ('100 %', '>99.9 %', '3.1 %', '0.012 %')
     >>> percentage(0.995), percentage(0.25), percentage(1e-9), percentage(0.0)
     ('99.5 %', '25 %', '<0.001 %', '0 %')
+    >>> percentage(0.9467, [0.95]), percentage(0.94999, [0.95]), percentage(0.95, [0.95])
+    ('94.7 %', '94.999 %', '95 %')
     """
     if share in (0, 1):
         return f"{100 * share:.0f} %"
     size = 100 * abs(share)
-    if size >= 99:
-        return f"{percent(share, 1)} %"
-    digits = next(
-        digits for digits in range(4) if size >= 9.5 / 10**digits or digits == 3
-    )
-    return f"{percent(share, digits)} %"
+    digits = 1
+    if size < 99:
+        digits = next(
+            digits for digits in range(4) if size >= 9.5 / 10**digits or digits == 3
+        )
+    text = percent(share, digits)
+    if text[0] in "<>":
+        return f"{text} %"
+    return f"{near_limits(100 * share, [100 * limit for limit in limits], digits)} %"
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """Return the Wilson score interval of a share, at a confidence of 95 %.
+
+    Wilson, Probable inference, the law of succession, and statistical inference (1927).
+
+    Args:
+        hits: number of hits.
+        count: number of trials, at least 1.
+
+    >>> [round(bound, 3) for bound in wilson(16, 16)]
+    [0.806, 1.0]
+    >>> [round(bound, 3) for bound in wilson(882, 900)]
+    [0.969, 0.987]
+    """
+    square = _NORMAL**2
+    share = hits / count
+    centre = share + square / (2 * count)
+    spread = _NORMAL * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    scale = 1 + square / count
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def decibels(value: float, below: float | None = None) -> str:
-    """Return a ratio in dB with two decimals, or more for a ratio just below a bound.
+    """Return a ratio in dB with two decimals, or more for a ratio near a bound.
 
     >>> decibels(31.256), decibels(-0.001), decibels(float("inf")), decibels(9.9997, below=10)
     ('31.26', '0.00', 'inf', '9.9997')
     """
-    text = f"{value:.2f}"
-    if below is not None and value < below <= float(text):
-        return repr(float(value))
-    return text.removeprefix("-") if float(text) == 0 else text
+    return near_limits(value, [] if below is None else [below])

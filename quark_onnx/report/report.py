@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
-from quark_onnx.report.verdict.verdict import Verdict
+from quark_onnx.report.verdict.verdict import NextStep, Verdict
 from quark_onnx.reported import SCHEMA, Reported
 
 _SHOWN = 12
@@ -112,8 +113,17 @@ class Report(Reported):
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return a verdict as lines of a report."""
-    lines = [f"verdict   {verdict}", f"{'':<9} on {verdict.measured_on}"]
-    for step in verdict.next_steps:
+    return [
+        f"verdict   {verdict}",
+        f"{'':<9} on {verdict.measured_on}",
+        *step_lines(verdict.next_steps),
+    ]
+
+
+def step_lines(steps: Iterable[NextStep]) -> list[str]:
+    """Return changes to try as lines of a report."""
+    lines = list[str]()
+    for step in steps:
         lines += section("try", step.lines())
     return lines
 

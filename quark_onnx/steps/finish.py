@@ -200,15 +200,17 @@ class Judging:
 
     Attributes:
         collector: collects the verdict.
-        check: detects wrong preprocessing; None for random data.
+        check: detects wrong preprocessing; None for random data, and if ``findings`` are known.
         advice: settings of the run, from which an error message proposes the next step.
         samples: further samples, not used by the gate.
+        findings: signs of wrong preprocessing that are known before the run.
     """
 
     collector: VerdictCollector
     check: PreprocessingCheck | None
     advice: Settings
     samples: Sequence[Sample] = ()
+    findings: Sequence[Finding] = ()
 
     def add(
         self,
@@ -228,7 +230,7 @@ class Judging:
             session: session on the float model.
         """
         if self.check is None:
-            return []
+            return [*self.findings]
         for sample in self.samples:
             self.check.remember(sample)
         return self.check.findings(session)

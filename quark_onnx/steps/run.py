@@ -90,6 +90,14 @@ class Reference:
         """
         return _run(self.remembering, sample)
 
+    def outputs_once(self, sample: Sample) -> dict[str, Any]:
+        """Return the outputs on a sample without keeping them.
+
+        Raises:
+            ModelError: onnxruntime cannot load or run the model.
+        """
+        return _run(self.session, sample)
+
     def repeatable(self, sample: Sample) -> dict[str, Any]:
         """Return the deterministic outputs."""
         first, second = self.outputs(sample), _run(self.session, sample)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.report.figures import decibels, percentage
+from quark_onnx.report.figures import near_limits, percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.advice import Settings, next_steps
 from quark_onnx.report.verdict.judges import Judge, judge_for
@@ -21,12 +21,16 @@ from quark_onnx.report.verdict.verdict import (
     THRESHOLDS,
     Band,
     Figure,
+    Threshold,
     Verdict,
+    limits_of,
     worst_band,
 )
 
 #: Maximum number of samples for a verdict; a sample may be a batch.
 MOST_SAMPLES = 32
+#: Tasks judged by predicted classes, and the output SQNR in dB below which they are risky at best.
+_OF_CLASSES, _LEAST_SQNR = ("classifier", "segmentation"), 10.0
 #: With fewer rows, SQNR contributes to the band of every task.
 _FEW_ROWS = 16
 
@@ -110,7 +114,7 @@ class VerdictCollector:
         return Verdict(
             task,
             band,
-            _sentence(task, shown),
+            _sentence(task, shown) + self._reservation(task, shown, band),
             shown,
             self.samples,
             held_out,
@@ -121,6 +125,18 @@ class VerdictCollector:
             ),
             next_steps(self._model, settings, task) if advice and settings else (),
         )
+
+    def _reservation(self, task: str, figures: Sequence[Figure], band: Band) -> str:
+        """Return why a verdict is risky although the figure that decides is good."""
+        known = {figure.name: figure for figure in figures}
+        bands = [_band_of(each, known.get(each.figure)) for each in THRESHOLDS[task]]
+        if band != "risky" or worst_band(bands) != "good":
+            return ""
+        if _hides_errors(task, known):
+            return f"; risky because the SQNR is below {_LEAST_SQNR:g} dB"
+        if _is_uncertain(task, known):
+            return f"; risky because {self.rows} samples are too few to be sure"
+        return ""
 
     def band(self, errors: Sequence[OutputError]) -> Band:
         """Return the band over the samples so far."""
@@ -146,18 +162,38 @@ class VerdictCollector:
         figures: Iterable[Figure],
         errors: Sequence[OutputError],
     ) -> Band:
-        values = {figure.name: figure.value for figure in figures}
+        known = {figure.name: figure for figure in figures}
         thresholds = THRESHOLDS[task]
         if self.rows < _FEW_ROWS and task != "signal":
             thresholds = (*thresholds, *THRESHOLDS["signal"])
         if any(error.broken for error in errors):
             return "poor"
-        return worst_band(
-            [
-                threshold.band(values.get(threshold.figure, math.nan))
-                for threshold in thresholds
-            ],
-        )
+        bands = [_band_of(each, known.get(each.figure)) for each in thresholds]
+        if _hides_errors(task, known) or _is_uncertain(task, known):
+            bands.append("risky")
+        return worst_band(bands)
+
+
+def _band_of(threshold: Threshold, figure: Figure | None) -> Band:
+    return "unknown" if figure is None else threshold.band(figure.value)
+
+
+def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
+    """Return whether a figure may be poor, by its lower bound, and the SQNR is not good."""
+    sqnr = figures.get("sqnr")
+    if sqnr is not None and sqnr.value >= limits_of("signal", "sqnr")[0]:
+        return False
+    return any(
+        figure.least is not None and threshold.band(figure.least) == "poor"
+        for threshold in THRESHOLDS[task]
+        if (figure := figures.get(threshold.figure)) is not None
+    )
+
+
+def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
+    """Return whether predicted classes agree although the outputs have large errors."""
+    sqnr = figures.get("sqnr")
+    return task in _OF_CLASSES and sqnr is not None and sqnr.value < _LEAST_SQNR
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
@@ -168,12 +204,14 @@ def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
     if not math.isnan(sqnr):
-        return [Figure("sqnr", sqnr, f"SQNR {decibels(sqnr)} dB")]
+        shown = near_limits(sqnr, limits_of("signal", "sqnr"))
+        return [Figure("sqnr", sqnr, f"SQNR {shown} dB")]
     shares = [error.agreement for error in errors if error.agreement is not None]
     if not shares:
         return []
     least = min(shares)
-    return [Figure("equal", least, f"{percentage(least)} of the values are equal")]
+    shown = percentage(least, limits_of("signal", "equal"))
+    return [Figure("equal", least, f"{shown} of the values are equal")]
 
 
 _NAMES = {

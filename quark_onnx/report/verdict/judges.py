@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.report.figures import decibels, percentage
+from quark_onnx.report.figures import near_limits, percentage, wilson
 from quark_onnx.report.verdict.boxes import LEAST_SCORE, detections, matched
 from quark_onnx.report.verdict.task import Task, squeezed
-from quark_onnx.report.verdict.verdict import Figure
+from quark_onnx.report.verdict.verdict import Figure, limits_of
 
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -69,11 +69,14 @@ class Classes:
         if not self._rows:
             return ()
         share = self._equal / self._rows
+        limits = limits_of("classifier", "agreement")
+        least, most = wilson(self._equal, self._rows)
         text = (
             f"{self._equal} of {self._rows} predicted classes equal those of the float"
-            f" model ({percentage(share)})"
+            f" model ({percentage(share, limits)}; 95 % interval"
+            f" {percentage(least, limits)} to {percentage(most, limits)})"
         )
-        return (Figure("agreement", share, text),)
+        return (Figure("agreement", share, text, least),)
 
 
 def predicted(scores: NDArray[Any]) -> NDArray[np.int64]:
@@ -107,7 +110,9 @@ class Pixels:
         if not self._pixels:
             return ()
         share = self._equal / self._pixels
-        text = f"{percentage(share)} of the pixels have the class of the float model"
+        limits = limits_of("segmentation", "agreement")
+        shown = percentage(share, limits)
+        text = f"{shown} of the pixels have the class of the float model"
         return (Figure("agreement", share, text),)
 
 
@@ -155,9 +160,15 @@ class Detections:
                 "f1",
                 f1,
                 f"{found} of {count} detections found again (IoU 0.5, same class),"
-                f" {extra} new ones: F1 {f1:.3f}",
+                f" {extra} new ones: F1"
+                f" {near_limits(f1, limits_of('detector', 'f1'), 3)}",
             ),
-            Figure("iou", overlap, f"mean IoU of matched boxes {overlap:.3f}"),
+            Figure(
+                "iou",
+                overlap,
+                "mean IoU of matched boxes"
+                f" {near_limits(overlap, limits_of('detector', 'iou'), 3)}",
+            ),
             Figure("score_change", change, f"scores change by {change:.3f} on average"),
         )
 
@@ -194,10 +205,12 @@ class Vectors:
             return ()
         before, after = unit(np.array(self._before)), unit(np.array(self._after))
         cosine = float((before * after).sum(axis=1).mean())
-        figures = [Figure("cosine", cosine, f"mean cosine {cosine:.4f}")]
+        shown = near_limits(cosine, limits_of("embedding", "cosine"), 4)
+        figures = [Figure("cosine", cosine, f"mean cosine {shown}")]
         rank = _rank_correlation(before, after)
         if not math.isnan(rank):
-            text = f"rank correlation of similarities {rank:.4f}"
+            shown = near_limits(rank, limits_of("embedding", "rank"), 4)
+            text = f"rank correlation of similarities {shown}"
             figures.append(Figure("rank", rank, text))
         return tuple(figures)
 
@@ -273,11 +286,12 @@ class Tokens:
             return ()
         divergence = max(0.0, self._divergence / self._tokens)
         share = self._equal / self._tokens
+        shown = near_limits(divergence, limits_of("language", "divergence"), 4)
         return (
             Figure(
                 "divergence",
                 divergence,
-                f"KL divergence {divergence:.4f} nats per token",
+                f"KL divergence {shown} nats per token",
             ),
             Figure(
                 "agreement",
@@ -317,7 +331,8 @@ class Images:
         peak = _peak(self._least, self._greatest)
         ratios = [_psnr(peak, error) for error in self._errors]
         psnr = float(np.mean(ratios))
-        return (Figure("psnr", psnr, f"PSNR {decibels(psnr)} dB (peak {peak:g})"),)
+        shown = near_limits(psnr, limits_of("image", "psnr"))
+        return (Figure("psnr", psnr, f"PSNR {shown} dB (peak {peak:g})"),)
 
 
 def _peak(least: float, greatest: float) -> float:

@@ -173,8 +173,16 @@ class Scorer:
         self._ranks: list[tuple[int, int]] = []
         self._found: list[tuple[Floats, Floats, Floats]] = []
 
-    def add(self, task: Task, expected: Outputs, found: Outputs) -> None:
+    @property
+    def kind(self) -> str:
+        """Return the task of the labels."""
+        return self._labels.kind
+
+    def add(self, task: Task, expected: Outputs, found: Outputs) -> list[int | None]:
         """Add the outputs of the two models on the next sample.
+
+        Returns:
+            The class of each row, None for a row without a label; empty for boxes.
 
         Raises:
             ConfigError: the labels are for another task.
@@ -187,8 +195,8 @@ class Scorer:
             )
         if task.layout is not None:
             self._add_boxes(task, expected, found)
-        else:
-            self._add_classes(task, expected, found)
+            return []
+        return self._add_classes(task, expected, found)
 
     def _name(self) -> str:
         place = self._index
@@ -197,12 +205,17 @@ class Scorer:
             return str(place)
         return self._names[place] if place < len(self._names) else ""
 
-    def _add_classes(self, task: Task, expected: Outputs, found: Outputs) -> None:
+    def _add_classes(
+        self, task: Task, expected: Outputs, found: Outputs
+    ) -> list[int | None]:
         before, after = (_rows(each[task.output]) for each in (expected, found))
+        labels: list[int | None] = []
         for first, second in zip(before, after, strict=True):
             label = self._labels.classes.get(self._name())
+            labels.append(label)
             if label is not None:
                 self._ranks.append((_rank(first, label), _rank(second, label)))
+        return labels
 
     def _add_boxes(self, task: Task, expected: Outputs, found: Outputs) -> None:
         assert task.layout is not None and self._placement is not None

@@ -19,11 +19,13 @@ class Figure:
         name: a stable key, such as ``agreement``.
         value: a share, a ratio, dB or nats; NaN where it could not be measured.
         text: the value in words, with its unit.
+        least: lower bound of the value at a confidence of 95 %; None if unknown.
     """
 
     name: str
     value: float
     text: str
+    least: float | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,19 @@ THRESHOLDS: dict[str, tuple[Threshold, ...]] = {
     "signal": (Threshold("sqnr", 20.0, 10.0), Threshold("equal", 0.99, 0.90)),
 }
 TASKS = tuple(THRESHOLDS)
+
+
+def limits_of(task: str, figure: str) -> tuple[float, ...]:
+    """Return the thresholds of a figure, for texts that do not round across them.
+
+    >>> limits_of("classifier", "agreement"), limits_of("language", "agreement")
+    ((0.95, 0.85), ())
+    """
+    for threshold in THRESHOLDS[task]:
+        if threshold.figure == figure:
+            return threshold.good, threshold.risky
+    return ()
+
 
 #: The name of a model by task; a signal may be any tensor.
 DESCRIPTIONS = {

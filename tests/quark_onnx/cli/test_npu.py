@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
-from tests.models import parse
+from tests.models import depthwise_layers, normal, parse
 
 
 def test_a_model_with_errors(cli: Any) -> None:
@@ -268,3 +270,20 @@ def test_a_page_goes_to_html_files_alone(cli: Any, place: str) -> None:
         and "is not named *.html" in finished.err
         and Path("model.onnx").read_bytes() == before
     )
+
+
+def test_deploy_ends_with_the_command_for_fewer_subgraphs(cli: Any) -> None:
+    """It replaces the recipe, which names a configuration, too, and it runs."""
+    onnx.save(depthwise_layers(), "deep.onnx")
+    Path("samples").mkdir()
+    for place in range(12):
+        np.savez(f"samples/{place}.npz", x=normal(1, 3, 8, 8, seed=place))
+    words = ("npu", "deploy", "deep.onnx", "-o", "out", "--data", "samples")
+    finished = cli(*words, "--recipe", "classifier", "--min-sqnr", "-99")
+    assert finished.code == 0, finished.err
+    command = finished.out.splitlines()[-1].strip()
+    assert command.startswith("quark-onnx npu deploy deep.onnx")
+    assert "--recipe" not in command and command.endswith("--preset A8W8")
+    again = cli(*shlex.split(command)[1:], "--overwrite", "--json")
+    assert again.code == 0 and again.json["subgraphs"] == 1
+    assert again.json["next_steps"] == []

@@ -23,7 +23,7 @@ from quark_onnx import npu
 from quark_onnx.cli import main
 from quark_onnx.errors import AccuracyError, ConfigError, ModelError
 from quark_onnx.registry import NPU_RECIPES
-from tests.models import normal, parse, run, weight
+from tests.models import depthwise_layers, normal, parse, run, weight
 
 
 def network() -> ModelProto:
@@ -99,6 +99,35 @@ def test_everything_is_there_and_summed_up(bundle: npu.Bundle) -> None:
         bundle.report.worst_sqnr
     )
     assert report["forecast"]["subgraphs"] == bundle.forecast.subgraphs == 1
+
+
+def test_the_readme_states_the_verdict(bundle: npu.Bundle) -> None:
+    text = (bundle.folder / "README.md").read_text(encoding="utf-8")
+    assert bundle.report is not None and bundle.report.verdict is not None
+    verdict = bundle.report.verdict
+    assert f"Verdict: **{verdict.band}**. {verdict.sentence}, on" in text
+
+
+def test_many_subgraphs_lead_to_a_format_with_fewer(tmp_path: Path) -> None:
+    """And the forecast for it is what a deployment in the format gets."""
+    model = depthwise_layers()
+    first = npu.deploy(model, data(), tmp_path / "first", "stx", min_sqnr=None)
+    assert first.forecast.subgraphs > 3
+    (step,) = first.next_steps
+    assert step.options == "--preset A8W8"
+    assert f"in 1 subgraph (now {first.forecast.sentence})" in step.effect
+    assert step.effect in str(first)
+    known = {"model": model, "data": data(), "folder": tmp_path / "next"}
+    again = eval(step.call, {"deploy": npu.deploy, **known})
+    assert again.forecast.subgraphs == 1
+    assert again.next_steps == ()
+
+
+def test_a_good_deployment_proposes_no_other_format(bundle: npu.Bundle) -> None:
+    assert bundle.report is not None and bundle.report.verdict is not None
+    if bundle.report.verdict.band == "good":
+        assert bundle.next_steps == ()
+    assert bundle.forecast.band == "good"
 
 
 def test_options_for_every_device_that_takes_the_format(bundle: npu.Bundle) -> None:

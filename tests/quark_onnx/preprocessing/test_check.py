@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from quark_onnx import compare, quantize
+from quark_onnx.errors import ConfigError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
-from quark_onnx.preprocessing.evidence import Classified
+from quark_onnx.preprocessing.evidence import Classified, Labelled
 from quark_onnx.preprocessing.first_layers import farther
 from quark_onnx.preprocessing.pixels import (
     SCALINGS,
@@ -191,7 +193,109 @@ def test_a_model_without_evidence_is_run_on_a_few_rows_only() -> None:
         check.add(feeds, {"y": session.run(None, feeds)[0]})
     session.runs = 0
     assert all(finding.cause == "outputs" for finding in check.findings(session))
-    assert session.runs <= 5 * 4, "five alternatives, four rows each"
+    assert session.runs <= 9 * 4, "nine alternatives, four rows each"
+
+
+# Labels
+
+
+def caffe_samples(
+    scaling: Scaling, *, swapped: bool, count: int = 64
+) -> tuple[list[Images], list[int]]:
+    """Pictures in a scaling, and the classes of a model for Caffe's scaling in BGR."""
+    session = Reference(trained(CAFFE)).session
+    samples, labels = [], []
+    for each in pictures(count):
+        right = CAFFE.of_pixels(each).astype(np.float32)
+        labels.append(int(session.run(None, {"x": right})[0].argmax()))
+        given = each[:, ::-1] if swapped else each
+        samples.append(scaling.of_pixels(given).astype(np.float32))
+    return samples, labels
+
+
+CAFFE = SCALINGS[4]
+IMAGENET = SCALINGS[1]
+
+
+def labelled(samples: list[Images], labels: list[int]) -> list[Finding]:
+    """What the check says of labelled samples for a model of Caffe's scaling."""
+    model = trained(CAFFE)
+    session = Reference(model).session
+    check = PreprocessingCheck(model)
+    for sample, label in zip(samples, labels, strict=True):
+        feeds = {"x": sample}
+        check.add(feeds, {"y": session.run(None, feeds)[0]}, [label])
+    return check.findings(session)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_labels_tell_scaling_and_order_of_channels(swapped: bool) -> None:
+    """Even where the statistics are those of the right order of channels."""
+    (finding,) = labelled(*caffe_samples(IMAGENET, swapped=swapped))
+    swap = " --color swapped" if swapped else ""
+    assert finding.options == f"--scale 1 --mean 103.939 116.779 123.68{swap}"
+    assert finding.cause == ("scaling and color" if swapped else "scaling")
+    assert "the right class of 100 % of 64 labelled inputs" in finding.evidence
+
+
+def test_labels_tell_the_order_of_channels_alone() -> None:
+    """The class is the brightest channel; the statistics of the outputs do not change."""
+    model = parse(
+        "g (float[N, 3, H, W] x) => (float y) { a = GlobalAveragePool (x)  y = Flatten (a) }"
+    )
+    samples = [(each / 255).astype(np.float32) for each in pictures(40)]
+    labels = [int(2 - each.mean(axis=(0, 2, 3)).argmax()) for each in samples]
+    session = Reference(model).session
+    check = PreprocessingCheck(model, "classifier")
+    for sample, label in zip(samples, labels, strict=True):
+        check.add({"x": sample}, {"y": session.run(None, {"x": sample})[0]}, [label])
+    (finding,) = check.findings(session)
+    assert (finding.cause, finding.options) == ("color", "--color swapped")
+
+
+def test_right_data_with_labels_raise_no_doubt() -> None:
+    assert labelled(*caffe_samples(CAFFE, swapped=False)) == []
+
+
+def test_labels_of_another_numbering_leave_the_statistics_to_judge() -> None:
+    samples, labels = caffe_samples(IMAGENET, swapped=False)
+    (finding,) = labelled(samples, [label + 100 for label in labels])
+    assert "BatchNormalization" in finding.evidence
+
+
+def test_labels_of_some_rows_and_of_some_samples() -> None:
+    hits = Labelled("y", [[None, 1], [0, None]])
+    for scores in ([[9.0, 0], [0, 9]], [[9.0, 0], [0, 9]]):
+        hits.add({"y": np.array(scores, np.float32)})
+    assert hits.hits == [True, True] and len(hits) == 2
+    assert not hits.beaten_by(hits), "equal evidence"
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "beaten"),
+    [(7, 0, True), (6, 0, False), (20, 3, True), (20, 12, False)],
+)
+def test_a_higher_top1_must_be_significant(won: int, lost: int, beaten: bool) -> None:
+    """McNemar's z is (won - lost) / sqrt(won + lost); the limit is 2.5."""
+    rows = 64
+    given = Labelled("y", [], [False] * won + [True] * (rows - won))
+    hits = [True] * (rows - lost) + [False] * lost
+    assert given.beaten_by(Labelled("y", [], hits)) is beaten
+
+
+def test_labels_of_quantize_and_compare(tmp_path: Path) -> None:
+    samples, labels = caffe_samples(IMAGENET, swapped=True)
+    data = [{"x": sample} for sample in samples]
+    file = tmp_path / "labels.csv"
+    rows = [f"{place},{label}" for place, label in enumerate(labels)]
+    file.write_text("\n".join(["name,label", *rows]), encoding="utf-8")
+    model = trained(CAFFE)
+    result = quantize(model, data, labels=file)
+    (warning,) = result.report.warnings
+    assert "(scaling and color)" in warning and "labelled inputs" in warning
+    assert compare(model, result.model, data, labels=file).warnings == [warning]
+    with pytest.raises(ConfigError, match="can be read once"):
+        quantize(model, iter(data), labels=file)
 
 
 # Tokens

@@ -248,6 +248,52 @@ def test_few_rows_do_not_outvote_the_noise() -> None:
     )
 
 
+def agreeing(equal: int, rows: int, sqnr: float) -> Verdict:
+    """The verdict on a classifier with a number of equal classes."""
+    before = probabilities(rows, 7, 0)
+    after = before.copy()
+    after[equal:] = np.roll(before[equal:], 1, axis=1)
+    feeds = {"x": np.zeros((rows, 3, 8, 8))}
+    return judged(SOFTMAX, feeds, {"y": before}, {"y": after}, sqnr=sqnr)
+
+
+@pytest.mark.parametrize(
+    ("equal", "rows", "sqnr", "band", "reason"),
+    [
+        # the lower bound of 16 of 16 is 80.6 %, below the 85 % of a risky model
+        (16, 16, 15.0, "risky", "16 samples are too few to be sure"),
+        (16, 16, 20.0, "good", ""),
+        (32, 32, 15.0, "good", ""),
+        (31, 32, 15.0, "risky", "32 samples are too few to be sure"),
+        (98, 100, 15.0, "good", ""),
+        (94, 100, 15.0, "risky", ""),
+        (80, 100, 30.0, "poor", ""),
+        # classes that agree in spite of large errors
+        (900, 900, 9.99, "risky", "risky because the SQNR is below 10 dB"),
+        (900, 900, 10.0, "good", ""),
+    ],
+)
+def test_an_uncertain_agreement_is_not_good(
+    equal: int, rows: int, sqnr: float, band: str, reason: str
+) -> None:
+    verdict = agreeing(equal, rows, sqnr)
+    assert verdict.band == band
+    assert reason in verdict.sentence
+    assert ("; risky because" in verdict.sentence) is bool(reason)
+
+
+def test_the_interval_of_an_agreement_is_named() -> None:
+    verdict = agreeing(16, 16, 15.0)
+    assert "(100 %; 95 % interval 81 % to 100 %)" in verdict.sentence
+    assert verdict.figures[0].least == pytest.approx(16 / (16 + 1.959964**2))
+
+
+def test_a_figure_just_below_its_limit_does_not_look_like_it() -> None:
+    verdict = agreeing(947, 1000, 19.9996)
+    assert "(94.7 %; 95 % interval" in verdict.sentence
+    assert "SQNR 19.9996 dB" in verdict.sentence
+
+
 def test_the_samples_are_named() -> None:
     before = probabilities(20, 7, 0)
     collector = VerdictCollector(SOFTMAX)

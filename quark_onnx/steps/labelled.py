@@ -1,7 +1,8 @@
-"""Scoring on labelled data: names of samples, and positions of their boxes."""
+"""Scoring on labelled data: names of samples, positions of their boxes, and the float model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,13 @@ from numpy.typing import NDArray
 from calibrators.readers.files import find_files
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
 from calibrators.readers.open import CalibrationData
+from quark_onnx.errors import ConfigError, data_errors
+from quark_onnx.graph import Graph
+from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.verdict import Scorer, read_labels
+from quark_onnx.report.verdict.task import Task, find_task
+from quark_onnx.steps.open_data import reader_for
+from quark_onnx.steps.run import Reference
 
 Floats = NDArray[np.float64]
 
@@ -74,3 +81,47 @@ def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
     margin = (np.array([width, height]) - ratios * size) / 2
     moved = boxes * np.tile(ratios, 2) + np.tile(margin, 2)
     return np.asarray(np.clip(moved, 0, np.tile([width, height], 2)))
+
+
+def labelled_findings(
+    reference: Reference,
+    data: CalibrationData | None,
+    labels: str | Path,
+    asked: str = "auto",
+) -> tuple[Finding, ...] | None:
+    """Return signs of wrong preprocessing by the float model's top-1 on labelled samples.
+
+    Args:
+        reference: the float model.
+        data: as for ``scorer_for``; it is read once.
+        labels: as for ``scorer_for``.
+        asked: a task in ``report.verdict.TASKS``, or ``auto``.
+
+    Returns:
+        The findings; None if labels of boxes or random samples tell nothing.
+
+    Raises:
+        ConfigError: the data can be read only once, or the labels are for another task.
+        DataError: the labels or the data cannot be read.
+    """
+    if isinstance(data, Iterator):
+        raise ConfigError(
+            f"labels need data that can be read twice; data is a {type(data).__name__},"
+            " which can be read once: pass a list, a folder, or a DataLoader",
+        )
+    scorer = scorer_for(labels, data)
+    if scorer.kind != "classifier":
+        return None
+    reader = reader_for(Graph.of(reference.model), data)
+    if reader.random:
+        return None
+    check = PreprocessingCheck(reference.model, asked)
+    task: Task | None = None
+    with data_errors():
+        for feeds in reader:
+            outputs = reference.outputs_once(feeds)
+            task = task or find_task(reference.model, feeds, outputs, asked)
+            check.add(feeds, outputs, scorer.add(task, outputs, outputs))
+            if check.is_full:
+                break
+    return tuple(check.findings(reference.session))

@@ -1,0 +1,63 @@
+"""Another number format for a deployed model, where the forecast or the accuracy asks for one."""
+
+from __future__ import annotations
+
+from onnx import ModelProto
+
+from quark_onnx.npu.preflight import Preflight, preflight
+from quark_onnx.report.verdict import NextStep, Verdict
+
+#: The format with the smallest error of activations on integers.
+_WIDE = "A16W8"
+
+
+def format_steps(
+    model: ModelProto, found: Preflight, verdict: Verdict | None
+) -> tuple[NextStep, ...]:
+    """Return the number format to try next, with the forecast for it.
+
+    A forecast needs no calibration, so each format of the device gets one.
+
+    Args:
+        model: the legalized float model.
+        found: the forecast of the deployed model.
+        verdict: the verdict on the deployed model; None for BF16.
+
+    Returns:
+        One step at most: a format with a better partition where the forecast is not good, else
+        16-bit activations where the verdict is risky or poor.
+    """
+    poor = verdict is not None and verdict.band in ("risky", "poor")
+    if found.band == "good" and not poor:
+        return ()
+    forecasts = [
+        preflight(model, found.target.name, kind=kind, release=found.release)
+        for kind in found.target.presets
+        if kind != found.kind
+    ]
+    usable = [other for other in forecasts if not other.aborts]
+    if found.band != "good":
+        better = [other for other in usable if _is_better(other, found)]
+        if better:
+            best = min(better, key=lambda other: (other.subgraphs, -other.share))
+            return (_step(best, found, "a better partition"),)
+    if poor and found.kind != _WIDE:
+        for other in usable:
+            if other.kind == _WIDE and other.share >= found.share:
+                effect = "16-bit activations, which leave the error of the weights"
+                return (_step(other, found, effect),)
+    return ()
+
+
+def _is_better(other: Preflight, found: Preflight) -> bool:
+    if found.aborts:
+        return True
+    return other.subgraphs < found.subgraphs and other.share >= found.share
+
+
+def _step(other: Preflight, found: Preflight, effect: str) -> NextStep:
+    return NextStep(
+        f"--preset {other.kind}",
+        f"{effect}; forecast: {other.sentence} (now {found.sentence})",
+        f"deploy(model, data, folder, config={other.kind!r})",
+    )

@@ -1,0 +1,123 @@
+"""The search for a preprocessing with more evidence than the given one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quark_onnx.preprocessing.alternatives import Alternative
+from quark_onnx.preprocessing.evidence import Evidence, Labelled
+from quark_onnx.preprocessing.finding import Finding
+
+Feeds = Mapping[str, NDArray[Any]]
+#: An alternative, and the evidence with it.
+Trial = tuple[Alternative, Evidence]
+
+#: Rows on which every alternative is tried, and the number of alternatives tried further.
+FIRST, _CONFIRMED = 8, 4
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for a better preprocessing, on more and more samples.
+
+    Attributes:
+        given: the evidence with the given preprocessing.
+        fresh: returns empty evidence.
+        run: runs the float model on a sample.
+        counts: numbers of samples after which hopeless alternatives are dropped.
+        first: the number of samples after which only the best alternatives are kept.
+    """
+
+    given: Evidence
+    fresh: Callable[[], Evidence]
+    run: Callable[[Feeds], Mapping[str, NDArray[Any]]]
+    counts: Sequence[int]
+    first: int
+
+    def finding(self, alternatives: Sequence[Alternative]) -> Finding | None:
+        """Return the alternative with significantly more evidence as a finding.
+
+        Args:
+            alternatives: the alternatives to try; those with fewer changes first.
+        """
+        tried = self._tried(alternatives)
+        confirmed = [each for each in tried if self.given.beaten_by(each[1])]
+        if not confirmed:
+            return None
+        if isinstance(self.given, Labelled):
+            other, found = _most_right(confirmed)
+            equals: list[Alternative] = []
+        else:
+            other, found = _simplest(confirmed)
+            equals = _equals(other, found, tried)
+        evidence = (
+            f"the float model finds {self.given}{_with_given(other)}, and {found} with"
+            f" {other.name}"
+        )
+        if equals:
+            names = "; ".join(each.name for each in equals)
+            evidence += f" (as likely: {names}; --labels can tell)"
+        if any(each.is_twin_of(other) for each in equals):
+            return Finding(
+                other.cause, evidence, other.usual_advice, other.usual_options
+            )
+        return Finding(other.cause, evidence, other.advice, other.options)
+
+    def _tried(self, alternatives: Sequence[Alternative]) -> list[Trial]:
+        """Return the promising alternatives, with the evidence on all samples."""
+        tried = [(other, self.fresh()) for other in alternatives]
+        done = 0
+        for count in self.counts:
+            for other, found in tried:
+                for feeds in other.feeds(done, count):
+                    found.add(self.run(feeds))
+            done = count
+            tried = [
+                (other, found)
+                for other, found in tried
+                if not self.given.head(len(found)).hopeless(found)
+            ]
+            if count >= self.first:
+                tried.sort(key=lambda each: -each[1].strength)
+                del tried[_CONFIRMED:]
+        return tried
+
+
+def _most_right(confirmed: Sequence[Trial]) -> Trial:
+    """Return the trial with the highest top-1, among equals the one with the fewest changes."""
+
+    def rank(trial: Trial) -> tuple[float, int, float]:
+        other, found = trial
+        assert isinstance(found, Labelled)
+        return found.top1, -other.changes, found.strength
+
+    return max(confirmed, key=rank)
+
+
+def _simplest(confirmed: Sequence[Trial]) -> Trial:
+    """Return the trial with the fewest changes among those as strong as the best."""
+    best = max(confirmed, key=lambda each: each[1].strength)
+    equals = [each for each in confirmed if not each[1].beaten_by(best[1])]
+    return min(equals, key=lambda each: (each[0].changes, -each[1].strength))
+
+
+def _equals(
+    best: Alternative, found: Evidence, tried: Sequence[Trial]
+) -> list[Alternative]:
+    """Return the other alternatives with evidence as strong as the best's."""
+    return [
+        other
+        for other, evidence in tried
+        if other is not best
+        and not evidence.beaten_by(found)
+        and not found.beaten_by(evidence)
+    ]
+
+
+def _with_given(other: Alternative) -> str:
+    scaling = other.pictures.scaling
+    return f" with {scaling.name}" if scaling is not None else ""
