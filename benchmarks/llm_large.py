@@ -1,301 +1,466 @@
-"""Quantization of a language model of 1.1 billion parameters file to file: time and memory, what
-was foretold, floors.
+"""Quantization of large language models file to file: time, memory and disk, measured and
+estimated.
 
-    python benchmarks/llm_large.py [--schemes uint4_wo_128 fp8] [--layers 2 --hidden 256] [--folder
-    DIR] [--busy]
+    python benchmarks/llm_large.py [--runs 1B/fp8 8B/uint4_wo_128 ...] [--plans 70B 1T]
+        [--shape BLOCKS HIDDEN] [--folder DIR] [--clock cpu] [--report]
 
-The model is a Llama with random weights in bfloat16, made in a temporary folder; no data is needed
-beside the disk space, about twice the size of the model. fp8 finds its scales on 4,096 random
-tokens. Each run is a process of its own. The floor of a run is the time in which this machine reads
-what it reads and writes what it writes, one file after the other; and, where activations are
-measured, one pass of each token through the blocks at the rate of its matrix product. The exit code
-is 1 where memory exceeds 6 GB, or where more than twice or less than half of what was foretold is
-taken.
+Models have the shapes of TinyLlama 1.1B, of Llama 3 8B and 70B, and of Kimi K2 with a trillion
+parameters, and random weights in bfloat16. A run is SIZE[:BLOCKS[:EXPERTS]]/SCHEME[+ALGORITHM]: a
+model with all its blocks, or with as many as stand there, is written to a temporary folder and
+quantized by a process of its own; no data is needed besides disk space, about twice the size of
+the model. Activations and algorithms are calibrated on 1,024 random tokens. The models of 70B and
+1T get a vocabulary of 8,192 tokens.
+
+A plan is an estimate for the whole model of a size and 128 windows of 512 tokens, from files that
+hold the headers of the tensors and no values. --shape runs a small model of other sizes, with both
+schemes that need no algorithm.
+
+The floor of a run is the time in which this machine reads what the run reads and writes what the
+run writes, one file after the other; and, where activations are calibrated, one pass of each token
+through the blocks at the rate of its matrix product. On a busy machine, --clock cpu counts the time
+on processors, in the run, the estimate and the floor; waiting for the disk is not counted then.
+Results stand in results/llm_large.json; the
+exit code is 1 where a run takes more than twice, or less than half of the estimate.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
-from _memory import peak_mb
-from _results import Store, table
+from _llm_shapes import SIZES, Size, small_llama, write, write_headers
+from _memory import PrivatePeak, peak_mb
+from _results import Row, Store, table
 
 SCHEMES = ("uint4_wo_128", "fp8")
-LAYERS, HIDDEN, VOCABULARY = 22, 2048, 32_000
-WINDOWS, LENGTH = 8, 512
-LIMIT_MB = 6000.0
+RUNS = (
+    "1B/uint4_wo_128",
+    "1B/fp8",
+    "1B/uint4_wo_128+gptq",
+    "1B/uint4_wo_128+awq",
+    "8B/uint4_wo_128",
+    "8B/fp8",
+    "8B:1/uint4_wo_128+gptq",
+    "8B:1/uint4_wo_128+awq",
+    "70B:1/uint4_wo_128",
+    "70B:1/fp8",
+    "1T:2:16/uint4_wo_128",
+    "1T:2:16/fp8",
+)
+PLANS = ("1B", "8B", "70B", "1T")
+#: What is estimated for each size.
+PLANNED = ("uint4_wo_128", "fp8", "uint4_wo_128+gptq", "uint4_wo_128+awq")
+CLOCKS: dict[str, Callable[[], float]] = {
+    "wall": time.perf_counter,
+    "cpu": time.process_time,
+}
+LENGTH = 512
+#: Calibration windows of runs, and of plans.
+WINDOWS, PLANNED_WINDOWS = 2, 128
+#: Tokens of the models with few blocks.
+FEW_TOKENS = 8192
 CHUNK = 1 << 24
+_NAME = re.compile(r"(\w+)(?::(\d+))?(?::(\d+))?/(\w+)(?:\+([\w:=,.]+))?")
 
 
 @dataclass(frozen=True)
 class Run:
-    """What quantizing took, and what it was foretold to take; sizes are bytes."""
+    """Model and settings of a run.
+
+    Attributes:
+        name: name in the results.
+        size: shape of the model.
+        scheme: name of the scheme.
+        algorithm: an algorithm with its settings; empty for none.
+    """
+
+    name: str
+    size: Size
+    scheme: str
+    algorithm: str = ""
+
+    @classmethod
+    def of(cls, name: str) -> Run:
+        """Return the run of a name."""
+        found = _NAME.fullmatch(name)
+        if found is None or found[1] not in SIZES:
+            raise SystemExit(f"{name} is no run; one is 8B:1/uint4_wo_128+gptq")
+        size = SIZES[found[1]]
+        if found[2] and found[1] in ("70B", "1T"):
+            size = size.with_(vocabulary=FEW_TOKENS)
+        if found[2]:
+            size = size.with_(blocks=int(found[2]))
+        if found[3]:
+            size = size.with_(experts=int(found[3]))
+        return cls(name, size, found[4], found[5] or "")
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether the blocks run on data."""
+        return self.scheme == "fp8" or bool(self.algorithm)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Resources of a run; memory and sizes are bytes.
+
+    Attributes:
+        seconds: runtime.
+        cpu_seconds: time on processors.
+        peak: peak of resident memory, with mapped files.
+        private: peak of the memory without mapped files.
+        size: size of the result.
+        estimated_seconds: estimated runtime.
+        estimated_memory: estimated peak of resident memory.
+        estimated_size: estimated size of the result.
+    """
 
     seconds: float
-    peak_mb: float
+    cpu_seconds: float
+    peak: int
+    private: int
     size: int
-    said_seconds: float
-    said_mb: float
-    said_size: int
+    estimated_seconds: float
+    estimated_memory: int
+    estimated_size: int
 
 
-def add_arguments(
-    parser: argparse.ArgumentParser, layers: int | None, hidden: int
-) -> None:
-    """Those of the model, and of where it and the results go."""
-    parser.add_argument("--layers", type=int, default=layers, help="blocks")
-    parser.add_argument(
-        "--hidden",
-        type=int,
-        default=hidden,
-        help=f"a multiple of 512, or 256 (default: {hidden})",
-    )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        help="where the model is made (default: the temporary folder)",
-    )
-    parser.add_argument(
-        "--busy",
-        action="store_true",
-        help="the machine does other work, too: judge no seconds",
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+class _Planned(Exception):
+    """Exception to stop a run after its estimate."""
 
 
-def config_of(
-    layers: int, hidden: int, vocabulary: int = VOCABULARY, dtype: str = "bfloat16"
-) -> Any:
-    """A Llama whose other sizes keep the proportions of the one of 1.1 billion parameters."""
-    from transformers import AutoConfig
-
-    heads = hidden // 64
-    return AutoConfig.for_model(
-        "llama",
-        architectures=["LlamaForCausalLM"],
-        dtype=dtype,
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=hidden * 11 // 4,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=max(1, heads // 8),
-        max_position_embeddings=LENGTH,
-    )
-
-
-def write(folder: Path, config: Any) -> int:
-    """The model with random weights, of which one tensor is in memory at a time.
-
-    Returns the weights of its blocks.
-    """
-    import torch
-
-    from quark_onnx.torch.checkpoints.meta_model import skeleton_of
-    from quark_onnx.torch.checkpoints.safetensors_io import Writer
-    from quark_onnx.torch.models.structure import blocks_of
-
-    model, generator = skeleton_of(config), torch.Generator().manual_seed(0)
-    with Writer(folder, shard=500_000_000) as writer:
-        for name, parameter in model.named_parameters():
-            values = torch.ones(parameter.shape)
-            if parameter.ndim > 1:
-                values.normal_(0, 0.02, generator=generator)
-            writer.add(name, values.to(parameter.dtype))
-        config.save_pretrained(writer.staging)
-    np.save(
-        folder / "tokens.npy",
-        np.random.default_rng(0).integers(0, VOCABULARY, (WINDOWS, LENGTH)),
-    )
-    return sum(
-        each.numel()
-        for block in blocks_of(model).values()
-        for each in block.parameters()
-        if each.ndim > 1
-    )
-
-
-def child(folder: str, output: str, scheme: str) -> None:
-    """Quantize in this process, and print what it took."""
+def child(folder: str, output: str, scheme: str, algorithm: str, clock: str) -> None:
+    """Quantize in this process, or only estimate if there is no output, and print a Result."""
     import transformers.models.llama.modeling_llama  # noqa: F401  - imports are not timed
 
+    from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+    from quark_onnx.torch.pipelines import estimate
+    from quark_onnx.torch.pipelines.estimate import Estimate
     from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 
-    start = time.perf_counter()
-    text = Text(str(Path(folder) / "tokens.npy"), WINDOWS, LENGTH)
-    found = ptq(folder, output, config_for(scheme), text=text, progress=False).estimate
-    seconds = time.perf_counter() - start
-    print(
-        json.dumps(
-            asdict(
-                Run(
-                    seconds,
-                    peak_mb(),
-                    size_of(output),
-                    found.seconds,
-                    found.memory / 1e6,
-                    found.disk,
-                )
-            )
-        )
+    estimates = list[Estimate]()
+    estimate.time = SimpleNamespace(perf_counter=CLOCKS[clock])  # type: ignore[assignment]
+
+    def announce(expected: Estimate) -> None:
+        estimates.append(expected)
+        if not output:
+            raise _Planned
+
+    source = FloatCheckpoint(folder)
+    config = config_for(scheme, exclude=source.usually_float())
+    config = config.with_(algorithms=(algorithm,) if algorithm else ())
+    text = Text(str(Path(folder) / "tokens.npy"), None, LENGTH)
+    watch = PrivatePeak()
+    start, cpu = time.perf_counter(), time.process_time()
+    with contextlib.suppress(_Planned):
+        ptq(source, output, config, text=text, progress=False, announce=announce)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    found = Result(
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        peak=int(peak_mb() * 2**20),
+        private=int(watch.mb * 2**20),
+        size=size_of(output) if output else 0,
+        estimated_seconds=estimates[0].seconds,
+        estimated_memory=estimates[0].memory,
+        estimated_size=estimates[0].disk,
     )
+    print(json.dumps(asdict(found)))
+
+
+def called(
+    folder: Path, output: str, scheme: str, algorithm: str, clock: str
+) -> Result:
+    """Call ``child`` in a process of its own."""
+    command = [sys.executable, __file__, "--child", str(folder), output]
+    command += [scheme, algorithm, clock]
+    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
+    return Result(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def write_tokens(folder: Path, vocabulary: int, windows: int) -> None:
+    """Write random token ids for the calibration."""
+    numbers = np.random.default_rng(0).integers(0, vocabulary, (windows, LENGTH))
+    np.save(folder / "tokens.npy", numbers)
 
 
 def size_of(folder: Path | str) -> int:
-    """Bytes of the tensors."""
+    """Return the size of the tensor files in bytes."""
     return sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
 
 
-def copied(folder: Path) -> tuple[float, float]:
-    """Seconds of reading the tensors of a folder from their first byte to their last, and of
-    writing as many.
+def copied(folder: Path, clock: Callable[[], float]) -> tuple[float, float]:
+    """Return the seconds of reading the tensor files and of writing as many bytes.
+
+    Files are read from the disk if the system drops them from its cache on request.
     """
     read = written = 0.0
-    buffer, copy = bytearray(CHUNK), folder / "copy"
-    with copy.open("wb", buffering=0) as target:
-        for file in sorted(folder.glob("*.safetensors")):
-            with file.open("rb", buffering=0) as source:
-                while True:
-                    start = time.perf_counter()
-                    count = source.readinto(buffer)
-                    read += time.perf_counter() - start
-                    if not count:
-                        break
-                    start = time.perf_counter()
-                    target.write(memoryview(buffer)[:count])
-                    written += time.perf_counter() - start
+    buffer = bytearray(CHUNK)
+    copy = folder / "copy"
+    for file in sorted(folder.glob("*.safetensors")):
+        drop_cache(file)
+        with (
+            copy.open("wb", buffering=0) as target,
+            file.open("rb", buffering=0) as source,
+        ):
+            while True:
+                start = clock()
+                count = source.readinto(buffer)
+                read += clock() - start
+                if not count:
+                    break
+                start = clock()
+                target.write(memoryview(buffer)[:count])
+                written += clock() - start
     copy.unlink()
     return read, written
 
 
-def product_rate(hidden: int, dtype: str = "bfloat16") -> float:
-    """Operations a second of the widest product of a block, the best of five."""
+def drop_cache(file: Path) -> None:
+    """Let the system forget the cached pages of a file, where it supports that."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def product_rate(
+    rows: int,
+    columns: int,
+    dtype: str = "bfloat16",
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """Return the multiply-accumulates per second of a layer, the best of five."""
     import torch
 
-    left = torch.ones(LENGTH, hidden, dtype=getattr(torch, dtype))
-    right = torch.ones(hidden * 11 // 4, hidden, dtype=left.dtype)
+    left = torch.ones(LENGTH, columns, dtype=getattr(torch, dtype))
+    right = torch.ones(rows, columns, dtype=left.dtype)
     best = float("inf")
     for _ in range(5):
-        start = time.perf_counter()
+        start = clock()
         torch.nn.functional.linear(left, right)
-        best = min(best, time.perf_counter() - start)
-    return 2 * left.numel() * len(right) / best
+        best = min(best, clock() - start)
+    return left.numel() * len(right) / best
 
 
-def complaints(run: Run, busy: bool) -> list[str]:
-    """What is wrong with a run."""
-    found = (
-        [f"{run.peak_mb:.0f} MB are more than {LIMIT_MB:.0f}"]
-        if run.peak_mb > LIMIT_MB
-        else []
-    )
-    pairs = {"memory": (run.peak_mb, run.said_mb), "disk": (run.size, run.said_size)}
-    pairs |= {} if busy else {"time": (run.seconds, run.said_seconds)}
-    return found + [
-        f"{name}: {was:.4g}, and {said:.4g} were foretold"
-        for name, (was, said) in pairs.items()
-        if not said / 2 <= was <= said * 2
+def complaints(result: Result, clock: str) -> list[str]:
+    """Return what is more than twice, or less than half of the estimate."""
+    seconds = result.seconds if clock == "wall" else result.cpu_seconds
+    pairs = {
+        "memory": (result.peak, result.estimated_memory),
+        "disk": (result.size, result.estimated_size),
+        "time": (seconds, result.estimated_seconds),
+    }
+    found = []
+    for name, (real, estimated) in pairs.items():
+        if not estimated / 2 <= real <= estimated * 2:
+            found.append(f"{name}: {real:.4g}, estimated {estimated:.4g}")
+    return found
+
+
+def measured(run: Run, source: Path, shared: Row, clock: str) -> tuple[Result, Row]:
+    """Return the result of a run, and its row in the results.
+
+    Args:
+        run: the run.
+        source: folder of the float model.
+        shared: figures of the model and of the machine.
+        clock: key of ``CLOCKS``.
+    """
+    for file in source.glob("*.safetensors"):
+        drop_cache(file)
+    with TemporaryDirectory(dir=source.parent) as place:
+        result = called(source, f"{place}/out", run.scheme, run.algorithm, clock)
+    floor = shared["read"] + shared["written"] * result.size / shared["source"]
+    if run.calibrates:
+        floor += shared["block_weights"] * WINDOWS * LENGTH / shared["rate"]
+    return result, {**asdict(result), **shared, "floor": floor, "clock": clock}
+
+
+def written_model(size: Size, folder: Path, clock: str) -> Row:
+    """Write a model, and return figures of the model and of the machine."""
+    from quark_onnx.torch.checkpoints.meta_model import skeleton_of
+    from quark_onnx.torch.models.structure import blocks_of
+
+    block = write(folder, size.config())
+    write_tokens(folder, size.vocabulary, WINDOWS)
+    read, written = copied(folder, CLOCKS[clock])
+    model = skeleton_of(size.config())
+    weights = active = 0
+    for each in blocks_of(model).values():
+        for name, parameter in each.named_parameters():
+            weights += parameter.numel()
+            used = 8 / size.experts if ".experts." in name else 1
+            active += int(parameter.numel() * used)
+    return {
+        "source": size_of(folder),
+        "parameters": sum(each.numel() for each in model.parameters()),
+        "blocks": size.blocks,
+        "block": 2 * block,
+        "block_weights": active,
+        "read": read,
+        "written": written,
+        "rate": product_rate(size.wide, size.hidden, clock=CLOCKS[clock]),
+    }
+
+
+def plan(name: str, folder: Path, clock: str) -> Iterator[tuple[str, Row]]:
+    """Yield the estimates for a whole model, by run."""
+    size = SIZES[name]
+    block = write_headers(folder, size.config())
+    write_tokens(folder, size.vocabulary, PLANNED_WINDOWS)
+    for entry in PLANNED:
+        scheme, _, algorithm = entry.partition("+")
+        found = called(folder, "", scheme, algorithm, clock)
+        yield (
+            f"plan {name}/{entry}",
+            {
+                "source": size_of(folder),
+                "blocks": size.blocks,
+                "block": 2 * block,
+                "estimated_seconds": found.estimated_seconds,
+                "estimated_memory": found.estimated_memory,
+                "estimated_size": found.estimated_size,
+            },
+        )
+
+
+def measured_tables(rows: dict[str, Row]) -> str:
+    """Return the tables of the runs and of the plans in Markdown."""
+    runs = []
+    for name, row in rows.items():
+        if name.startswith("plan "):
+            continue
+        runs.append(
+            [
+                name,
+                f"{row['source'] / 1e9:.2f}",
+                f"{row['block'] / 1e6:.0f}",
+                f"{row['seconds']:.1f}",
+                f"{row['cpu_seconds']:.1f}",
+                f"{row['estimated_seconds']:.1f}",
+                f"{row['floor']:.1f}",
+                f"{_time(row) / row['floor']:.1f}",
+                f"{row['peak'] / 1e6:.0f}",
+                f"{row['private'] / 1e6:.0f}",
+                f"{row['estimated_memory'] / 1e6:.0f}",
+                f"{row['size'] / 1e6:.0f}",
+                f"{row['estimated_size'] / 1e6:.0f}",
+            ]
+        )
+    plans = []
+    for name, row in rows.items():
+        if name.startswith("plan "):
+            plans.append(
+                [
+                    name.removeprefix("plan "),
+                    f"{row['source'] / 1e9:.0f}",
+                    f"{row['block'] / 1e9:.2f}",
+                    f"{row['estimated_seconds'] / 3600:.2f}",
+                    f"{row['estimated_memory'] / 1e9:.1f}",
+                    f"{row['estimated_size'] / 1e9:.0f}",
+                ]
+            )
+    run_head = [
+        "run",
+        "model GB",
+        "block MB",
+        "seconds",
+        "CPU seconds",
+        "estimated seconds",
+        "floor",
+        "times floor",
+        "peak MB",
+        "private MB",
+        "estimated MB",
+        "result MB",
+        "estimated MB",
     ]
+    plan_head = ["plan", "model GB", "block GB", "hours", "memory GB", "result GB"]
+    return f"{table(run_head, runs)}\n\n{table(plan_head, plans)}\n"
+
+
+def _time(row: Row) -> float:
+    """Return the time of a run by the clock of its estimate and floor."""
+    seconds: float = row["cpu_seconds" if row["clock"] == "cpu" else "seconds"]
+    return seconds
+
+
+def report(store: Store, out: Path) -> None:
+    """Write the Markdown page of the results."""
+    title = "# Quantization of large language models, file to file"
+    text = f"{title}\n\n{measured_tables(store.rows())}"
+    (out / "llm_large.md").write_text(text, encoding="utf-8")
+
+
+def small_runs(blocks: int, hidden: int) -> list[Run]:
+    """Return the runs of a model of other sizes, with the proportions of the smallest one."""
+    size = small_llama(blocks, hidden)
+    return [Run(f"{blocks} x {hidden}/{scheme}", size, scheme) for scheme in SCHEMES]
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", nargs="*", default=list(RUNS), help="runs by name")
+    parser.add_argument("--plans", nargs="*", default=list(PLANS), help="sizes to plan")
+    parser.add_argument(
+        "--shape", nargs=2, type=int, help="blocks, and a hidden size divisible by 256"
+    )
+    parser.add_argument("--folder", type=Path, help="place of the temporary models")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
+    parser.add_argument("--report", action="store_true", help="only write the tables")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    return parser.parse_args()
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:])
         return 0
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), metavar="SCHEME"
-    )
-    add_arguments(parser, LAYERS, HIDDEN)
-    arguments = parser.parse_args()
-    rows, wrong = list[list[object]](), list[str]()
+    arguments = parse()
     store = Store(arguments.out / "llm_large.json")
-    with TemporaryDirectory(dir=arguments.folder) as place:
-        source = Path(place) / "in"
-        weights = write(source, config_of(arguments.layers, arguments.hidden))
-        size, (read, written) = size_of(source), copied(source)
-        rate = product_rate(arguments.hidden)
-        for scheme in arguments.schemes:
-            output = Path(place) / scheme
-            command = [
-                sys.executable,
-                __file__,
-                "--child",
-                str(source),
-                str(output),
-                scheme,
-            ]
-            done = subprocess.run(
-                command, text=True, stdout=subprocess.PIPE, check=True
-            )
-            run = Run(**json.loads(done.stdout.splitlines()[-1]))
-            floor = read + written * run.size / size
-            if scheme == "fp8":
-                floor += 2 * weights * WINDOWS * LENGTH / rate
-            name = f"{arguments.layers} × {arguments.hidden}, {scheme}"
-            store.put(
-                name,
-                asdict(run)
-                | {
-                    "source": size,
-                    "read": read,
-                    "written": written,
-                    "rate": rate,
-                },
-            )
-            wrong += [f"{name}: {each}" for each in complaints(run, arguments.busy)]
-            rows.append(
-                [name, *_cells(run), f"{floor:.1f}", f"{run.seconds / floor:.1f}"]
-            )
-            print(*rows[-1], file=sys.stderr, flush=True)
-    head = [
-        "model",
-        "seconds",
-        "foretold",
-        "peak MB",
-        "foretold",
-        "result MB",
-        "foretold",
-        "floor, seconds",
-        "times it",
-    ]
-    text = (
-        f"{table(head, rows)}\n\nReading {size / read / 1e6:.0f} MB/s, writing"
-        f" {size / written / 1e6:.0f} MB/s, "
-    )
-    text += f"products {rate / 1e9:.0f} GFLOP/s.\n"
-    print("\n".join([text, *wrong]))
-    if (
-        arguments.layers == LAYERS
-        and arguments.hidden == HIDDEN
-        and arguments.schemes == list(SCHEMES)
-    ):
-        title = (
-            "# Quantization of a language model of 1.1 billion parameters, file to file"
-        )
-        (arguments.out / "llm_large.md").write_text(
-            f"{title}\n\n{text}", encoding="utf-8"
-        )
+    if arguments.report:
+        report(store, arguments.out)
+        return 0
+    runs = [Run.of(name) for name in arguments.runs]
+    plans = list(arguments.plans)
+    if arguments.shape:
+        runs, plans = small_runs(*arguments.shape), []
+    wrong = list[str]()
+    for size in dict.fromkeys(run.size for run in runs):
+        with TemporaryDirectory(dir=arguments.folder) as place:
+            source = Path(place) / "in"
+            shared = written_model(size, source, arguments.clock)
+            for run in runs:
+                if run.size == size:
+                    result, row = measured(run, source, shared, arguments.clock)
+                    store.put(run.name, row)
+                    print(run.name, json.dumps(row), file=sys.stderr, flush=True)
+                    found = complaints(result, arguments.clock)
+                    wrong += [f"{run.name}: {text}" for text in found]
+    for name in plans:
+        with TemporaryDirectory(dir=arguments.folder) as place:
+            for key, row in plan(name, Path(place) / "in", arguments.clock):
+                store.put(key, row)
+    print("\n".join([measured_tables(store.rows()), *wrong]))
+    if not arguments.shape:
+        report(store, arguments.out)
     return int(bool(wrong))
-
-
-def _cells(run: Run) -> list[object]:
-    return [
-        *(f"{run.seconds:.1f}", f"{run.said_seconds:.1f}"),
-        *(f"{run.peak_mb:.0f}", f"{run.said_mb:.0f}"),
-        *(f"{run.size / 1e6:.0f}", f"{run.said_size / 1e6:.0f}"),
-    ]
 
 
 if __name__ == "__main__":

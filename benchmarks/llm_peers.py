@@ -29,11 +29,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from _llm_shapes import small_llama, write
 from _memory import peak_mb
 from _results import Row, Store, table
 from llm import measured
 from llm_algorithms import PEERS, add_peers, peers_of
-from llm_large import add_arguments, config_of, product_rate, write
+from llm_large import product_rate
 
 FORMAT = "uint4_wo_128"
 #: Ours, by what the table calls it: with its defaults, and last with what the others do and no
@@ -90,7 +91,7 @@ def floor(name: str, layers: int, hidden: int) -> float:
             operations += (
                 2 * tokens * inputs**2 + 2 * inputs**3 / 3 + inputs**2 * sum(outputs)
             )
-    return layers * operations / product_rate(hidden, "float32")
+    return layers * operations / 2 / product_rate(wide, hidden, "float32")
 
 
 def main() -> int:
@@ -115,7 +116,13 @@ def main() -> int:
         metavar="COUNT",
         help="measure all so often, in turn",
     )
-    add_arguments(parser, None, HIDDEN)
+    parser.add_argument("--layers", type=int, help="blocks")
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="a multiple of 512")
+    parser.add_argument("--folder", type=Path, help="place of the temporary models")
+    parser.add_argument(
+        "--busy", action="store_true", help="judge no times: other programs run"
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     store, missed = Store(arguments.out / "llm_peers.json"), list[str]()
     for name in arguments.algorithms:
@@ -162,7 +169,8 @@ def _measured(
         source, windows, calibrating = (
             Path(place) / each for each in ("model", "windows.npz", "tokens.npy")
         )
-        write(source, config_of(layers, arguments.hidden, VOCABULARY, "float32"))
+        size = small_llama(layers, arguments.hidden, VOCABULARY)
+        write(source, size.config("float32"))
         tokens = np.random.default_rng(0).integers(0, VOCABULARY, (WINDOWS + 1, LENGTH))
         np.savez(windows, calibrate=tokens[:-1], score=tokens[-1:])
         np.save(calibrating, tokens[:-1])

@@ -66,6 +66,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
+    if options.action == "ptq":
+        llm_ptq.silence_helper(options)
     folder = _output(options)
     wanted = options.overwrite and folder is not None
     with overwriting(folder or Path(), options.model, wanted=wanted):

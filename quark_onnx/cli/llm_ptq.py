@@ -334,6 +334,21 @@ def _apply_recipe(options: Namespace) -> LanguageRecipe | None:
     return recipe
 
 
+def silence_helper(options: Namespace) -> None:
+    """Let only the first of several processes print, write and score.
+
+    torchrun numbers the processes by RANK. The others calibrate, on their part of the data.
+    """
+    rank = os.environ.get("RANK", "0")
+    if rank == "0":
+        return
+    options.output = options.output.with_name(f".{options.output.name}.{rank}")
+    options.overwrite, options.quiet = False, True
+    options.json = options.html = options.report = None
+    options.tasks = options.shots = options.limit = None
+    options.export = ["hf_format"]
+
+
 def ptq(options: Namespace) -> Answer:
     recipe = _apply_recipe(options)
     _check(options)
@@ -354,7 +369,12 @@ def ptq(options: Namespace) -> Answer:
     config = config if mixture is None else mixture.config
     notes = list[str]()
     exported = torch_side("quark_onnx.torch.exports.kinds").exported
-    with exported(exports, source, config, options.output, notes) as folder:
+    device = torch_side("quark_onnx.torch.runtime.devices").device_named(options.device)
+    processes = torch_side("quark_onnx.torch.runtime.distributed").process_group(device)
+    with (
+        processes,
+        exported(exports, source, config, options.output, notes) as folder,
+    ):
         start = monotonic()
         found = module.ptq(
             source,

@@ -21,53 +21,70 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("llm_large")
+
+
 @pytest.mark.slow
 def test_a_small_model(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(FOLDER / "llm_large.py"),
-        "--layers",
-        "1",
-        "--hidden",
-        "256",
-        "--busy",
-    ]
+    program = [sys.executable, str(FOLDER / "llm_large.py"), "--shape", "1", "256"]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path)], capture_output=True, text=True
+        [*program, "--clock", "cpu", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "llm_large.json").read_text("utf-8"))
-    assert set(found) == {"1 × 256, uint4_wo_128", "1 × 256, fp8"}
-    count = 2 * 32_000 * 256 + 256 * 256 * 2 + 2 * 64 * 256 + 3 * 256 * 704 + 3 * 256
+    assert set(found) == {"1 x 256/uint4_wo_128", "1 x 256/fp8"}
+    block = 256 * 256 * 2 + 2 * 64 * 256 + 3 * 256 * 704 + 2 * 256
+    count = 2 * 32_000 * 256 + block + 256
     for row in found.values():
         assert 0 <= row["source"] - 2 * count < 5_000
-        assert (
-            row["seconds"] > 0
-            and 100 < row["peak_mb"] < 6000
-            and row["size"] < row["source"]
-        )
-    assert (
-        done.stdout.startswith("| model ") and not (tmp_path / "llm_large.md").exists()
-    )
+        assert (row["parameters"], row["block"]) == (count, 2 * block)
+        assert row["size"] < row["source"]
+        assert row["seconds"] > 0
+        assert 100 << 20 < row["private"] < row["peak"] < 1 << 30
+    assert done.stdout.startswith("| run ")
+    assert not (tmp_path / "llm_large.md").exists()
 
 
-def test_what_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    benchmark = importlib.import_module("llm_large")
-    good = benchmark.Run(10.0, 900.0, 500, 19.0, 500.0, 260)
-    assert benchmark.complaints(good, busy=False) == []
-    assert benchmark.complaints(
-        replace(good, peak_mb=6001.0, said_mb=6000.0), busy=True
-    ) == ["6001 MB are more than 6000"]
+def test_what_is_a_miss(large: Any) -> None:
+    good = large.Result(10.0, 9.0, 900, 800, 500, 19.0, 500, 260)
+    assert large.complaints(good, "wall") == []
     for change, word in (
-        ({"seconds": 40.0}, "time: 40, and 19"),
+        ({"seconds": 40.0}, "time: 40, estimated 19"),
         ({"seconds": 9.0}, "time"),
-        ({"peak_mb": 240.0}, "memory"),
+        ({"peak": 240}, "memory"),
         ({"size": 900}, "disk"),
     ):
-        (found,) = benchmark.complaints(replace(good, **change), busy=False)
+        (found,) = large.complaints(replace(good, **change), "wall")
         assert found.startswith(word)
-    assert benchmark.complaints(replace(good, seconds=40.0), busy=True) == []
+    assert large.complaints(replace(good, seconds=40.0, cpu_seconds=10), "cpu") == []
+
+
+def test_runs_by_name(large: Any) -> None:
+    run = large.Run.of("1T:2:16/uint4_wo_128+gptq:damping=0.1")
+    assert (run.size.blocks, run.size.experts) == (2, 16)
+    assert (run.scheme, run.algorithm) == ("uint4_wo_128", "gptq:damping=0.1")
+    assert not large.Run.of("8B/uint4_wo_128").calibrates
+    with pytest.raises(SystemExit, match="is no run"):
+        large.Run.of("9B/fp8")
+
+
+def test_headers_describe_the_whole_model(large: Any, tmp_path: Path) -> None:
+    """A checkpoint without values: names, shapes and sizes, and no space on disk."""
+    from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+
+    size = large.SIZES["1B"].with_(blocks=2)
+    block = large.write_headers(tmp_path / "model", size.config())
+    source = FloatCheckpoint(tmp_path / "model")
+    shapes = {name: tuple(each.shape) for name, each in source.model.named_parameters()}
+    assert {name: source.reader.shape(name) for name in source.reader} == shapes
+    assert block == 2 * 2048**2 + 2 * 256 * 2048 + 3 * 2048 * 5632 + 2 * 2048
+    files = list((tmp_path / "model").glob("*.safetensors"))
+    assert sum(file.stat().st_blocks for file in files) * 512 < 1 << 20
 
 
 @pytest.fixture

@@ -38,10 +38,17 @@ class DecodedTensor(StoredTensor):
     Attributes:
         decode: function that computes the tensor.
         codes: function that returns the integer codes, if a format of this package represents them.
+        stored: the tensors in files from which this tensor is computed.
     """
 
     decode: Callable[[], Any] = field(default=lambda: None, repr=False)
     codes: Callable[[], Quantized] | None = field(default=None, repr=False)
+    stored: tuple[StoredTensor, ...] = field(default=(), repr=False)
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """The tensors in files from which this tensor is computed."""
+        return self.stored
 
     def read(self) -> Any:
         return self.decode()
@@ -118,7 +125,14 @@ def _decoded(  # noqa: PLR0913
         return decode(tensors).to(dtype).contiguous()
 
     first = next(iter(stored.values()))
-    tensor = DecodedTensor(name, shape, str(dtype), first.path, compute)
+    tensor = DecodedTensor(
+        name,
+        shape,
+        str(dtype),
+        first.path,
+        compute,
+        stored=tuple(stored.values()),
+    )
     return tensor, tuple(parts.values())
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
 
@@ -141,6 +141,17 @@ class Sources:
     def _use(self, key: str) -> None:
         """Mark a stored tensor, or the tensors of a converted parameter, as used."""
         self.used.update([key] if key in self.reader else self._converted.keys(key))
+
+    def stored_parts(self, name: str) -> tuple[StoredTensor, ...]:
+        """Return the tensors in files from which a parameter is read; none if it is missing."""
+        if found := self._find(name):
+            key = found[0]
+            keys = [key] if key in self.reader else self._converted.keys(key)
+        elif name in self._converted:
+            keys = self._converted.keys(name)
+        else:
+            return ()
+        return tuple(part for key in keys for part in self.reader.tensors[key].parts)
 
     def made_with(self, name: str) -> tuple[str, ...]:
         """Return the names of the parameters converted from the same stored tensors.

@@ -53,6 +53,11 @@ class StoredTensor:
     dtype: str
     path: Path
 
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """The tensors in files from which this tensor is read."""
+        return (self,)
+
     def read(self) -> torch.Tensor:
         """Read the tensor, in its stored type.
 

@@ -31,6 +31,8 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     missing_of,
     move_filled,
 )
+from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
+from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -125,9 +127,13 @@ class FileRun:
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Yield tensors layer by layer, without running the model."""
         names = [name for name, _ in self.model.named_modules()]
-        with Progress(progress, len(names), "quantizing", "layer") as bar:
+        with (
+            Progress(progress, len(names), "quantizing", "layer") as bar,
+            ReadAhead() as ahead,
+        ):
             for done, name in enumerate(names, 1):
                 module = self.model.get_submodule(name)
+                self._read_ahead(ahead, names[done : done + 1], recurse=False)
                 if name in self.chosen:
                     yield from self._one(name, module)
                     if done % _KEPT == 0:
@@ -392,12 +398,17 @@ class FileRun:
         if needs_float_reference(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
-        with Progress(progress, len(blocks), "quantizing", "block") as bar:
+        names = list(blocks)
+        with (
+            Progress(progress, len(blocks), "quantizing", "block") as bar,
+            ReadAhead() as ahead,
+        ):
             for index, (name, block) in enumerate(blocks.items()):
                 part = inside(self.chosen, name)
                 found = journal.find(index)
                 if found is None:
                     self._fill(name, part)
+                    self._read_ahead(ahead, names[index + 1 : index + 2])
                     before = len(self.report.outcomes)
                     for done in quantize_block(
                         self.model,
@@ -444,10 +455,15 @@ class FileRun:
         if needs_float_reference(self.chosen, self.config):
             walk.split()
         journal.begin(walk.tensors())
-        with Progress(progress, len(blocks), "quantizing", "block") as bar:
-            for index, name in enumerate(blocks):
+        names = list(blocks)
+        with (
+            Progress(progress, len(blocks), "quantizing", "block") as bar,
+            ReadAhead() as ahead,
+        ):
+            for index, name in enumerate(names):
                 part = inside(self.chosen, name)
                 self._fill(name, part)
+                self._read_ahead(ahead, names[index + 1 : index + 2])
                 for done in quantize_block(
                     self.model,
                     name,
@@ -476,6 +492,28 @@ class FileRun:
             )
             yield from sorted(tensors.items())
             empty(block)
+
+    def _read_ahead(
+        self,
+        ahead: ReadAhead,
+        names: Iterable[str],
+        *,
+        recurse: bool = True,
+    ) -> None:
+        """Begin to read the tensors of modules that come next.
+
+        Args:
+            ahead: the thread that reads.
+            names: names of the modules.
+            recurse: whether to include the children.
+        """
+        for name in names:
+            module = self.model.get_submodule(name)
+            parts = list[StoredTensor]()
+            for key, _ in module.named_parameters(recurse=recurse):
+                parts += self.sources.stored_parts(f"{name}.{key}" if name else key)
+            if parts:
+                ahead.start(parts)
 
     def _fill(self, name: str, layers: Layers) -> None:
         block = self.model.get_submodule(name)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.rotation.rotate import rotate_sources
+from quark_onnx.torch.calibration.block_stream import batches
 from quark_onnx.torch.checkpoints.export import described, untied
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
@@ -29,9 +29,10 @@ from quark_onnx.torch.pipelines.block import (
     rotations_of,
 )
 from quark_onnx.torch.pipelines.file_run import FileRun
-from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.in_memory import check_ranks, chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal
+from quark_onnx.torch.runtime import distributed
 from quark_onnx.torch.runtime.devices import device_named
 
 
@@ -92,7 +93,9 @@ def quantize_checkpoint(  # noqa: PLR0913
         source: a Hugging Face folder with safetensors, or an opened checkpoint.
         output: the output folder; may exist only if it is empty.
         config: the quantization configuration.
-        data: batches of token ids or dicts of keywords; needed to calibrate activation scales.
+        data: batches of token ids or dicts of keywords; needed to calibrate activation scales. If
+            torch.distributed is initialized, each process gets all data, and runs a part; the first
+            process writes.
         writing: settings for writing; the defaults if None.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
@@ -115,6 +118,10 @@ def quantize_checkpoint(  # noqa: PLR0913
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
+    if distributed.count() > 1:
+        check_ranks(config)
+        _check_resume(writing)
+        data = distributed.own_part(list(batches(data or ()))) if measured else None
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
     report = TorchReport(
         {name: spec for name, (_, spec) in chosen.items()},
@@ -149,9 +156,14 @@ def quantize_checkpoint(  # noqa: PLR0913
         layout,
         report.quantized,
     )  # raises errors before the run, and not at its end
-    with ExitStack() as stack:
-        writer = stack.enter_context(Writer(output, writing.max_shard))
-        journal = BlockJournal(writing.resume, reader, config, repr(layout))
+    journal = BlockJournal(writing.resume, reader, config, repr(layout))
+    if not distributed.is_first():
+        if measured:
+            for _ in run.measured(data, journal, progress=False):
+                pass  # the first process has the same tensors, and writes them
+        distributed.wait_for_all()
+        return report
+    with Writer(output, writing.max_shard) as writer:
         parts = (
             run.measured(data, journal, progress)
             if measured
@@ -168,5 +180,15 @@ def quantize_checkpoint(  # noqa: PLR0913
         )
         for file in others:
             writer.copy(file)
+    distributed.wait_for_all()
     report.note_idle(config.algorithms)
     return report
+
+
+def _check_resume(writing: Writing) -> None:
+    """Raise ConfigError if several processes would share a folder of finished blocks."""
+    if writing.resume is not None:
+        raise ConfigError(
+            f"resume is {writing.resume}, but finished blocks are stored by a single"
+            " process; leave it out, or run one process",
+        )

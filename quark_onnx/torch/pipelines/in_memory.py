@@ -147,7 +147,7 @@ def quantize_model(
     chosen, kept = chosen_layers(model, config)
     if data is None and needs_data(chosen, config):
         raise DataError(missing_data(chosen))
-    _check_ranks(config)
+    check_ranks(config)
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
     for each in rotations_of(config):
         data = None if data is None else list(batches(data))
@@ -203,7 +203,7 @@ def _float_again(model: nn.Module, layers: Layers) -> Iterator[None]:
         raise
 
 
-def _check_ranks(config: TorchConfig) -> None:
+def check_ranks(config: TorchConfig) -> None:
     """Raise ConfigError for an algorithm that cannot learn from sums over processes."""
     for each in config.algorithms:
         if distributed.count() > 1 and not getattr(each, "sums", True):

@@ -33,6 +33,7 @@ from quark_onnx.torch.pipelines.verdict import (
     judge,
     split_held_out,
 )
+from quark_onnx.torch.runtime import distributed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -114,6 +115,9 @@ def ptq(  # noqa: PLR0913
 ) -> PtqResult:
     """Quantize a checkpoint, and compare its perplexity with that of the float model.
 
+    If torch.distributed is initialized, the processes share the calibration windows; the first one
+    writes and evaluates.
+
     Args:
         source: a Hugging Face folder, or an opened checkpoint.
         output: the output folder; may exist only if it is empty.
@@ -158,7 +162,7 @@ def ptq(  # noqa: PLR0913
     expected = _estimate(
         source,
         config,
-        windows,
+        windows[:: distributed.count()],
         _evaluated(held_out if verdict else None, judges),
         spilled=writing.spill is not None,
     )
@@ -174,6 +178,8 @@ def ptq(  # noqa: PLR0913
             writing=writing,
             progress=progress,
         )
+    if not distributed.is_first():
+        return Outcome(report, expected)
     judged = None
     if verdict:
         judged = judge(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from quark_onnx.errors import ConfigError
@@ -15,8 +17,9 @@ def device_named(text: str) -> torch.device:
     """Return the device that a text names.
 
     Args:
-        text: "auto" for the first GPU, or the CPU if there is no GPU; "cpu"; "cuda" or "cuda:1"
-            (also for ROCm); or another device of torch.
+        text: "auto" for the GPU of this process, or the CPU if there is no GPU; "cpu"; "cuda" or
+            "cuda:1" (also for ROCm); or another device of torch. The GPU of a process without a
+            number is the first one; for the processes of torchrun, the one of LOCAL_RANK.
 
     Returns:
         A ``torch.device``.
@@ -28,7 +31,9 @@ def device_named(text: str) -> torch.device:
     device(type='cpu')
     """
     if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    if text == "cuda" and "LOCAL_RANK" in os.environ:
+        text = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         device = torch.device(text)
     except RuntimeError as error:

@@ -1,13 +1,15 @@
 """Distribution of calibration data over the processes of torch.distributed.
 
 Every process runs the model on its part of the samples. Hessians, ranges and histograms are then
-reduced over all samples, so that all processes choose equal codes. Without torch.distributed, the
-functions do nothing.
+reduced over all samples, so that all processes choose equal codes. From file to file, the first
+process alone writes. Without torch.distributed, the functions do nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +21,39 @@ from quark_onnx.errors import DataError
 def count() -> int:
     """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Return whether this is the first process, which writes the results."""
+    return count() == 1 or dist.get_rank() == 0
+
+
+def wait_for_all() -> None:
+    """Wait until every process has called this function."""
+    if count() > 1:
+        dist.barrier()
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join the processes that torchrun has started, inside the context.
+
+    Without torchrun, or if the caller has initialized torch.distributed, nothing is done.
+
+    Args:
+        device: the device of this process. GPUs are joined by NCCL, processors by gloo.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if not started or not dist.is_available() or dist.is_initialized():
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def own_part(samples: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,121 @@
+"""ReadAhead: read the next block from disk while the current block is quantized.
+
+A thread reads the bytes of the next tensors and drops them, so that the system has them in its file
+cache when the tensors are mapped. The process keeps one block in memory; the cached bytes belong to
+the system, which frees them when memory is short. No value depends on the thread: tensors are read
+as without it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from types import TracebackType
+
+from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.runtime.memory import available
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a single read.
+_CHUNK = 4 << 20
+#: Share of the available memory that the tensors ahead may take in the file cache. A larger part
+#: would displace the block in use.
+_SHARE = 0.5
+
+
+class ReadAhead:
+    """Thread that reads tensors before they are used. Use it as a context manager.
+
+    Attributes:
+        size: number of bytes that were read.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._stop = Event()
+        self._headers = dict[Path, dict[str, tuple[int, int]]]()
+        self.size = 0
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def start(self, tensors: Sequence[StoredTensor]) -> None:
+        """Begin to read tensors that are used next.
+
+        A read that is still in progress stops: its tensors are in use now.
+        """
+        self._stop.set()
+        self._stop = Event()
+        self._thread.submit(self._read, tensors, self._stop)
+
+    def wait(self) -> None:
+        """Wait until the tensors of the last ``start`` are read."""
+        self._thread.submit(int).result()
+
+    def _read(self, tensors: Sequence[StoredTensor], stop: Event) -> None:
+        """Read tensors until all are read, or ``stop`` is set.
+
+        An error is left to the caller, who reads the same bytes and knows the tensor.
+        """
+        try:
+            for size in self._chunks(tensors, int(available() * _SHARE)):
+                self.size += size
+                if stop.is_set():
+                    return
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            logger.debug("tensors cannot be read ahead: %s", error)
+
+    def _chunks(self, tensors: Sequence[StoredTensor], room: int) -> Iterator[int]:
+        """Yield the sizes of the chunks of tensors as they are read, at most ``room`` bytes."""
+        buffer = memoryview(bytearray(_CHUNK))
+        for tensor in tensors:
+            start, end = self._place(tensor)
+            room -= end - start
+            if room < 0:
+                return
+            with tensor.path.open("rb", buffering=0) as file:
+                file.seek(start)
+                left = end - start
+                while left:
+                    size = file.readinto(buffer[: min(left, _CHUNK)])
+                    if not size:
+                        raise EOFError(f"{tensor.path} ends before {tensor.name}")
+                    left -= size
+                    yield size
+
+    def _place(self, tensor: StoredTensor) -> tuple[int, int]:
+        """Return where the values of a tensor start and end in their file."""
+        if tensor.path not in self._headers:
+            self._headers[tensor.path] = _places(tensor.path)
+        return self._headers[tensor.path][tensor.name]
+
+
+def _places(path: Path) -> dict[str, tuple[int, int]]:
+    """Return where the tensors of a safetensors file start and end, in bytes, by name.
+
+    Raises:
+        ValueError: the header is damaged.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+    entries.pop("__metadata__", None)
+    places = dict[str, tuple[int, int]]()
+    for name, entry in entries.items():
+        start, end = entry["data_offsets"]
+        places[name] = (8 + length + start, 8 + length + end)
+    return places
