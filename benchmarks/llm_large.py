@@ -18,8 +18,7 @@ schemes that need no algorithm.
 The floor of a run is the time in which this machine reads what the run reads and writes what the
 run writes, one file after the other; and, where activations are calibrated, one pass of each token
 through the blocks at the rate of its matrix product. On a busy machine, --clock cpu counts the time
-on processors, in the run, the estimate and the floor; waiting for the disk is not counted then.
-Results stand in results/llm_large.json; the
+on processors, of the run and of the floor; waiting for the disk is not counted then. Results stand in results/llm_large.json; the
 exit code is 1 where a run takes more than twice, or less than half of the estimate.
 """
 
@@ -37,7 +36,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import numpy as np
 from _llm_shapes import SIZES, Size, small_llama, write, write_headers
@@ -141,17 +139,15 @@ class _Planned(Exception):
     """Exception to stop a run after its estimate."""
 
 
-def child(folder: str, output: str, scheme: str, algorithm: str, clock: str) -> None:
+def child(folder: str, output: str, scheme: str, algorithm: str) -> None:
     """Quantize in this process, or only estimate if there is no output, and print a Result."""
     import transformers.models.llama.modeling_llama  # noqa: F401  - imports are not timed
 
     from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
-    from quark_onnx.torch.pipelines import estimate
     from quark_onnx.torch.pipelines.estimate import Estimate
     from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
 
     estimates = list[Estimate]()
-    estimate.time = SimpleNamespace(perf_counter=CLOCKS[clock])  # type: ignore[assignment]
 
     def announce(expected: Estimate) -> None:
         estimates.append(expected)
@@ -180,12 +176,10 @@ def child(folder: str, output: str, scheme: str, algorithm: str, clock: str) -> 
     print(json.dumps(asdict(found)))
 
 
-def called(
-    folder: Path, output: str, scheme: str, algorithm: str, clock: str
-) -> Result:
+def called(folder: Path, output: str, scheme: str, algorithm: str) -> Result:
     """Call ``child`` in a process of its own."""
     command = [sys.executable, __file__, "--child", str(folder), output]
-    command += [scheme, algorithm, clock]
+    command += [scheme, algorithm]
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
     return Result(**json.loads(done.stdout.splitlines()[-1]))
 
@@ -283,7 +277,7 @@ def measured(run: Run, source: Path, shared: Row, clock: str) -> tuple[Result, R
     for file in source.glob("*.safetensors"):
         drop_cache(file)
     with TemporaryDirectory(dir=source.parent) as place:
-        result = called(source, f"{place}/out", run.scheme, run.algorithm, clock)
+        result = called(source, f"{place}/out", run.scheme, run.algorithm)
     floor = shared["read"] + shared["written"] * result.size / shared["source"]
     if run.calibrates:
         floor += shared["block_weights"] * WINDOWS * LENGTH / shared["rate"]
@@ -317,14 +311,14 @@ def written_model(size: Size, folder: Path, clock: str) -> Row:
     }
 
 
-def plan(name: str, folder: Path, clock: str) -> Iterator[tuple[str, Row]]:
+def plan(name: str, folder: Path) -> Iterator[tuple[str, Row]]:
     """Yield the estimates for a whole model, by run."""
     size = SIZES[name]
     block = write_headers(folder, size.config())
     write_tokens(folder, size.vocabulary, PLANNED_WINDOWS)
     for entry in PLANNED:
         scheme, _, algorithm = entry.partition("+")
-        found = called(folder, "", scheme, algorithm, clock)
+        found = called(folder, "", scheme, algorithm)
         yield (
             f"plan {name}/{entry}",
             {
@@ -455,7 +449,7 @@ def main() -> int:
                     wrong += [f"{run.name}: {text}" for text in found]
     for name in plans:
         with TemporaryDirectory(dir=arguments.folder) as place:
-            for key, row in plan(name, Path(place) / "in", arguments.clock):
+            for key, row in plan(name, Path(place) / "in"):
                 store.put(key, row)
     print("\n".join([measured_tables(store.rows()), *wrong]))
     if not arguments.shape:
