@@ -18,8 +18,9 @@ schemes that need no algorithm.
 The floor of a run is the time in which this machine reads what the run reads and writes what the
 run writes, one file after the other; and, where activations are calibrated, one pass of each token
 through the blocks at the rate of its matrix product. On a busy machine, --clock cpu counts the time
-on processors, of the run and of the floor; waiting for the disk is not counted then. Results stand in results/llm_large.json; the
-exit code is 1 where a run takes more than twice, or less than half of the estimate.
+on processors, of the run and of the floor; waiting for the disk is not counted then. Results stand
+in results/llm_large.json; the exit code is 1 where a run takes more than twice, or less than half
+of the estimate.
 """
 
 from __future__ import annotations
