@@ -179,7 +179,7 @@ def ptq(  # noqa: PLR0913
             progress=progress,
         )
     if not distributed.is_first():
-        return Outcome(report, expected)
+        return PtqResult(report, expected)
     judged = None
     if verdict:
         judged = judge(
