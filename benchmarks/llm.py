@@ -114,7 +114,7 @@ def found_of(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     start = time.perf_counter()
     if config is not None:
-        quantize_model(model, config, calibrate.split(at_once), progress=False)
+        quantize_model(model, calibrate.split(at_once), config, progress=False)
     found = {"seconds": time.perf_counter() - start, "peak_mb": peak_mb()}
     if keep:
         keep_floats(model, score, windows)

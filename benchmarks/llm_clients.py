@@ -268,7 +268,7 @@ class Model:
             for parameter in model.parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(0, 0.1)
-        quantize_model(model, config, self._data, progress=False)
+        quantize_model(model, self._data, config, progress=False)
         return model
 
     def _logits(self, model: Any) -> Any:
@@ -363,7 +363,7 @@ class Model:
         from quark_onnx.torch.checkpoints.load import load_checkpoint
 
         folder = self._folder / layout
-        write_checkpoint(self.model, folder, self.config, layout=layout)
+        write_checkpoint(self.model, self.config, folder, layout=layout)
         _write_tokenizer(folder)
         return folder, self._logits(load_checkpoint(folder))
 

@@ -137,7 +137,7 @@ def _outcome(
             algorithms=algorithms
         )
         data = batches if config.needs_data else None
-        report = quantize_checkpoint(checkpoint, output, config, data, progress=False)
+        report = quantize_checkpoint(checkpoint, data, config, output, progress=False)
     except QuarkError as error:
         return {recipe: f"refused: {_line(error)}"}
     except Exception as error:

@@ -162,7 +162,7 @@ def child(folder: str, output: str, scheme: str, algorithm: str) -> None:
     watch = PrivatePeak()
     start, cpu = time.perf_counter(), time.process_time()
     with contextlib.suppress(_Planned):
-        ptq(source, output, config, text=text, progress=False, announce=announce)
+        ptq(source, text, config, output, progress=False, announce=announce)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     found = Result(
         seconds=seconds,

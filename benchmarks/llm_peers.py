@@ -65,9 +65,9 @@ def child(folder: str, tokens: str, name: str) -> None:
     with TemporaryDirectory(dir=Path(folder).parent) as place:
         ptq(
             folder,
-            Path(place) / "result",
+            Text(tokens, WINDOWS, LENGTH),
             config,
-            text=Text(tokens, WINDOWS, LENGTH),
+            Path(place) / "result",
             progress=False,
         )
         print(

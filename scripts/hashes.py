@@ -105,9 +105,9 @@ def torch_hashes() -> Iterator[tuple[str, str]]:
     ) -> str:
         model = made(llama())
         config = TorchConfig(SCHEMES[scheme], algorithms=algorithms)
-        quantize_model(model, config, tokens())
+        quantize_model(model, tokens(), config)
         with tempfile.TemporaryDirectory() as folder:
-            write_checkpoint(model, Path(folder) / "out", config, layout=layout)
+            write_checkpoint(model, config, Path(folder) / "out", layout=layout)
             return digest_folder(Path(folder) / "out")
 
     for scheme in SCHEMES:

@@ -32,7 +32,7 @@ tiny_llama.make(FOLDER)
 
 # %%
 test = Text(str(OUT / "test.txt"), None, length=64)
-nearest = ptq(FOLDER, OUT / "llama-rtn", config_for("int4_wo_128"), evaluate=test)
+nearest = ptq(FOLDER, None, config_for("int4_wo_128"), OUT / "llama-rtn", evaluate=test)
 print(f"float {nearest.before:.4f}, 4 bits {nearest.after:.4f}")
 
 # %% [markdown]
@@ -44,7 +44,7 @@ print(f"float {nearest.before:.4f}, 4 bits {nearest.after:.4f}")
 # %%
 config = config_for("int4_wo_128").with_(algorithms=("gptq",))
 train = Text(str(OUT / "train.txt"), count=32, length=64)
-found = ptq(FOLDER, OUT / "llama-gptq", config, text=train, evaluate=test)
+found = ptq(FOLDER, train, config, OUT / "llama-gptq", evaluate=test)
 print(f"float {found.before:.4f}, 4 bits with GPTQ {found.after:.4f}")
 
 # %% [markdown]

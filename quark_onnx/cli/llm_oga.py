@@ -170,9 +170,9 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
     )
     flow.ptq(
         source,
-        place / "checkpoint",
+        _text(options),
         config,
-        text=_text(options),
+        place / "checkpoint",
         writing=flow.Writing(layout="oga", trust_code=options.trust_code),
         progress=False if options.quiet else None,
     )

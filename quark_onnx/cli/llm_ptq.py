@@ -378,13 +378,11 @@ def ptq(options: Namespace) -> Answer:
         start = monotonic()
         found = module.ptq(
             source,
-            folder,
+            None
+            if options.data is None
+            else module.Text(options.data, options.samples, options.length),
             config,
-            text=(
-                None
-                if options.data is None
-                else module.Text(options.data, options.samples, options.length)
-            ),
+            folder,
             evaluate=(
                 None
                 if options.evaluate is None

@@ -159,9 +159,9 @@ def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:
     with exported(kinds, source, config, options.output, list[str]()) as folder:
         flow.ptq(
             source,
-            folder,
+            flow.Text(options.data, options.samples, options.length),
             config,
-            text=flow.Text(options.data, options.samples, options.length),
+            folder,
             writing=flow.Writing(layout=best.layout, device=options.device),
             progress=False,
             verdict=True,  # hold out the same windows as in the trial

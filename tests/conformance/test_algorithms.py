@@ -222,7 +222,7 @@ def test_codes_are_no_worse_and_the_block_is_untouched(name: str, spec: Any) -> 
 
 def quantized(name: str, model: Any) -> tuple[Any, Any]:
     config = TorchConfig(SPECS["int4"], exclude=("lm_head",), algorithms=(quick(name),))
-    report = quantize_model(model, config, tokens(4), progress=False)
+    report = quantize_model(model, tokens(4), config, progress=False)
     return model, report
 
 
@@ -252,7 +252,7 @@ def test_missing_data_is_one_error(name: str) -> None:
     before = logits(model, tokens()[0])
     if value.needs_data or any(each.needs_data for each in config.algorithms):
         with pytest.raises(DataError, match="data"):
-            quantize_model(model, config, None, progress=False)
+            quantize_model(model, None, config, progress=False)
         assert torch.equal(logits(model, tokens()[0]), before)
     else:
-        assert quantize_model(model, config, None, progress=False).quantized
+        assert quantize_model(model, None, config, progress=False).quantized

@@ -50,7 +50,7 @@ def model_with(config: TorchConfig) -> Any:
     """A quantized model of one block; rows are whole groups of every scheme."""
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1}
     model = made(llama(**sizes))
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     return model
 
 
@@ -110,7 +110,7 @@ def test_a_written_model_is_loaded_as_it_was(name: str, tmp_path: Path) -> None:
     config = config_of(name, scheme)
     model = model_with(config)
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    write_checkpoint(model, tmp_path / "out", config, layout=name)
+    write_checkpoint(model, config, tmp_path / "out", layout=name)
     after = model.state_dict()
     assert all(torch.equal(after[key], before[key]) for key in before)
     loaded = load_checkpoint(tmp_path / "out")
@@ -124,7 +124,7 @@ def test_a_written_model_is_loaded_as_it_was(name: str, tmp_path: Path) -> None:
 @every_layout
 def test_the_configuration_names_the_layout(name: str, tmp_path: Path) -> None:
     config = config_of(name, first_scheme(name))
-    write_checkpoint(model_with(config), tmp_path / "out", config, layout=name)
+    write_checkpoint(model_with(config), config, tmp_path / "out", layout=name)
     text = (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
     found = json.loads(text)["quantization_config"]
     assert found["quant_method"] == LAYOUTS[name].method
@@ -138,7 +138,7 @@ def test_the_next_folder_has_the_same_bytes(name: str, tmp_path: Path) -> None:
     config = config_of(name, first_scheme(name))
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
-        write_checkpoint(model_with(config), folder, config, layout=name)
+        write_checkpoint(model_with(config), config, folder, layout=name)
     one, two = (
         {path.name: path.read_bytes() for path in folder.iterdir()}
         for folder in folders
@@ -160,8 +160,8 @@ def test_a_failure_leaves_no_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         write_checkpoint(
             model_with(config),
-            tmp_path / "out",
             config,
+            tmp_path / "out",
             layout=name,
             tokenizer=_FullDisk(),  # type: ignore[arg-type]
         )
@@ -173,7 +173,7 @@ def test_a_folder_with_files_is_left_alone(name: str, tmp_path: Path) -> None:
     config = config_of(name, first_scheme(name))
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(ConfigError, match="empty"):
-        write_checkpoint(model_with(config), tmp_path, config, layout=name)
+        write_checkpoint(model_with(config), config, tmp_path, layout=name)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -13,7 +13,11 @@ from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_na
 from quark_onnx.torch.checkpoints.meta_model import is_tied
 from quark_onnx.torch.checkpoints.safetensors_io import SHARD, Writer, read_json
 from quark_onnx.torch.config.spec import LayerSpec
-from quark_onnx.torch.config.torch_config import DEFAULT_TYPES, TorchConfig
+from quark_onnx.torch.config.torch_config import (
+    DEFAULT_TYPES,
+    TorchConfig,
+    require_config,
+)
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import UNFUSED
 from quark_onnx.torch.models.fused_groups import experts_of
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
 
 def write_checkpoint(  # noqa: PLR0913
     model: PreTrainedModel,
-    folder: Path | str,
     config: TorchConfig,
+    output: Path | str,
     *,
     tokenizer: PreTrainedTokenizerBase | None = None,
     layout: str = "quark",
@@ -42,8 +46,8 @@ def write_checkpoint(  # noqa: PLR0913
 
     Args:
         model: result of ``quantize_model``.
-        folder: target folder; may exist if it is empty.
         config: configuration by which the model was quantized.
+        output: target folder; may exist if it is empty.
         tokenizer: tokenizer to write into the folder.
         layout: layout of the checkpoint, a key of ``quark_onnx.torch.checkpoints.layouts.LAYOUTS``.
         pack_method: order of nibbles in AMD Quark's layout, "reorder" or "order".
@@ -55,6 +59,7 @@ def write_checkpoint(  # noqa: PLR0913
         ConfigError: the folder is not empty, or the layout does not support a format or an online
             rotation.
     """
+    require_config(config)
     form = layout_named(layout, pack_method, weight_format)
     if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
         raise ConfigError(
@@ -77,7 +82,7 @@ def write_checkpoint(  # noqa: PLR0913
         form.check_layer(name, layer.origin, layer.spec, layer.shape)
     names = DiskNames(model)
     check_experts(form, model, {name: names.layer(name) for name in quantized})
-    with Writer(Path(folder), max_shard) as writer:
+    with Writer(Path(output), max_shard) as writer:
         _copy_code(model, writer.staging)
         model.config.save_pretrained(writer.staging)
         content = read_json(writer.staging / "config.json")

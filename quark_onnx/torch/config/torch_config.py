@@ -301,6 +301,18 @@ class TorchConfig:
         )
 
 
+def require_config(config: object) -> None:
+    """Raise ConfigError unless a value is a TorchConfig: it follows the data in every call.
+
+    >>> require_config(TorchConfig(LayerSpec()))
+    """
+    if not isinstance(config, TorchConfig):
+        raise ConfigError(
+            f"config is a {type(config).__name__}; it must be a TorchConfig. The order"
+            " of arguments is model, data, config, output",
+        )
+
+
 def _side(name: str) -> str:
     """Return "k" for a layer that computes keys, "v" for values, and "" otherwise.
 

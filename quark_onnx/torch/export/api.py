@@ -99,8 +99,8 @@ class ModelExporter:
             _raise_kv_scales(model, config.kv_cache)
         export.write_checkpoint(
             model,
-            self.export_dir,
             config,
+            self.export_dir,
             tokenizer=tokenizer,
             layout=custom_mode,
             pack_method=asked.pack_method,
@@ -214,7 +214,7 @@ def export_onnx(  # noqa: PLR0913
             )
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     path = Path(output_dir) / "model.onnx"
-    write_onnx(model, path, input_args)
+    write_onnx(model, input_args, path)
     if input_names or output_names:
         rename(path, input_names, output_names)
     if opset_version is not None:

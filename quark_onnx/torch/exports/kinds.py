@@ -133,7 +133,7 @@ def _write_onnx(model: nn.Module, output: Path, notes: list[str]) -> None:
     except ConfigError as error:
         notes.append(f"model.onnx has no inputs for keys and values: {error}")
         tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
-        found = write_onnx(model, output, {"input_ids": tokens})
+        found = write_onnx(model, {"input_ids": tokens}, output)
     notes += found.notes
     notes.append(
         "onnxruntime's outputs of model.onnx differ from torch's by"

@@ -20,7 +20,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
     other_files,
     read_json,
 )
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.attention import notes_of
 from quark_onnx.torch.models.float_weights import notes_on_stacks
 from quark_onnx.torch.pipelines.block import (
@@ -77,9 +77,9 @@ class Writing:
 
 def quantize_checkpoint(  # noqa: PLR0913
     source: FloatCheckpoint | Path | str,
-    output: Path | str,
+    data: Iterable[Any] | None,
     config: TorchConfig,
-    data: Iterable[Any] | None = None,
+    output: Path | str,
     *,
     writing: Writing | None = None,
     progress: bool | None = None,
@@ -91,11 +91,11 @@ def quantize_checkpoint(  # noqa: PLR0913
 
     Args:
         source: a Hugging Face folder with safetensors, or an opened checkpoint.
-        output: the output folder; may exist only if it is empty.
+        data: batches of token ids or dicts of keywords; needed to calibrate activation scales, else
+            None. If torch.distributed is initialized, each process gets all data, and runs a part;
+            the first process writes.
         config: the quantization configuration.
-        data: batches of token ids or dicts of keywords; needed to calibrate activation scales. If
-            torch.distributed is initialized, each process gets all data, and runs a part; the first
-            process writes.
+        output: the output folder; may exist only if it is empty.
         writing: settings for writing; the defaults if None.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
@@ -108,6 +108,7 @@ def quantize_checkpoint(  # noqa: PLR0913
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: a file is missing or damaged, or holds NaN or infinity.
     """
+    require_config(config)
     output, writing = Path(output), writing or Writing()
     layout = writing.form
     check_config(layout, config)

@@ -19,7 +19,7 @@ from quark_onnx.torch.calibration.block_stream import (
 )
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.spec import LayerSpec
-from quark_onnx.torch.config.torch_config import OPERATORS, TorchConfig
+from quark_onnx.torch.config.torch_config import OPERATORS, TorchConfig, require_config
 from quark_onnx.torch.models.attention import install_attention_hooks, notes_of
 from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.float_weights import (
@@ -115,8 +115,8 @@ def chosen_layers(
 
 def quantize_model(
     model: nn.Module,
+    data: Iterable[Any] | None,
     config: TorchConfig,
-    data: Iterable[Any] | None = None,
     *,
     progress: bool | None = None,
 ) -> TorchReport:
@@ -128,10 +128,11 @@ def quantize_model(
     Args:
         model: any module. The blocks of a language model are found by structure. Stacked experts
             are split into layers.
-        config: the quantization configuration.
         data: batches: tensors, dicts of keywords or lists of arguments. They are read once, and
             only if activation scales are calibrated or an algorithm learns from data. If
-            torch.distributed is initialized, each process gets all data, and runs a part.
+            torch.distributed is initialized, each process gets all data, and runs a part. None for
+            weights that need no data.
+        config: the quantization configuration.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
 
     Returns:
@@ -142,6 +143,7 @@ def quantize_model(
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: a weight holds no numbers, or the model is quantized already.
     """
+    require_config(config)
     _check_float(model)
     unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)

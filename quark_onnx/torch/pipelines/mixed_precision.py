@@ -100,9 +100,9 @@ class Mixture:
 
 def mix(  # noqa: PLR0913
     model: nn.Module,
+    data: Iterable[Any],
     schemes: Sequence[str],
     bits: float,
-    data: Iterable[Any],
     *,
     config: TorchConfig | None = None,
     progress: bool | None = None,
@@ -113,9 +113,9 @@ def mix(  # noqa: PLR0913
 
     Args:
         model: a float language model in memory.
+        data: batches of token ids; a few are enough.
         schemes: names of the candidate schemes.
         bits: the maximum of bits per weight of the quantized layers, with scales.
-        data: batches of token ids; a few are enough.
         config: further settings; the default and the types are replaced. Layers that it names keep
             their specs. None leaves heads float, and all modules outside of the language part.
         progress: whether to show a progress bar; None shows it if stderr is a terminal.
@@ -192,9 +192,9 @@ def mix_checkpoint(  # noqa: PLR0913
     try:
         return mix(
             model,
+            [each[None] for each in windows],
             schemes,
             bits,
-            [each[None] for each in windows],
             config=config,
             progress=progress,
         )

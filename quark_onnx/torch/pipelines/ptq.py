@@ -20,7 +20,7 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import check_config
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for as config_for
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, Speed, estimate
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
@@ -103,10 +103,10 @@ class PtqResult(Reported):
 
 def ptq(  # noqa: PLR0913
     source: FloatCheckpoint | Path | str,
-    output: Path | str,
+    text: Text | None,
     config: TorchConfig,
+    output: Path | str,
     *,
-    text: Text | None = None,
     evaluate: Text | None = None,
     writing: Writing | None = None,
     progress: bool | None = None,
@@ -120,9 +120,9 @@ def ptq(  # noqa: PLR0913
 
     Args:
         source: a Hugging Face folder, or an opened checkpoint.
-        output: the output folder; may exist only if it is empty.
+        text: the calibration text; None for a configuration that needs no data.
         config: the quantization configuration.
-        text: the calibration text.
+        output: the output folder; may exist only if it is empty.
         evaluate: the text for evaluation after the result is written; None for no evaluation.
         writing: settings for writing; the defaults if None.
         progress: whether to show progress bars; None shows them if stderr is a terminal.
@@ -138,6 +138,7 @@ def ptq(  # noqa: PLR0913
     Raises:
         QuarkError: the model, the data or a setting is wrong; nothing is written.
     """
+    require_config(config)
     writing = writing or Writing()
     check_config(writing.form, config)
     source = FloatCheckpoint.of(source, writing.trust_code)
@@ -172,9 +173,9 @@ def ptq(  # noqa: PLR0913
     with forecast(expected.seconds - expected.evaluation, expected.evaluation):
         report = quantize_checkpoint(
             source,
-            output,
-            config,
             batches,
+            config,
+            output,
             writing=writing,
             progress=progress,
         )

@@ -212,9 +212,9 @@ def _trial(
         try:
             found = ptq(
                 source,
-                place / "checkpoint",
+                text,
                 config.with_(algorithms=candidate.algorithms),
-                text=text,
+                place / "checkpoint",
                 writing=Writing(
                     layout=candidate.layout,
                     device=device,

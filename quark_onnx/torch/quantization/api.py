@@ -64,9 +64,9 @@ class ModelQuantizer:
         """
         config = self.config.torch_config()
         if self.config.mode is QuantizationMode.fx_graph_mode:
-            model, report = quantize_graph(model, config, dataloader)
+            model, report = quantize_graph(model, dataloader, config)
         else:
-            report = quantize_model(model, config, dataloader)
+            report = quantize_model(model, dataloader, config)
         _log(report)
         # what write_checkpoint stores in the checkpoint
         cast(Any, model).quantized_by = config
@@ -111,8 +111,9 @@ class ModelQuantizer:
         _log(
             quantize_checkpoint(
                 pretrained_model_path,
-                save_path,
+                None,
                 self.config.torch_config(),
+                save_path,
             ),
         )
 

@@ -253,9 +253,9 @@ def _quantize(
     with exported(kinds or ["hf_format"], source, config, output, notes) as folder:
         outcome = ptq(
             source,
-            folder,
+            text,
             config,
-            text=text,
+            folder,
             evaluate=evaluation.text,
             writing=writing,
             announce=lambda expected: print(f"this takes {expected}", flush=True),
@@ -300,7 +300,7 @@ def _quantize_in_memory(
             )
         ]
     before = evaluation.of(model, source.folder, trusted)
-    report = quantize_model(model, config, data)
+    report = quantize_model(model, data, config)
     after = evaluation.of(model, source.folder, trusted)
     results.metrics |= {name: (before[name], value) for name, value in after.items()}
     results.headline = _headline(report)

@@ -23,7 +23,7 @@ def quantized(family: str, name: str, algorithms: str) -> dict[str, Any]:
     config = TorchConfig(
         scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split("+"))
     )
-    quantize_model(model, config, tokens(5), progress=False)
+    quantize_model(model, tokens(5), config, progress=False)
     layers = {
         key: each
         for key, each in model.named_modules()

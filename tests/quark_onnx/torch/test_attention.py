@@ -94,7 +94,7 @@ def test_one_block_by_hand(implementation: str) -> None:
         for batch in tokens()
     ]
     scales = [torch.stack(each).max() / 448 for each in zip(*ends, strict=True)]
-    quantize_model(model, CACHE, tokens(), progress=False)
+    quantize_model(model, tokens(), CACHE, progress=False)
     found = [model.get_submodule(name).output.scale for name in (K, V)]
     torch.testing.assert_close(
         torch.stack(found), torch.stack(scales), rtol=1e-5, atol=0
@@ -113,8 +113,8 @@ def test_keys_as_projected_and_as_rotated_have_scales_of_their_own() -> None:
         model = made(llama())
         quantize_model(
             model,
-            CACHE.with_(kv_cache=KVCache(FP8, where=where)),
             tokens(),
+            CACHE.with_(kv_cache=KVCache(FP8, where=where)),
             progress=False,
         )
         scales.append(
@@ -147,13 +147,13 @@ def test_written_and_read_again(
         saved(plain, tmp_path / "source"),
         FULL.with_(algorithms=algorithms),
     )
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     after = logits(model, tokens()[0])
     assert (
         1e-4 < float((after - logits(plain, tokens()[0])).norm() / after.norm()) < 0.5
     )
-    write_checkpoint(model, tmp_path / "memory", config)
-    quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
+    write_checkpoint(model, config, tmp_path / "memory")
+    quantize_checkpoint(source, tokens(), config, tmp_path / "files", progress=False)
     for folder in (tmp_path / "memory", tmp_path / "files"):
         loaded = load_checkpoint(folder)
         assert torch.equal(logits(loaded, tokens()[0]), after)
@@ -175,7 +175,7 @@ def test_written_and_read_again(
 @pytest.mark.parametrize("config", [CACHE, ATTENTION], ids=["cache", "attention"])
 def test_samples_of_different_lengths_are_masked(config: TorchConfig) -> None:
     model, plain = made(llama()), made(llama())
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     batch = torch.cat(tokens(2))
     shown = torch.ones_like(batch)
     shown[1, :5] = 0
@@ -191,7 +191,7 @@ def test_a_model_is_as_it_was_where_it_fails() -> None:
     before, batch = logits(model, tokens()[0]), tokens()
     model.model.layers[1].mlp.down_proj.weight.data[0, 0] = float("nan")
     with pytest.raises(Exception, match=r"down_proj"):
-        quantize_model(model, FULL, batch, progress=False)
+        quantize_model(model, batch, FULL, progress=False)
     assert model.config._attn_implementation == "sdpa"
     assert not any("round_keys" in vars(module) for module in model.modules())
     assert before.shape == logits(model, batch[0]).shape
@@ -207,15 +207,15 @@ def test_keys_of_gptj(tmp_path: Path) -> None:
             ModelError,
             match="GPTJAttention, which hands its rotated keys to no attention function",
         ):
-            quantize_model(model, config, tokens(), progress=False)
+            quantize_model(model, tokens(), config, progress=False)
         return
     seen = list[Any]()
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     for block in model.transformer.h:
         block.attn.k_proj.output.register_forward_hook(
             lambda _, given, found: seen.append((given[0], found))
         )
-    write_checkpoint(model, tmp_path / "out", config)
+    write_checkpoint(model, config, tmp_path / "out")
     found = logits(model, tokens()[0])
     assert len(seen) == 2 and not any(
         torch.equal(before, after) for before, after in seen
@@ -261,14 +261,14 @@ def test_models_whose_keys_cannot_be_reached(
         scheme("fp8"), exclude=(torch_families.head_of(family),), kv_cache=cache
     )
     with pytest.raises(error, match=message):
-        quantize_model(model, config, tokens(), progress=False)
+        quantize_model(model, tokens(), config, progress=False)
     assert torch.equal(logits(model, tokens()[0]), before)
     with pytest.raises(error, match=message):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
-            config,
             tokens(),
+            config,
+            tmp_path / "out",
             writing=Writing(trust_code=True),
             progress=False,
         )
@@ -279,13 +279,13 @@ def test_what_has_no_word_for_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="where is 'roep'; did you mean 'rope'"):
         KVCache(FP8, where="roep")
     model = made(llama())
-    quantize_model(model, FULL, tokens(), progress=False)
+    quantize_model(model, tokens(), FULL, progress=False)
     for layout in ("compressed-tensors", "fp8"):
         with pytest.raises(
             ConfigError,
             match=f"layout '{layout}' cannot say that keys are rounded after",
         ):
-            write_checkpoint(model, tmp_path / "out", FULL, layout=layout)
+            write_checkpoint(model, FULL, tmp_path / "out", layout=layout)
     with pytest.raises(
         ConfigError, match="k_proj has keys that are rounded after they are rotated"
     ):
@@ -322,7 +322,7 @@ def test_what_is_trained_reads_rounded_keys() -> None:
                 else lambda keys: seen.append((keys, own(keys))) or seen[-1][1]
             )
 
-    quantize_model(model, CACHE, tokens(), progress=False)
+    quantize_model(model, tokens(), CACHE, progress=False)
     attention = model.model.layers[0].self_attn
     scale = attention.k_proj.output.scale
     attention.k_proj = Watched(attention.k_proj, None)

@@ -55,7 +55,7 @@ print(json.dumps(found))
 #: one scale.
 PEER = """
 import json, sys, torch
-from quark.torch import LLMTemplate, ModelQuantizer, write_checkpoint
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from transformers import AutoModelForCausalLM
 source, cache = sys.argv[1], sys.argv[3] or None
 data = [torch.tensor(each) for each in json.load(open(source + "/tokens.json"))]
@@ -65,7 +65,7 @@ quantizer = ModelQuantizer(config)
 model = quantizer.freeze(quantizer.quantize_model(model, data))
 with torch.no_grad():
     found = model(data[0]).logits.float().tolist()
-write_checkpoint(model, sys.argv[2])
+export_safetensors(model, sys.argv[2])
 print(json.dumps(found))
 """  # noqa: E501
 
@@ -98,9 +98,9 @@ def test_transformers_with_amd_quark(tmp_path: Path) -> None:
         config = TorchConfig(
             scheme(name.removesuffix("+kv")), exclude=("lm_head",), kv_cache=cache
         )
-        quantize_model(model, config, tokens(), progress=False)
+        quantize_model(model, tokens(), config, progress=False)
         folder = tmp_path / name
-        write_checkpoint(model, folder, config)
+        write_checkpoint(model, config, folder)
         (folder / "tokens.json").write_text(
             json.dumps(tokens()[0][0].tolist()), encoding="utf-8"
         )
@@ -136,9 +136,9 @@ def test_attention_of_amd_quark(cache: str, tmp_path: Path) -> None:
         kv_cache=kept,
         attention=Attention(fp8, fp8),
     )
-    quantize_model(plain, config, tokens(), progress=False)
+    quantize_model(plain, tokens(), config, progress=False)
     assert torch.equal(logits(plain, tokens()[0]), expected)
-    write_checkpoint(plain, ours, config)
+    write_checkpoint(plain, config, ours)
     described = [
         json.loads((each / "config.json").read_text(encoding="utf-8"))
         for each in (ours, theirs)

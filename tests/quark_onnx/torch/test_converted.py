@@ -71,7 +71,7 @@ def test_what_is_written_is_what_transformers_loads(
     checkpoint = FloatCheckpoint(source)
     config = config_for("uint4_wo_32", exclude=checkpoint.usually_float())
     output = tmp_path / "out"
-    report = quantize_checkpoint(checkpoint, output, config, progress=False)
+    report = quantize_checkpoint(checkpoint, None, config, output, progress=False)
     reopened = load_checkpoint(output)
     stored = load_file(output / "model.safetensors")
     layers = {
@@ -134,7 +134,7 @@ def test_parts_of_a_fused_tensor_that_stay_float_are_written_apart(
     source = saved(model, tmp_path / "model")
     config = config_for("fp8", exclude=("lm_head", *excluded))
     quantize_checkpoint(
-        source, tmp_path / "out", config, tiny.samples(model), progress=False
+        source, tiny.samples(model), config, tmp_path / "out", progress=False
     )
     reopened = load_checkpoint(tmp_path / "out")
     floats = dict(reopened.named_parameters())

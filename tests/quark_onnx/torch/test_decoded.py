@@ -145,8 +145,8 @@ def test_layouts_are_decoded_and_the_same_format_is_copied(
 ) -> None:
     model = made(llama(intermediate_size=128))
     config = config_for(scheme)
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "first", config, layout=layout)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "first", layout=layout)
     first = load_checkpoint(tmp_path / "first")
     source = FloatCheckpoint(tmp_path / "first")
     floats = source.load()
@@ -159,7 +159,7 @@ def test_layouts_are_decoded_and_the_same_format_is_copied(
         weight = floats.get_submodule(name).weight
         assert torch.equal(weight, layer.quantized.dequantize())
     report = quantize_checkpoint(
-        source, tmp_path / "again", config, tokens(), progress=False
+        source, tokens(), config, tmp_path / "again", progress=False
     )
     again = load_checkpoint(tmp_path / "again")
     assert sorted(report.kept_codes) == sorted(layers)
@@ -168,10 +168,14 @@ def test_layouts_are_decoded_and_the_same_format_is_copied(
         assert torch.equal(other.dequantize(), layer.quantized.dequantize())
     # another format is what the decoded weights are rounded to
     report = quantize_checkpoint(
-        tmp_path / "first", tmp_path / "other", config_for("mxfp8"), progress=False
+        tmp_path / "first",
+        None,
+        config_for("mxfp8"),
+        tmp_path / "other",
+        progress=False,
     )
     assert report.kept_codes == []
-    quantize_model(floats, config_for("mxfp8"), progress=False)
+    quantize_model(floats, None, config_for("mxfp8"), progress=False)
     found = load_checkpoint(tmp_path / "other")
     assert torch.equal(logits(found, tokens()[0]), logits(floats, tokens()[0]))
 
@@ -182,7 +186,7 @@ def test_file_to_file_from_blocks(tmp_path: Path) -> None:
     writing = Writing(layout="compressed-tensors")
     config = config_for("int4_wo_32").with_(algorithms=("gptq",))
     quantize_checkpoint(
-        folder, tmp_path / "out", config, tokens(), writing=writing, progress=False
+        folder, tokens(), config, tmp_path / "out", writing=writing, progress=False
     )
     content = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))
     assert content["quantization_config"]["quant_method"] == "compressed-tensors"

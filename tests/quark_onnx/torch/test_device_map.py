@@ -48,7 +48,7 @@ def test_hooks_change_nothing(name: str, algorithms: tuple[str, ...]) -> None:
     config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=algorithms)
     found = []
     for model in (made(llama()), spread(_PLACES)):
-        quantize_model(model, config, tokens(4), progress=False)
+        quantize_model(model, tokens(4), config, progress=False)
         found.append(logits(model, tokens(1)[0]))
     assert torch.equal(*found)
     assert not torch.equal(found[0], logits(made(llama()), tokens(1)[0]))
@@ -62,6 +62,7 @@ def test_what_is_offloaded_is_named(tmp_path: Path) -> None:
     ):
         quantize_model(
             model,
+            None,
             TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",)),
             progress=False,
         )

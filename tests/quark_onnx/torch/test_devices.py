@@ -43,7 +43,7 @@ def quantized(source: Path, output: Path, case: Any, device: str) -> Path:
     config = config_for(scheme).with_(algorithms=algorithms)
     writing = Writing(device=device)
     quantize_checkpoint(
-        source, output, config, tokens(), writing=writing, progress=False
+        source, tokens(), config, output, writing=writing, progress=False
     )
     return output
 

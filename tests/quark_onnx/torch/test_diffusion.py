@@ -91,7 +91,7 @@ def test_round_trip(build: Any, name: str, tmp_path: Path) -> None:
         layers=(("*ff.net.2", scheme("int8")),),
         exclude=edges,
     )
-    report = quantize_model(model, config, prompts(model), progress=False)
+    report = quantize_model(model, prompts(model), config, progress=False)
     assert set(edges) == set(report.kept)
     kinds = {type(each).__name__ for each in build().modules()}
     assert ("Conv2d" in kinds) == (build is unet)

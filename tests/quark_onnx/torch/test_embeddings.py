@@ -50,12 +50,12 @@ def test_rows_are_rounded_and_multiplied_as_before(
     weight = expected.get_input_embeddings().weight
     weight.data = rounded(weight.data)
     assert not torch.equal(weight, embedding.weight)
-    report = quantize_model(model, NAMED, progress=False)
+    report = quantize_model(model, None, NAMED, progress=False)
     assert list(report.quantized) == ["model.embed_tokens"]
     wanted = logits(expected, tokens()[0])
     assert torch.equal(logits(model, tokens()[0]), wanted)
-    write_checkpoint(model, tmp_path / "memory", NAMED)
-    quantize_checkpoint(source, tmp_path / "files", NAMED, progress=False)
+    write_checkpoint(model, NAMED, tmp_path / "memory")
+    quantize_checkpoint(source, None, NAMED, tmp_path / "files", progress=False)
     for folder in ("memory", "files"):
         assert torch.equal(
             logits(load_checkpoint(tmp_path / folder), tokens()[0]), wanted
@@ -68,7 +68,7 @@ def test_a_factor_that_is_a_number() -> None:
         BartScaledWordEmbedding(20, 8, 1, embed_scale=2.5), nn.Linear(8, 4)
     )
     expected = rounded(model[0].weight.detach())[[3, 5]] * 2.5
-    quantize_model(model, TorchConfig(types={"Embedding": INT8}), progress=False)  # type: ignore[arg-type]
+    quantize_model(model, None, TorchConfig(types={"Embedding": INT8}), progress=False)  # type: ignore[arg-type]
     assert isinstance(model[0], QuantizedLayer)
     assert torch.equal(model[0](torch.tensor([3, 5])), expected)
 
@@ -85,10 +85,13 @@ def test_an_embedding_that_computes_something_else_is_refused_by_name_and_listed
         ),
     ):
         quantize_model(
-            model, TorchConfig(layers=(("*embed_positions", INT8),)), progress=False
+            model,
+            None,
+            TorchConfig(layers=(("*embed_positions", INT8),)),
+            progress=False,
         )
     report = quantize_model(
-        model, TorchConfig(INT8, types=(("Embedding", INT8),)), progress=False
+        model, None, TorchConfig(INT8, types=(("Embedding", INT8),)), progress=False
     )
     assert "model.decoder.embed_tokens" in report.quantized
     assert (
@@ -104,10 +107,10 @@ def test_an_onnx_model_multiplies_too(tmp_path: Path) -> None:
     settings = torch_families.config_of("gemma2")
     settings.tie_word_embeddings = False
     model = made(settings)
-    quantize_model(model, NAMED, progress=False)
+    quantize_model(model, None, NAMED, progress=False)
     assert (
         write_onnx(
-            model, tmp_path / "model.onnx", {"input_ids": tokens()[0]}
+            model, {"input_ids": tokens()[0]}, tmp_path / "model.onnx"
         ).difference
         < 1e-4
     )

@@ -51,7 +51,7 @@ def test_disk(name: str, dtype: Any, tmp_path: Path) -> None:
     )
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     found = said(source, config)
-    quantize_checkpoint(source, tmp_path / "out", config, tokens(), progress=False)
+    quantize_checkpoint(source, tokens(), config, tmp_path / "out", progress=False)
     reader = Reader(tmp_path / "out")
     assert found.disk == pytest.approx(
         sum(reader.get(name).nbytes for name in reader), rel=0.01
@@ -70,7 +70,7 @@ source = FloatCheckpoint(source)
 assert source.model is not None
 before = resident()
 config = config_for(scheme).with_(algorithms=tuple(algorithms))
-found = ptq(source, output, config, text=Text(data, 2, 64), progress=False)
+found = ptq(source, Text(data, 2, 64), config, output, progress=False)
 lines = Path("/proc/self/status").read_text().splitlines()
 peak = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 print(json.dumps([found.estimate.memory - before, peak - before]))
@@ -171,7 +171,7 @@ def test_time_of_algorithms(algorithm: str, tmp_path: Path, alone: None) -> None
     def taken(output: Path) -> float:
         start = time.process_time()
         quantize_checkpoint(
-            FloatCheckpoint(source), output, config, tokens(8, 64), progress=False
+            FloatCheckpoint(source), tokens(8, 64), config, output, progress=False
         )
         return time.process_time() - start
 
@@ -237,9 +237,9 @@ def test_the_verdict_and_the_evaluation_count(tmp_path: Path) -> None:
     ):
         found = ptq(
             source,
-            tmp_path / f"out{place}",
+            text,
             config,
-            text=text,
+            tmp_path / f"out{place}",
             evaluate=evaluate,
             progress=False,
             verdict=verdict,
@@ -401,9 +401,9 @@ def test_a_long_run_names_shorter_ones(
         with pytest.raises(AnnouncedError):
             ptq(
                 source,
-                tmp_path / "out",
+                Text(str(tmp_path / "tokens.npy"), count, 512),
                 config,
-                text=Text(str(tmp_path / "tokens.npy"), count, 512),
+                tmp_path / "out",
                 progress=False,
                 announce=announce,
             )

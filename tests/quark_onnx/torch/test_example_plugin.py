@@ -20,7 +20,7 @@ from tests.torch_models import llama, made, tokens
 
 check_algorithm("shrink:steps=10")
 config = TorchConfig(SCHEMES["int4_wo_32"], algorithms=("shrink:steps=10",))
-report = quantize_model(made(llama()), config, tokens())
+report = quantize_model(made(llama()), tokens(), config)
 outcomes = [o for o in report.outcomes if o.algorithm == "shrink"]
 assert outcomes and all(o.after <= o.before for o in outcomes)
 assert any(o.after < o.before for o in outcomes)

@@ -79,7 +79,7 @@ def scales(model: Any) -> dict[str, float]:
 def test_experts_share_the_scale_of_nvfp4(family: str, few: bool) -> None:
     data = _FEW if few else tokens(6)
     read, model = greatest(family, data), made(config_of(family))
-    quantize_model(model, config_for("nvfp4"), data, progress=False)
+    quantize_model(model, data, config_for("nvfp4"), progress=False)
     found = scales(model)
     assert len(found) == 2 * 4 * 3
     for name, scale in found.items():
@@ -93,7 +93,7 @@ def test_experts_share_the_scale_of_nvfp4(family: str, few: bool) -> None:
 )
 def test_an_expert_without_data_takes_the_greatest(name: str, reach: int) -> None:
     read, model = greatest("qwen3_moe", _FEW), made(config_of("qwen3_moe"))
-    report = quantize_model(model, config_for(name), _FEW, progress=False)
+    report = quantize_model(model, _FEW, config_for(name), progress=False)
     found = scales(model)
     borrowing = [
         note.split()[0]
@@ -134,14 +134,14 @@ def test_config_json_has_the_names_of_files(layout: str, tmp_path: Path) -> None
     )
     quantize_checkpoint(
         source,
-        tmp_path / "out",
-        config,
         tokens(9),
+        config,
+        tmp_path / "out",
         writing=Writing(layout=layout),
         progress=False,
     )
     model = load_checkpoint(source)
-    quantize_model(model, config, tokens(9), progress=False)
+    quantize_model(model, tokens(9), config, progress=False)
     loaded = load_checkpoint(tmp_path / "out")
     kinds = {name: type(module) for name, module in model.named_modules()}
     assert {name: type(module) for name, module in loaded.named_modules()} == kinds
@@ -167,7 +167,7 @@ def test_what_is_read_can_be_written_again(tmp_path: Path) -> None:
     config = config_for(
         "mxfp4_weight_only", layers=(("*.experts.*_proj", "int4_wo_32"),)
     )
-    quantize_checkpoint(source, tmp_path / "out", config, progress=False)
+    quantize_checkpoint(source, None, config, tmp_path / "out", progress=False)
     export_safetensors(
         import_model_from_safetensors(None, tmp_path / "out"), tmp_path / "again"
     )

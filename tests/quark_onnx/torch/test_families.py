@@ -36,7 +36,7 @@ def test_a_family(family: str, name: str, tmp_path: Path) -> None:
     source = saved(model, tmp_path / "source")
     before = logits(model, tokens()[0])
     config = TorchConfig(scheme(name), exclude=(torch_families.head_of(family),))
-    report = quantize_model(model, config, tokens(), progress=False)
+    report = quantize_model(model, tokens(), config, progress=False)
     # DBRX has all experts in matrices of two axes, which are not taken apart
     stacked = [
         note for note in report.notes if "is no stack of experts that is known" in note
@@ -49,9 +49,9 @@ def test_a_family(family: str, name: str, tmp_path: Path) -> None:
     after = logits(model, tokens()[0])
     error = float((after - before).norm() / before.norm())
     assert 1e-4 < error < SCHEMES[name]
-    write_checkpoint(model, tmp_path / "memory", config)
+    write_checkpoint(model, config, tmp_path / "memory")
     quantize_checkpoint(
-        source, tmp_path / "files", config, tokens(), writing=TRUSTED, progress=False
+        source, tokens(), config, tmp_path / "files", writing=TRUSTED, progress=False
     )
     for folder in ("memory", "files"):
         loaded = load_checkpoint(tmp_path / folder, trust_code=True)
@@ -113,7 +113,7 @@ def test_images_are_left_alone_and_blocks_that_text_skips_have_weights_alone(
     )
     batches = [batch.clamp(3, 90) for batch in tokens()]
     report = quantize_checkpoint(
-        source, tmp_path / "out", config, batches, progress=False
+        source, batches, config, tmp_path / "out", progress=False
     )
     assert not any("vision" in name for name in report.quantized)
     skipped = [
@@ -155,8 +155,8 @@ def test_mixtures_have_the_layout_of_amd_quark(name: str, tmp_path: Path) -> Non
         name.removeprefix("family_").removeprefix("qwen3_moe_").removeprefix("mixtral_")
     )
     config = TorchConfig(scheme(scheme_name), exclude=("lm_head",))
-    quantize_model(model, config, tokens(40), progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, tokens(40), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     reader = Reader(tmp_path / "out")
     found = {
         f"{key}\t{str(reader.get(key).dtype)[6:]}\t{list(reader.shape(key))}"

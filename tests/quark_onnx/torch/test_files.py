@@ -50,9 +50,9 @@ def test_what_is_not_quantized_is_copied(tmp_path: Path) -> None:
     before = contents(source)
     quantize_checkpoint(
         source,
-        tmp_path / "out",
-        FP8,
         tokens(),
+        FP8,
+        tmp_path / "out",
         writing=Writing(max_shard=60_000),
         progress=False,
     )
@@ -83,7 +83,7 @@ def test_what_is_not_quantized_is_copied(tmp_path: Path) -> None:
 
 def test_tied_heads(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source", tie_word_embeddings=True)
-    quantize_checkpoint(source, tmp_path / "float", FP8, tokens(), progress=False)
+    quantize_checkpoint(source, tokens(), FP8, tmp_path / "float", progress=False)
     assert not any("lm_head" in name for name in Reader(tmp_path / "float"))
     assert (
         json.loads((tmp_path / "float" / "config.json").read_text("utf-8"))[
@@ -92,7 +92,7 @@ def test_tied_heads(tmp_path: Path) -> None:
         is True
     )
     config = TorchConfig(scheme("int4_wo_32"))
-    quantize_checkpoint(source, tmp_path / "own", config, progress=False)
+    quantize_checkpoint(source, None, config, tmp_path / "own", progress=False)
     assert (
         json.loads((tmp_path / "own" / "config.json").read_text("utf-8"))[
             "tie_word_embeddings"
@@ -115,9 +115,9 @@ def test_layers_that_runtimes_fuse_share_the_second_scale_of_nvfp4(
     source = source_of(tmp_path / "source")
     quantize_checkpoint(
         source,
-        tmp_path / "out",
-        config,
         tokens() if with_inputs else None,
+        config,
+        tmp_path / "out",
         progress=False,
     )
     floats, reader = Reader(source), Reader(tmp_path / "out")
@@ -139,7 +139,7 @@ def test_layers_that_runtimes_fuse_share_the_second_scale_of_nvfp4(
         if each.rule == "nvfp4-scales-differ"
     ]
     model = load_checkpoint(source)
-    quantize_model(model, config, tokens() if with_inputs else None, progress=False)
+    quantize_model(model, tokens() if with_inputs else None, config, progress=False)
     assert torch.equal(
         logits(model, tokens()[0]),
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
@@ -167,14 +167,14 @@ def counted(path, write):
     replace(path, write)
 resume.put_in_place = kept.put_in_place = counted
 config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
-quantize_checkpoint(source, output, config, tokens(), writing=Writing(resume=Path(state)), progress=False)
+quantize_checkpoint(source, tokens(), config, output, writing=Writing(resume=Path(state)), progress=False)
 """  # noqa: E501
 
 
 @pytest.mark.slow
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
-    quantize_checkpoint(source, tmp_path / "whole", FP8, tokens(), progress=False)
+    quantize_checkpoint(source, tokens(), FP8, tmp_path / "whole", progress=False)
     script = [
         sys.executable,
         "-c",
@@ -200,16 +200,16 @@ def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path: Path) -> None:
 def test_the_work_of_another_run_is_refused(tmp_path: Path) -> None:
     source, state = source_of(tmp_path / "source"), Writing(resume=tmp_path / "state")
     quantize_checkpoint(
-        source, tmp_path / "a", FP8, tokens(), writing=state, progress=False
+        source, tokens(), FP8, tmp_path / "a", writing=state, progress=False
     )
     other = TorchConfig(scheme("int8"), exclude=("lm_head",))
     with pytest.raises(ConfigError, match="another run: its configuration differs"):
         quantize_checkpoint(
-            source, tmp_path / "b", other, tokens(), writing=state, progress=False
+            source, tokens(), other, tmp_path / "b", writing=state, progress=False
         )
     with pytest.raises(ConfigError, match="another run: its data differs"):
         quantize_checkpoint(
-            source, tmp_path / "b", FP8, tokens(2), writing=state, progress=False
+            source, tokens(2), FP8, tmp_path / "b", writing=state, progress=False
         )
     assert not (tmp_path / "b").exists()
 
@@ -218,43 +218,43 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> Non
     source = source_of(tmp_path / "source")
     out = tmp_path / "out"
     with pytest.raises(DataError, match="no calibration data was given"):
-        quantize_checkpoint(source, out, FP8, progress=False)
+        quantize_checkpoint(source, None, FP8, out, progress=False)
     with pytest.raises(ConfigError, match="exists already and is not empty"):
-        quantize_checkpoint(source, source, FP8, tokens(), progress=False)
+        quantize_checkpoint(source, tokens(), FP8, source, progress=False)
     file = Reader(source).file_of("model.layers.1.mlp.up_proj.weight")
     whole, tensors = file.read_bytes(), load_file(file)
     file.write_bytes(whole[:-100])
     with pytest.raises(ModelError, match=f"{file.name} is damaged"):
-        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+        quantize_checkpoint(source, tokens(), FP8, out, progress=False)
     broken = dict(tensors)
     broken["model.layers.1.mlp.up_proj.weight"] = tensors[
         "model.layers.1.mlp.up_proj.weight"
     ] * float("nan")
     save_file(broken, file)
     with pytest.raises((ModelError, DataError), match=r"model.layers.1.mlp"):
-        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+        quantize_checkpoint(source, tokens(), FP8, out, progress=False)
     del broken["model.layers.1.mlp.up_proj.weight"]
     save_file(broken, file)
     with pytest.raises(ModelError, match=r"model.layers.1.mlp.up_proj.weight"):
-        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+        quantize_checkpoint(source, tokens(), FP8, out, progress=False)
     file.unlink()
     with pytest.raises(
         ModelError,
         match=f"{file.name} is missing; model.safetensors.index.json lists it",
     ):
-        quantize_checkpoint(source, out, FP8, tokens(), progress=False)
+        quantize_checkpoint(source, tokens(), FP8, out, progress=False)
     with pytest.raises(ModelError, match=r"has no config.json"):
-        quantize_checkpoint(tmp_path / "nothing", out, FP8, tokens(), progress=False)
+        quantize_checkpoint(tmp_path / "nothing", tokens(), FP8, out, progress=False)
     assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
     config = TorchConfig(scheme("int4_wo_32"), exclude=("lm_head",))
-    quantize_checkpoint(source, tmp_path / "once", config, progress=False)
+    quantize_checkpoint(source, None, config, tmp_path / "once", progress=False)
     with pytest.raises(ModelError, match="is quantized already"):
         quantize_checkpoint(
-            tmp_path / "once", tmp_path / "twice", config, progress=False
+            tmp_path / "once", None, config, tmp_path / "twice", progress=False
         )
 
 

@@ -43,7 +43,7 @@ SIZES = {"amdfp4": 16, "amdfp4g32": 32}
 #: amd-quark quantizes and exports a model; the logits before the export.
 PEER = """
 import json, sys, torch
-from quark.torch import LLMTemplate, ModelQuantizer, write_checkpoint
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 from transformers import AutoModelForCausalLM
 source, output, scheme, weight_format = sys.argv[1:]
 data = [torch.tensor(each) for each in json.load(open(source + "/tokens.json"))]
@@ -52,7 +52,7 @@ quantizer = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme))
 model = quantizer.freeze(quantizer.quantize_model(model, data))
 with torch.no_grad():
     found = model(data[0]).logits.float().tolist()
-write_checkpoint(model, output, weight_format=weight_format)
+export_safetensors(model, output, weight_format=weight_format)
 print(json.dumps(found))
 """
 
@@ -116,11 +116,11 @@ def test_a_checkpoint_is_read_as_it_was_written(
 ) -> None:
     model = made(llama(), dtype)
     config = config_for(name)
-    quantize_model(model, config, progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, None, config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     again = load_checkpoint(tmp_path / "out")
     assert torch.equal(logits(again, tokens()[0]), logits(model, tokens()[0]))
-    write_checkpoint(again, tmp_path / "again", config)
+    write_checkpoint(again, config, tmp_path / "again")
     first, second = (
         load_file(tmp_path / folder / "model.safetensors")
         for folder in ("out", "again")
@@ -134,8 +134,8 @@ def test_the_tensors_of_two_factors(tmp_path: Path) -> None:
     model = made(llama())
     weight = model.model.layers[0].mlp.up_proj.weight.detach().clone()
     config = config_for("int4_fp8")
-    quantize_model(model, config, progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, None, config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     own = "model.layers.0.mlp.up_proj."
     found = {
         key.removeprefix(own): tensor
@@ -183,7 +183,7 @@ def test_algorithms_choose_better_codes(name: str, algorithm: str) -> None:
         config = TorchConfig(
             scheme(name).with_(input=None), exclude=("lm_head",), algorithms=algorithms
         )
-        quantize_model(model, config, tokens(), progress=False)
+        quantize_model(model, tokens(), config, progress=False)
         errors.append(float((hidden(model, ids) - wanted).norm()))
     assert errors[1] < errors[0]
 
@@ -201,9 +201,9 @@ def test_an_onnx_model_computes_the_same(name: str, tmp_path: Path) -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 48), torch.nn.Tanh(), torch.nn.Linear(48, 8)
     ).eval()
-    quantize_model(model, TorchConfig(scheme(name)), progress=False)
+    quantize_model(model, None, TorchConfig(scheme(name)), progress=False)
     x = torch.randn(5, 64) * torch.logspace(-4, 3, 64)
-    write_onnx(model, tmp_path / "model.onnx", x)
+    write_onnx(model, x, tmp_path / "model.onnx")
     session = ort.InferenceSession(str(tmp_path / "model.onnx"))
     [found] = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(found, model(x).detach().numpy(), rtol=1e-5, atol=1e-5)
@@ -218,8 +218,8 @@ def test_clients(tmp_path: Path) -> None:
     config = TorchConfig(
         layers=(("*experts*", scheme("int4_fp8")),), exclude=("lm_head",)
     )
-    quantize_model(model, config, progress=False)
-    write_checkpoint(model, tmp_path / "experts", config)
+    quantize_model(model, None, config, progress=False)
+    write_checkpoint(model, config, tmp_path / "experts")
     assert validate(tmp_path / "experts", "vllm").word == "loads", validate(
         tmp_path / "experts", "vllm"
     ).text()
@@ -228,8 +228,8 @@ def test_clients(tmp_path: Path) -> None:
         "amdfp4": ("refused", "loads"),
     }.items():
         model = made(llama())
-        quantize_model(model, config_for(name), progress=False)
-        write_checkpoint(model, tmp_path / name, config_for(name))
+        quantize_model(model, None, config_for(name), progress=False)
+        write_checkpoint(model, config_for(name), tmp_path / name)
         assert (
             tuple(
                 validate(tmp_path / name, client).word

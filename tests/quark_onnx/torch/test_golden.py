@@ -50,11 +50,11 @@ def test_exports_equal_the_listings(name: str, tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     data = [torch.randint(0, 512, (1, 32), generator=generator) for _ in range(2)]
     config = config_of(name)
-    quantize_model(model, config, data, progress=False)
+    quantize_model(model, data, config, progress=False)
     write_checkpoint(
         model,
-        tmp_path / "out",
         config,
+        tmp_path / "out",
         pack_method="order" if "order" in name else "reorder",
     )
     found = load_file(tmp_path / "out" / "model.safetensors")

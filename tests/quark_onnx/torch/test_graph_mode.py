@@ -125,9 +125,9 @@ def test_weights_alone_compute_what_the_quantized_module_computes(
     model = seeded(Kinds)
     inputs = (images(channels=4)[0], torch.tensor([1, 7]))
     config = TorchConfig(LayerSpec(spec), types=(("Embedding", LayerSpec(spec)),))
-    graph, report = quantize_graph(model, config, example_args=inputs)
+    graph, report = quantize_graph(model, None, config, example_args=inputs)
     eager = copy.deepcopy(model)
-    theirs = quantize_model(eager, config)
+    theirs = quantize_model(eager, None, config)
     assert report.quantized == theirs.quantized and not report.kept
     assert torch.equal(graph(*inputs), eager(*inputs)) and not torch.equal(
         graph(*inputs), model(*inputs)
@@ -167,9 +167,9 @@ def test_bags_of_embeddings() -> None:
     )
     spec = LayerSpec(TensorSpec("int4", block_size=8))
     config = TorchConfig(spec, types=(("EmbeddingBag", spec),))
-    graph, report = quantize_graph(model, config, example_args=inputs)
+    graph, report = quantize_graph(model, None, config, example_args=inputs)
     eager = copy.deepcopy(model)
-    theirs = quantize_model(eager, config)
+    theirs = quantize_model(eager, None, config)
     assert report.quantized == theirs.quantized and set(report.quantized) == {
         "rows",
         "weighted",
@@ -179,10 +179,10 @@ def test_bags_of_embeddings() -> None:
     assert torch.equal(graph(*inputs), eager(*inputs)) and not torch.equal(
         graph(*inputs), model(*inputs)
     )
-    plain, left = quantize_graph(model, TorchConfig(spec), example_args=inputs)
+    plain, left = quantize_graph(model, None, TorchConfig(spec), example_args=inputs)
     assert set(left.quantized) == {"linear"}
     rounded = copy.deepcopy(model)
-    quantize_model(rounded, TorchConfig(spec))
+    quantize_model(rounded, None, TorchConfig(spec))
     assert torch.equal(plain(*inputs), rounded(*inputs))
 
 
@@ -199,17 +199,17 @@ def test_inputs_are_rounded_as_those_of_modules() -> None:
         return nn.Sequential(*parts, nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 3))
 
     model, batches = seeded(net), images(3)
-    graph, _ = quantize_graph(model, TorchConfig(BOTH), batches, batches[0])
+    graph, _ = quantize_graph(model, batches, TorchConfig(BOTH), batches[0])
     eager = copy.deepcopy(model)
-    quantize_model(eager, TorchConfig(BOTH), batches)
+    quantize_model(eager, batches, TorchConfig(BOTH))
     for batch in batches:
         assert torch.equal(graph(batch), eager(batch)) and not torch.equal(
             graph(batch), model(batch)
         )
     tokens_each = LayerSpec(INT8, TensorSpec("int8", per_channel=True, dynamic=True))
-    graph, _ = quantize_graph(model, TorchConfig(tokens_each), None, batches[0])
+    graph, _ = quantize_graph(model, None, TorchConfig(tokens_each), batches[0])
     eager = copy.deepcopy(model)
-    quantize_model(eager, TorchConfig(tokens_each))
+    quantize_model(eager, None, TorchConfig(tokens_each))
     assert torch.equal(graph(batches[1]), eager(batches[1]))
 
 
@@ -228,7 +228,7 @@ def rounded(x: Any, of: Any = None) -> Any:
 
 def test_a_residual_net_equals_a_computation_by_hand() -> None:
     model, (x,) = seeded(Residual, torch.float64), images(dtype=torch.float64)
-    graph, report = quantize_graph(model, TorchConfig(BOTH), [x], x)
+    graph, report = quantize_graph(model, [x], TorchConfig(BOTH), x)
     own = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
     def conv(x: Any, weight: Any, padding: int) -> Any:
@@ -298,15 +298,15 @@ def test_a_batch_norm_stays_where_something_else_reads_the_convolution() -> None
             return self.bn(x) * x
 
     model, (x,) = seeded(Net), images()
-    graph, report = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
+    graph, report = quantize_graph(model, None, TorchConfig(LayerSpec(INT8)), x)
     eager = copy.deepcopy(model)
-    quantize_model(eager, TorchConfig(LayerSpec(INT8)))
+    quantize_model(eager, None, TorchConfig(LayerSpec(INT8)))
     assert not report.notes and torch.equal(graph(x), eager(x))
 
 
 def test_nothing_is_rounded_between_a_layer_and_its_activation() -> None:
     model, (x,) = seeded(Residual), images()
-    graph, _ = quantize_graph(model, TorchConfig(LayerSpec(INT8, INT8, INT8)), [x], x)
+    graph, _ = quantize_graph(model, [x], TorchConfig(LayerSpec(INT8, INT8, INT8)), x)
     conv = called(graph, "conv")
     assert [str(reader.target) for reader in conv.users] == ["aten.relu.default"]
     (relu,) = conv.users
@@ -326,7 +326,7 @@ def test_operators_get_what_the_configuration_says() -> None:
     none = LayerSpec()
 
     def operators(config: TorchConfig) -> set[str]:
-        graph, report = quantize_graph(model, config, [x], x)
+        graph, report = quantize_graph(model, [x], config, x)
         assert bool(torch.equal(graph(x), model(x))) is not bool(report.quantized)
         return set(report.quantized) - {"conv", "side", "fc"}
 
@@ -341,7 +341,7 @@ def test_operators_get_what_the_configuration_says() -> None:
     with pytest.raises(
         ConfigError, match="types names 'add', an operator; quantize_graph"
     ):
-        quantize_model(model, TorchConfig(types=(("add", none),)))
+        quantize_model(model, None, TorchConfig(types=(("add", none),)))
 
 
 def test_the_batch_may_vary_and_results_are_the_same_again() -> None:
@@ -349,11 +349,11 @@ def test_the_batch_may_vary_and_results_are_the_same_again() -> None:
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
     before = copy.deepcopy(model.state_dict())
     program = torch.export.export(model, (x,), dynamic_shapes=shapes)
-    first, _ = quantize_graph(program, TorchConfig(BOTH), [x])
+    first, _ = quantize_graph(program, [x], TorchConfig(BOTH))
     module = program.module()
     code = module.code
-    second, _ = quantize_graph(module, TorchConfig(BOTH), [x])
-    third, _ = quantize_graph(model, TorchConfig(BOTH), [x], x, dynamic_shapes=shapes)
+    second, _ = quantize_graph(module, [x], TorchConfig(BOTH))
+    third, _ = quantize_graph(model, [x], TorchConfig(BOTH), x, dynamic_shapes=shapes)
     (more,) = images(size=7)
     assert torch.equal(first(more), second(more)) and torch.equal(
         first(more), third(more)
@@ -373,9 +373,9 @@ def test_a_language_model_has_the_codes_of_the_quantized_module(tied: bool) -> N
         int4, layers=(("*mlp.up_proj", BOTH.with_(input=None)),), exclude=("lm_head",)
     )
     config = config.with_(types=(("Embedding", int4),))
-    graph, report = quantize_graph(model, config, None, {"input_ids": ids})
+    graph, report = quantize_graph(model, None, config, {"input_ids": ids})
     eager = copy.deepcopy(model)
-    theirs = quantize_model(eager, config)
+    theirs = quantize_model(eager, None, config)
     assert report.quantized == theirs.quantized and report.kept == {
         "lm_head": "excluded"
     }
@@ -388,9 +388,9 @@ def test_keys_values_and_static_inputs_of_a_language_model() -> None:
     config = config.with_(
         types=tuple((kind, LayerSpec()) for kind in ("add", "mul", "cat", "sub"))
     )
-    graph, _ = quantize_graph(model, config, batches, batches[0])
+    graph, _ = quantize_graph(model, batches, config, batches[0])
     eager = copy.deepcopy(model)
-    quantize_model(eager, config.with_(types=()), batches, progress=False)
+    quantize_model(eager, batches, config.with_(types=()), progress=False)
     assert torch.equal(logits(graph, batches[0]), logits(eager, batches[0]))
     attention = graph.get_submodule("model.layers.0.self_attn")
     assert attention.q_proj.input is attention.k_proj.input is attention.v_proj.input
@@ -410,48 +410,48 @@ def test_operators_that_write_into_what_they_read() -> None:
 
     x = torch.randn(2, 4)
     model = Net(view=False).eval()
-    graph, report = quantize_graph(model, TorchConfig(BOTH), [x], x)
+    graph, report = quantize_graph(model, [x], TorchConfig(BOTH), x)
     assert "mul_." not in graph.code and "add" in report.quantized
     model = Net(view=True).eval()
     with pytest.raises(
         ModelError,
         match="mul_ writes into a tensor that others read; run_decompositions",
     ):
-        quantize_graph(model, TorchConfig(BOTH), [x], x)
-    graph, _ = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
+        quantize_graph(model, [x], TorchConfig(BOTH), x)
+    graph, _ = quantize_graph(model, None, TorchConfig(LayerSpec(INT8)), x)
     eager = copy.deepcopy(model)
-    quantize_model(eager, TorchConfig(LayerSpec(INT8)))
+    quantize_model(eager, None, TorchConfig(LayerSpec(INT8)))
     assert torch.equal(graph(x), eager(x))
 
 
 def test_models_in_training_mode() -> None:
     model, (x,) = seeded(Residual).train(), images()
-    graph, report = quantize_graph(model, TorchConfig(BOTH), [x], x)
+    graph, report = quantize_graph(model, [x], TorchConfig(BOTH), x)
     assert model.training and report.notes[0].startswith(
         "the model was in training mode"
     )
-    other, _ = quantize_graph(model.eval(), TorchConfig(BOTH), [x], x)
+    other, _ = quantize_graph(model.eval(), [x], TorchConfig(BOTH), x)
     assert torch.equal(graph(x), other(x))
     with pytest.raises(
         ModelError, match=r"bn was exported in training mode; export model.eval\(\)"
     ):
-        quantize_graph(torch.export.export(model.train(), (x,)), TorchConfig(BOTH), [x])
+        quantize_graph(torch.export.export(model.train(), (x,)), [x], TorchConfig(BOTH))
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch about its own
 def test_graphs_that_were_decomposed() -> None:
     model, (x,) = seeded(Residual), images()
     program = torch.export.export(model, (x,))
-    expected, _ = quantize_graph(program, TorchConfig(BOTH), [x])
+    expected, _ = quantize_graph(program, [x], TorchConfig(BOTH))
     same, report = quantize_graph(
-        program.run_decompositions({}), TorchConfig(BOTH), [x]
+        program.run_decompositions({}), [x], TorchConfig(BOTH)
     )
     assert torch.equal(same(x), expected(x)) and report.notes
     with pytest.raises(
         ConfigError,
         match=r"no layer would be quantized; conv and 1 more.* fc: it is aten\.addmm, which",
     ):
-        quantize_graph(program.run_decompositions(), TorchConfig(LayerSpec(INT8)))
+        quantize_graph(program.run_decompositions(), None, TorchConfig(LayerSpec(INT8)))
 
 
 def test_weights_that_belong_to_no_layer_or_to_more_than_one_reader() -> None:
@@ -466,7 +466,7 @@ def test_weights_that_belong_to_no_layer_or_to_more_than_one_reader() -> None:
             return F.linear(x, self.own * 2) + self.fc.weight.sum()
 
     model, x = seeded(Net), torch.randn(2, 4)
-    graph, report = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
+    graph, report = quantize_graph(model, None, TorchConfig(LayerSpec(INT8)), x)
     assert list(report.quantized) == ["fc", "own"] and report.kept == {
         "linear_2": "its weight is computed"
     }
@@ -484,9 +484,9 @@ def test_weights_that_belong_to_no_layer_or_to_more_than_one_reader() -> None:
 def test_a_layer_that_is_called_twice_has_one_scale() -> None:
     model, inputs = seeded(Kinds), (images(channels=4)[0], torch.tensor([1, 7]))
     alone = tuple((kind, LayerSpec()) for kind in ("add", "relu", "relu6", "hardtanh"))
-    graph, _ = quantize_graph(model, TorchConfig(BOTH, types=alone), [inputs], inputs)
+    graph, _ = quantize_graph(model, [inputs], TorchConfig(BOTH, types=alone), inputs)
     eager = copy.deepcopy(model)
-    quantize_model(eager, TorchConfig(BOTH), [inputs])
+    quantize_model(eager, [inputs], TorchConfig(BOTH))
     assert torch.equal(graph(*inputs), eager(*inputs))
 
 
@@ -495,33 +495,33 @@ def test_what_is_wrong_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"Residual is no exported graph; .*torch.export.export"
     ):
-        quantize_graph(model, TorchConfig(BOTH), [x])
+        quantize_graph(model, [x], TorchConfig(BOTH))
     with pytest.raises(
         ConfigError, match=r"exclude names 'poll', .*did you mean 'pool'"
     ):
-        quantize_graph(model, TorchConfig(BOTH, exclude=("poll",)), [x], x)
+        quantize_graph(model, [x], TorchConfig(BOTH, exclude=("poll",)), x)
     with pytest.raises(ConfigError, match="gptq works on modules"):
-        quantize_graph(model, TorchConfig(BOTH, algorithms=("gptq",)), [x], x)
+        quantize_graph(model, [x], TorchConfig(BOTH, algorithms=("gptq",)), x)
     with pytest.raises(DataError, match="no calibration data"):
-        quantize_graph(model, TorchConfig(BOTH), None, x)
+        quantize_graph(model, None, TorchConfig(BOTH), x)
     with pytest.raises(DataError, match="the calibration data is empty"):
-        quantize_graph(model, TorchConfig(BOTH), [], x)
+        quantize_graph(model, [], TorchConfig(BOTH), x)
     with pytest.raises(DataError, match="cannot be run on sample 0"):
-        quantize_graph(model, TorchConfig(BOTH), [x[:, :2]], x)
-    quantized, _ = quantize_graph(model, TorchConfig(LayerSpec(INT8)), None, x)
+        quantize_graph(model, [x[:, :2]], TorchConfig(BOTH), x)
+    quantized, _ = quantize_graph(model, None, TorchConfig(LayerSpec(INT8)), x)
     with pytest.raises(ModelError, match="quantized already"):
-        quantize_graph(quantized, TorchConfig(BOTH), [x])
+        quantize_graph(quantized, [x], TorchConfig(BOTH))
     with pytest.raises(ModelError, match="torch cannot export the Residual"):
-        quantize_graph(model, TorchConfig(BOTH), [x], x[:, :2])
+        quantize_graph(model, [x], TorchConfig(BOTH), x[:, :2])
 
 
 def test_what_keeps_a_quantized_graph(tmp_path: Path) -> None:
     model, (x,) = seeded(Residual), images()
-    graph, _ = quantize_graph(model, TorchConfig(BOTH), [x], x)
+    graph, _ = quantize_graph(model, [x], TorchConfig(BOTH), x)
     path = tmp_path / "graph.pt2"
     torch.export.save(torch.export.export(graph, (x,)), path)
     assert torch.allclose(torch.export.load(path).module()(x), graph(x), atol=1e-6)
-    other, _ = quantize_graph(model, TorchConfig(BOTH), [2 * x], x)
+    other, _ = quantize_graph(model, [2 * x], TorchConfig(BOTH), x)
     assert not torch.equal(other(x), graph(x))
     other.load_state_dict(graph.state_dict())
     assert torch.equal(other(x), graph(x))
@@ -541,7 +541,7 @@ def test_by_the_names_of_amd_quark() -> None:
     )
     exported = torch.export.export(model, (x,)).module()
     quantized = ModelQuantizer(config).quantize_model(exported, [x])
-    expected, _ = quantize_graph(exported, config.torch_config(), [x])
+    expected, _ = quantize_graph(exported, [x], config.torch_config())
     assert (
         torch.equal(quantized(x), expected(x))
         and ModelQuantizer.freeze(quantized) is quantized
@@ -564,9 +564,9 @@ def test_an_onnx_model_has_a_pair_where_the_graph_rounds(tmp_path: Path) -> None
 
     model, (x,) = seeded(Residual), images()
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
-    graph, _ = quantize_graph(model, TorchConfig(BOTH), [x], x, dynamic_shapes=shapes)
+    graph, _ = quantize_graph(model, [x], TorchConfig(BOTH), x, dynamic_shapes=shapes)
     path = tmp_path / "model.onnx"
-    assert write_onnx(graph, path, x).difference < 1e-5  # onnxruntime against torch
+    assert write_onnx(graph, x, path).difference < 1e-5  # onnxruntime against torch
     nodes = onnx.load(path).graph.node
     sources = {name: node for node in nodes for name in node.output}
     add = next(

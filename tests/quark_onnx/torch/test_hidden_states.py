@@ -61,7 +61,7 @@ def test_the_same_bytes(config: TorchConfig, family: str, tmp_path: Path) -> Non
     }
     for name, writing in writings.items():
         quantize_checkpoint(
-            source, tmp_path / name, config, tokens(9), writing=writing, progress=False
+            source, tokens(9), config, tmp_path / name, writing=writing, progress=False
         )
     whole = (tmp_path / "memory" / "model.safetensors").read_bytes()
     for name in writings:
@@ -83,9 +83,9 @@ def test_an_interrupted_run_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
-            FP8,
             tokens(3),
+            FP8,
+            tmp_path / "out",
             writing=Writing(spill=tmp_path / "spill"),
         )
     assert seen == [3] and list((tmp_path / "spill").iterdir()) == []
@@ -97,9 +97,9 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="file cannot hold hidden states"):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
-            FP8,
             tokens(),
+            FP8,
+            tmp_path / "out",
             writing=Writing(spill=tmp_path / "file"),
         )
     assert not (tmp_path / "out").exists()

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=tuple(algorithms.split()))
 data = tokens(12, 32)
 print("ready", flush=True)
-quantize_checkpoint(source, output, config, data, writing=Writing(resume=Path(state)), progress=False)
+quantize_checkpoint(source, data, config, output, writing=Writing(resume=Path(state)), progress=False)
 """  # noqa: E501
 
 

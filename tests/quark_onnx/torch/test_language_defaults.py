@@ -202,9 +202,9 @@ def test_a_model_in_memory_becomes_what_its_files_become(
     assert usually_float(model) == FloatCheckpoint(source).usually_float()
     config = config_for(name, exclude=usually_float(model)).with_(algorithms=algorithms)
     from_files = quantize_checkpoint(
-        source, tmp_path / "out", config, data, progress=False
+        source, data, config, tmp_path / "out", progress=False
     )
-    in_memory = quantize_model(model, config, data, progress=False)
+    in_memory = quantize_model(model, data, config, progress=False)
     assert set(in_memory.quantized) == set(from_files.quantized)
     assert in_memory.kept == from_files.kept
     assert in_memory.notes == from_files.notes
@@ -235,7 +235,7 @@ def test_what_transformers_saved_is_read_and_written_so_that_it_loads(
     config = config_for(name, exclude=FloatCheckpoint(source).usually_float()).with_(
         algorithms=algorithms
     )
-    report = quantize_checkpoint(source, tmp_path / "out", config, data, progress=False)
+    report = quantize_checkpoint(source, data, config, tmp_path / "out", progress=False)
     reopened = load_checkpoint(tmp_path / "out")
     assert report.quantized
     floats = {

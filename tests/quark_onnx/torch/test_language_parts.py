@@ -61,7 +61,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def quantized(source: Path, config: TorchConfig, data: Any) -> tuple[Path, TorchReport]:
     output = source.parent / "out"
-    return output, quantize_checkpoint(source, output, config, data, progress=False)
+    return output, quantize_checkpoint(source, data, config, output, progress=False)
 
 
 def greatest_inputs(model: Any, data: list[dict[str, Any]]) -> dict[str, float]:
@@ -259,7 +259,7 @@ def test_a_head_is_measured_where_it_is_asked_for(
     config = TorchConfig(scheme("fp8"), algorithms=algorithms)
     output, report = quantized(source, config, data)
     assert "lm_head" in report.quantized
-    quantize_model(model, config, data, progress=False)
+    quantize_model(model, data, config, progress=False)
     for each in (model, load_checkpoint(output)):
         assert float(each.lm_head.input.scale) == pytest.approx(expected, rel=1e-3)
     with torch.no_grad():
@@ -293,7 +293,7 @@ def test_a_layer_outside_of_the_blocks_that_is_not_reached_stays_float(
     assert all(
         torch.equal(before[key], after[key]) for key in before if "vision" in key
     )
-    in_memory = quantize_model(model, config, data, progress=False)
+    in_memory = quantize_model(model, data, config, progress=False)
     assert set(in_memory.quantized) == set(report.quantized)
     listed = json.loads((output / "config.json").read_text(encoding="utf-8"))[
         "quantization_config"
@@ -331,7 +331,7 @@ def test_a_model_that_cannot_be_walked_is_measured_whole(
     with pytest.raises(ModelError, match=r"layers\.0|ffns\.1"):
         again = tmp_path / "again"
         quantize_checkpoint(
-            source, again, config.with_(algorithms=("gptq",)), data, progress=False
+            source, data, config.with_(algorithms=("gptq",)), again, progress=False
         )
 
 

@@ -215,7 +215,7 @@ def test_subclasses_of_linear(cls: Any, plain: bool, device: str) -> None:
     model = nn.Sequential(layer, nn.Linear(64, 8))
     x = torch.randn(5, 64)
     report = quantize_model(
-        model, TorchConfig(scheme("int8_per_channel")), progress=False
+        model, None, TorchConfig(scheme("int8_per_channel")), progress=False
     )
     assert ("0" in report.quantized) == plain
     if not plain:
@@ -243,7 +243,7 @@ def test_a_layer_may_be_called_by_keyword() -> None:
 
     model, x = Net(), torch.randn(2, 3, 64)
     expected = model(x).detach()
-    quantize_model(model, TorchConfig(scheme("int8")), [x], progress=False)
+    quantize_model(model, [x], TorchConfig(scheme("int8")), progress=False)
     assert 0 < float((model(x).detach() - expected).norm() / expected.norm()) < 0.05
 
 
@@ -266,7 +266,7 @@ def test_in_memory_and_from_file_to_file(
     source = saved(model, tmp_path / "source")
     before = logits(model, tokens()[0])
     config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=algorithm)
-    report = quantize_model(model, config, tokens(6), progress=False)
+    report = quantize_model(model, tokens(6), config, progress=False)
     floats = [
         key
         for key, parameter in model.named_parameters()
@@ -284,9 +284,9 @@ def test_in_memory_and_from_file_to_file(
     )
     after = logits(model, tokens()[0])
     assert 1e-4 < float((after - before).norm() / before.norm()) < 1.0
-    write_checkpoint(model, tmp_path / "memory", config)
+    write_checkpoint(model, config, tmp_path / "memory")
     other = quantize_checkpoint(
-        source, tmp_path / "files", config, tokens(6), progress=False
+        source, tokens(6), config, tmp_path / "files", progress=False
     )
     assert (other.kept, other.notes) == (report.kept, report.notes)
     for folder in ("memory", "files"):
@@ -303,7 +303,10 @@ def test_routers_stay_float(kind: str) -> None:
     found = routers_of(model)
     assert ends(found) == MIXTURES[kind][1]
     report = quantize_model(
-        model, TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",)), progress=False
+        model,
+        None,
+        TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",)),
+        progress=False,
     )
     assert not any(
         "router" in name or name.endswith((".gate", ".wg")) for name in report.quantized
@@ -358,7 +361,7 @@ def test_routers_and_stacks_with_other_names(stacked: bool) -> None:
     taken apart is named with its share of the weights.
     """
     model = _Net(_Custom(stacked), _Custom(stacked))
-    report = quantize_model(model, TorchConfig(scheme("mxfp4")), progress=False)
+    report = quantize_model(model, None, TorchConfig(scheme("mxfp4")), progress=False)
     assert (
         report.kept["layers.0.choose.1"]
         == report.kept["layers.1.choose.1"]
@@ -421,15 +424,15 @@ def test_experts_are_stacked_again(kind: str) -> None:
 
 
 def _whole(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
-    quantize_model(model, config, progress=False)
+    quantize_model(model, None, config, progress=False)
 
 
 def _files(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
-    quantize_checkpoint(source, output, config, progress=False)
+    quantize_checkpoint(source, None, config, output, progress=False)
 
 
 def _ptq(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
-    torch_ptq.ptq(source, output, config, progress=False)
+    torch_ptq.ptq(source, None, config, output, progress=False)
 
 
 def _gguf(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
@@ -438,7 +441,7 @@ def _gguf(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
 
 
 def _mixed(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
-    mix(model, ["mxfp4", "fp8"], 5.0, tokens(), config=config, progress=False)
+    mix(model, tokens(), ["mxfp4", "fp8"], 5.0, config=config, progress=False)
 
 
 @pytest.mark.parametrize("run", [_whole, _files, _ptq, _gguf, _mixed])
@@ -487,7 +490,7 @@ def test_reasons_are_those_of_each_layer() -> None:
     model.table = nn.Embedding(8, 64)
     model.curve = nn.Parameter(torch.randn(4, 4))
     report = quantize_model(
-        model, TorchConfig(scheme("mxfp4"), exclude=("head",)), progress=False
+        model, None, TorchConfig(scheme("mxfp4"), exclude=("head",)), progress=False
     )
     assert isinstance(model.layers[0][0], QuantizedLayer) and list(
         report.quantized

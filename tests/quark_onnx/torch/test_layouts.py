@@ -104,7 +104,7 @@ def quantized(
 ) -> tuple[Any, TorchConfig]:
     model = made(llama(hidden_size=128, intermediate_size=192), dtype)
     config = TorchConfig(spec_of(name), exclude=("lm_head",), **settings)
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     return model, config
 
 
@@ -210,7 +210,7 @@ def decoded(layout: str, parts: dict[str, Any], found: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(("layout", "name"), CASES)
 def test_codes_are_those_of_the_model(layout: str, name: str, tmp_path: Path) -> None:
     model, config = quantized(name)
-    write_checkpoint(model, tmp_path / "out", config, layout=layout)
+    write_checkpoint(model, config, tmp_path / "out", layout=layout)
     stored, found = (
         load_file(tmp_path / "out" / "model.safetensors"),
         described(tmp_path / "out"),
@@ -290,16 +290,16 @@ def test_files_hold_what_a_model_in_memory_does(
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     quantize_checkpoint(
         source,
-        tmp_path / "files",
-        config,
         tokens(),
+        config,
+        tmp_path / "files",
         writing=Writing(layout=layout),
         progress=False,
     )
     model = load_checkpoint(source)
     config = layout_named(layout).adapted(config)
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "memory", config, layout=layout)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "memory", layout=layout)
     files, memory = (
         load_file(tmp_path / each / "model.safetensors") for each in ("files", "memory")
     )
@@ -318,7 +318,12 @@ def test_scales_of_awq_are_half_and_chosen_so(tmp_path: Path) -> None:
     source = saved(made(llama()), tmp_path / "source")
     config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",))
     report = quantize_checkpoint(
-        source, tmp_path / "out", config, writing=Writing(layout="awq"), progress=False
+        source,
+        None,
+        config,
+        tmp_path / "out",
+        writing=Writing(layout="awq"),
+        progress=False,
     )
     assert {spec.weight.scale for spec in report.quantized.values() if spec.weight} == {
         "float16"
@@ -338,14 +343,14 @@ def test_scales_of_awq_are_half_and_chosen_so(tmp_path: Path) -> None:
     model = made(llama())
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.mul_(1e-6)
-    quantize_model(model, config, progress=False)
+    quantize_model(model, None, config, progress=False)
     with pytest.raises(
         ConfigError,
         match=(
             r"model.layers.0.mlp.up_proj: scales lie between .*, which float16 cannot"
         ),
     ):
-        write_checkpoint(model, tmp_path / "memory", config, layout="awq")
+        write_checkpoint(model, config, tmp_path / "memory", layout="awq")
     assert not (tmp_path / "memory").exists()
 
 
@@ -354,7 +359,7 @@ def test_scales_of_awq_are_half_and_chosen_so(tmp_path: Path) -> None:
 )
 def test_keys_and_values(layout: str, name: str, tmp_path: Path) -> None:
     model, config = quantized(name, kv_cache=KVCache(T("fp8e4m3")))
-    write_checkpoint(model, tmp_path / "out", config, layout=layout)
+    write_checkpoint(model, config, tmp_path / "out", layout=layout)
     stored = load_file(tmp_path / "out" / "model.safetensors")
     for index, block in enumerate(model.model.layers):
         for side in "kv":
@@ -386,7 +391,7 @@ def test_layers_that_differ_are_groups(tmp_path: Path) -> None:
         ("*.o_proj", scheme("mxfp4_weight_only")),
     )
     model, config = quantized("uint4_wo_32", layers=own)
-    write_checkpoint(model, tmp_path / "out", config, layout="compressed-tensors")
+    write_checkpoint(model, config, tmp_path / "out", layout="compressed-tensors")
     found = described(tmp_path / "out")
     assert found["format"] == "mixed-precision" and found["ignore"] == ["lm_head"]
     groups = {
@@ -415,7 +420,7 @@ def test_experts_that_saw_no_data_are_quantized_like_the_others(
     config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
     writing = Writing(layout=layout)
     report = quantize_checkpoint(
-        source, tmp_path / "out", config, data, writing=writing, progress=False
+        source, data, config, tmp_path / "out", writing=writing, progress=False
     )
     assert any("was not run on the data" in note for note in report.notes)
     loaded = load_checkpoint(tmp_path / "out")
@@ -437,18 +442,18 @@ def test_experts_keep_the_names_that_clients_know(name: str, tmp_path: Path) -> 
         source / "model.safetensors"
     )
     quantize_checkpoint(
-        source, tmp_path / "out", config, tokens(9), writing=writing, progress=False
+        source, tokens(9), config, tmp_path / "out", writing=writing, progress=False
     )
     assert "model.layers.0.block_sparse_moe.experts.3.w2.weight_scale" in load_file(
         tmp_path / "out/model.safetensors"
     )
     model = load_checkpoint(source)
-    quantize_model(model, config, tokens(9), progress=False)
+    quantize_model(model, tokens(9), config, progress=False)
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
         logits(model, tokens()[0]),
     )
-    write_checkpoint(model, tmp_path / "memory", config, layout="compressed-tensors")
+    write_checkpoint(model, config, tmp_path / "memory", layout="compressed-tensors")
     assert (
         load_file(tmp_path / "memory/model.safetensors").keys()
         == load_file(tmp_path / "out/model.safetensors").keys()
@@ -462,9 +467,9 @@ def test_experts_keep_the_names_that_clients_know(name: str, tmp_path: Path) -> 
     ):
         quantize_checkpoint(
             source,
-            tmp_path / "other",
-            config,
             tokens(),
+            config,
+            tmp_path / "other",
             writing=writing,
             progress=False,
         )
@@ -514,7 +519,11 @@ def test_formats_without_a_place_are_refused_before_any_work(
     config = TorchConfig(spec_of(name), exclude=("lm_head",))
     with pytest.raises(ConfigError, match=message):
         quantize_checkpoint(
-            tmp_path / "none", tmp_path / "out", config, writing=Writing(layout=layout)
+            tmp_path / "none",
+            None,
+            config,
+            tmp_path / "out",
+            writing=Writing(layout=layout),
         )
 
 
@@ -589,15 +598,16 @@ def test_models_without_a_place_are_refused_before_any_work(
     with pytest.raises(ConfigError, match=message):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
+            None,
             config,
+            tmp_path / "out",
             writing=Writing(layout=layout),
             progress=False,
         )
     model = load_checkpoint(source)
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     with pytest.raises(ConfigError, match=message):
-        write_checkpoint(model, tmp_path / "out", config, layout=layout)
+        write_checkpoint(model, config, tmp_path / "out", layout=layout)
     assert not (tmp_path / "out").exists()
 
 
@@ -613,8 +623,9 @@ def test_other_families(tmp_path: Path) -> None:
     ):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
+            None,
             config,
+            tmp_path / "out",
             writing=Writing(layout="awq"),
             progress=False,
         )
@@ -624,8 +635,9 @@ def test_other_families(tmp_path: Path) -> None:
     ):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
+            None,
             config,
+            tmp_path / "out",
             writing=Writing(layout="oga"),
             progress=False,
         )
@@ -651,8 +663,8 @@ def test_the_head_of_oga_has_a_size_of_its_own(tmp_path: Path) -> None:
     config = TorchConfig(
         scheme("int4_wo_32"), layers=(("lm_head", scheme("uint4_wo_64")),)
     )
-    quantize_model(model, config, progress=False)
-    write_checkpoint(model, tmp_path / "out", config, layout="oga")
+    quantize_model(model, None, config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out", layout="oga")
     found = described(tmp_path / "out")
     # npu-reference 9.1: the first part of a name is looked up, and dtype and group_size of what is
     # found are read
@@ -689,7 +701,7 @@ def test_tensors_that_are_missing_or_do_not_fit(
     layout: str, name: str, lost: str, tmp_path: Path
 ) -> None:
     model, config = quantized(name)
-    write_checkpoint(model, tmp_path / "out", config, layout=layout)
+    write_checkpoint(model, config, tmp_path / "out", layout=layout)
     file, key = (
         tmp_path / "out" / "model.safetensors",
         f"model.layers.1.mlp.up_proj.{lost}",
@@ -714,17 +726,17 @@ def test_a_run_of_another_layout_is_not_resumed(tmp_path: Path) -> None:
         writing = Writing(layout=layout, resume=tmp_path / layout)
         quantize_checkpoint(
             source,
-            tmp_path / f"{layout}-1",
-            config,
             tokens(),
+            config,
+            tmp_path / f"{layout}-1",
             writing=writing,
             progress=False,
         )
         quantize_checkpoint(
             source,
-            tmp_path / f"{layout}-2",
-            config,
             tokens(),
+            config,
+            tmp_path / f"{layout}-2",
             writing=writing,
             progress=False,
         )
@@ -737,9 +749,9 @@ def test_a_run_of_another_layout_is_not_resumed(tmp_path: Path) -> None:
     ):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
-            config,
             tokens(),
+            config,
+            tmp_path / "out",
             writing=Writing(resume=tmp_path / "fp8"),
         )
 

@@ -106,8 +106,8 @@ def written(
     config = TorchConfig(
         OWN.get(name) or scheme(name), **{"exclude": ("lm_head",), **settings}
     )
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, folder, config, layout=layout)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, folder, layout=layout)
     torch.save(tokens()[0], folder / "tokens.pt")
     return model
 

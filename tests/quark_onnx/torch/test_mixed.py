@@ -154,7 +154,7 @@ def test_a_budget_is_kept_and_siblings_are_alike(model: Any, bits: float) -> Non
         logits(model, tokens()[0]),
         [type(module) for module in model.modules()],
     )
-    found = mix(model, SCHEMES, bits, tokens(), progress=False)
+    found = mix(model, tokens(), SCHEMES, bits, progress=False)
     assert found.bits <= bits
     assert sum(group.weights for group in found.groups) == sum(
         tensor.numel() for name, tensor in before.items() if "proj" in name
@@ -181,7 +181,7 @@ def test_a_budget_is_kept_and_siblings_are_alike(model: Any, bits: float) -> Non
 
 def test_more_bits_buy_less_divergence(model: Any) -> None:
     found = [
-        mix(model, SCHEMES, bits, tokens(), progress=False)
+        mix(model, tokens(), SCHEMES, bits, progress=False)
         for bits in (4.25, 5.5, 7.0, 8.25)
     ]
     assert {group.chosen.scheme for group in found[0].groups} == {"mxfp4"}
@@ -196,11 +196,11 @@ def test_more_bits_buy_less_divergence(model: Any) -> None:
 def test_the_divergence_of_a_group_is_that_of_the_model_with_it_quantized(
     model: Any,
 ) -> None:
-    found = mix(model, SCHEMES[:2], 9, tokens(), progress=False)
+    found = mix(model, tokens(), SCHEMES[:2], 9, progress=False)
     group = found.groups[1]
     config = TorchConfig(layers=tuple((name, scheme("mxfp4")) for name in group.layers))
     other = made(llama())
-    quantize_model(other, config, progress=False)
+    quantize_model(other, None, config, progress=False)
     total = 0.0
     for batch in tokens():
         p, q = (
@@ -215,9 +215,9 @@ def test_the_divergence_of_a_group_is_that_of_the_model_with_it_quantized(
 def test_all_experts_of_a_block_are_alike() -> None:
     found = mix(
         made(torch_families.config_of("qwen3_moe")),
+        tokens(),
         SCHEMES,
         5.5,
-        tokens(),
         progress=False,
     )
     specs = dict(found.config.layers)
@@ -236,7 +236,7 @@ def test_layers_that_are_named_keep_theirs(model: Any) -> None:
     config = TorchConfig(
         layers=(("*.o_proj", scheme("int4_wo_32")),), exclude=("lm_head", "*.0.mlp.*")
     )
-    found = mix(model, SCHEMES, 5.5, tokens(), config=config, progress=False)
+    found = mix(model, tokens(), SCHEMES, 5.5, config=config, progress=False)
     names = [name for group in found.groups for name in group.layers]
     assert not any(name.endswith("o_proj") or ".0.mlp." in name for name in names)
     for name in ("model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.o_proj"):
@@ -245,9 +245,9 @@ def test_layers_that_are_named_keep_theirs(model: Any) -> None:
 
 
 def test_a_static_scale_counts(model: Any) -> None:
-    found = mix(model, ("mxfp4", "fp8"), 6, tokens(), progress=False)
+    found = mix(model, tokens(), ("mxfp4", "fp8"), 6, progress=False)
     other = made(llama())
-    report = quantize_model(other, found.config, tokens(), progress=False)
+    report = quantize_model(other, tokens(), found.config, progress=False)
     assert {"fp8e4m3", "mxfp4e2m1"} == {
         spec.weight.dtype.name for spec in report.quantized.values() if spec.weight
     }
@@ -255,21 +255,21 @@ def test_a_static_scale_counts(model: Any) -> None:
 
 def test_bad_input(model: Any) -> None:
     with pytest.raises(ConfigError, match="there are no schemes"):
-        mix(model, (), 5, tokens(), progress=False)
+        mix(model, tokens(), (), 5, progress=False)
     with pytest.raises(ConfigError, match="unknown scheme 'mxfp5'"):
-        mix(model, ("mxfp4", "mxfp5"), 5, tokens(), progress=False)
+        mix(model, tokens(), ("mxfp4", "mxfp5"), 5, progress=False)
     with pytest.raises(DataError, match="the data is empty"):
-        mix(model, SCHEMES, 5, [], progress=False)
+        mix(model, [], SCHEMES, 5, progress=False)
     with pytest.raises(ModelError, match="no list of blocks"):
         mix(
             torch.nn.Sequential(torch.nn.Linear(32, 32)),
+            [torch.ones(1, 32)],
             SCHEMES,
             5,
-            [torch.ones(1, 32)],
             progress=False,
         )
     with pytest.raises(ConfigError, match=r"too small: the schemes need 4\.250"):
-        mix(model, SCHEMES, 4, tokens(), progress=False)
+        mix(model, tokens(), SCHEMES, 4, progress=False)
 
 
 @pytest.fixture
@@ -326,7 +326,7 @@ def test_the_command(
     # and the same choice is made in memory
     floats = load_checkpoint(source)
     batches = [row[None] for row in torch.from_numpy(np.load(tmp_path / "tokens.npy"))]
-    own = mix(floats, ("mxfp4", "mxfp6_e2m3", "fp8"), 6, batches, progress=False)
+    own = mix(floats, batches, ("mxfp4", "mxfp6_e2m3", "fp8"), 6, progress=False)
     assert [group.chosen.scheme for group in own.groups] == [
         group["scheme"] for group in mixture["groups"]
     ]

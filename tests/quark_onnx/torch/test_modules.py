@@ -41,7 +41,7 @@ def seen_by(model: Any, layer: Any, data: list[Any]) -> float:
 def small(spec: LayerSpec = INT8) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
-    quantize_model(model, TorchConfig(spec), [torch.randn(4, 64)], progress=False)
+    quantize_model(model, [torch.randn(4, 64)], TorchConfig(spec), progress=False)
     return model
 
 
@@ -50,7 +50,7 @@ def test_a_shared_layer_is_quantized_in_all_places(spec: LayerSpec) -> None:
     shared, x = nn.Linear(8, 8), torch.randn(4, 8)
     model = nn.Sequential(shared, nn.Softplus(beta=0.1), shared)
     reach = seen_by(model, shared, [x])
-    quantize_model(model, TorchConfig(spec), [x], progress=False)
+    quantize_model(model, [x], TorchConfig(spec), progress=False)
     assert isinstance(model[0], QuantizedLayer) and model[0] is model[2]
     if spec.input is not None:
         assert model[0].input.scale.item() == pytest.approx(reach / 127.5, rel=1e-6)
@@ -86,7 +86,7 @@ def test_scales_are_right_where_blocks_do_not_follow_each_other(model: Any) -> N
         nn.init.normal_(layer[0].weight, std=3)
     data = [torch.randn(5, 4) for _ in range(2)]
     wanted = [seen_by(model, block[0], data) / 127.5 for block in model.layers]
-    quantize_model(model, TorchConfig(INT8), iter(data), progress=False)
+    quantize_model(model, iter(data), TorchConfig(INT8), progress=False)
     assert [block[0].input.scale.item() for block in model.layers] == pytest.approx(
         wanted, rel=1e-6
     )
@@ -122,7 +122,7 @@ def test_what_the_first_block_hands_on_is_of_each_sample() -> None:
         [torch.randn(3, 4), 50 * torch.randn(5, 4), torch.randn(3, 4)],
     )
     wanted = [seen_by(model, block.linear, data) / 127.5 for block in model.layers]
-    quantize_model(model, TorchConfig(INT8), data, progress=False)
+    quantize_model(model, data, TorchConfig(INT8), progress=False)
     assert [block.linear.input.scale.item() for block in model.layers] == pytest.approx(
         wanted, rel=1e-6
     )
@@ -139,7 +139,7 @@ def test_a_forward_of_another_library_stays() -> None:
 
     block.forward = forward
     quantize_model(
-        model, TorchConfig(INT8, exclude=("lm_head",)), tokens(), progress=False
+        model, tokens(), TorchConfig(INT8, exclude=("lm_head",)), progress=False
     )
     assert vars(block)["forward"] is forward and len(called) >= len(tokens())
 
@@ -150,7 +150,7 @@ def test_caches_that_a_batch_asks_for_change_no_scale() -> None:
         model = made(llama())
         data = [{"input_ids": batch, **more} for batch in tokens()]
         quantize_model(
-            model, TorchConfig(INT8, exclude=("lm_head",)), data, progress=False
+            model, data, TorchConfig(INT8, exclude=("lm_head",)), progress=False
         )
         scales.append(
             model.get_submodule("model.layers.1.self_attn.o_proj").input.scale.item()
@@ -251,7 +251,7 @@ def test_layers_are_called_as_their_float_ones_are(
         wanted.weight.copy_(wanted.weight.bfloat16())
     model = nn.ModuleDict({"layer": layer})
     kinds = (("EmbeddingBag", CAST),)
-    quantize_model(model, TorchConfig(CAST, types=kinds), progress=False)
+    quantize_model(model, None, TorchConfig(CAST, types=kinds), progress=False)
     with torch.no_grad():
         assert torch.equal(model["layer"](*args, **named), wanted(*args, **named))
 
@@ -266,7 +266,7 @@ def test_inputs_given_by_name_are_measured() -> None:
             return self.layer(input=x)
 
     model, x = Named(), torch.randn(3, 8)
-    quantize_model(model, TorchConfig(INT8), [x], progress=False)
+    quantize_model(model, [x], TorchConfig(INT8), progress=False)
     assert model.layer.input.scale.item() == pytest.approx(
         x.abs().max().item() / 127.5, rel=1e-6
     )
@@ -275,14 +275,17 @@ def test_inputs_given_by_name_are_measured() -> None:
 def test_what_cannot_be_quantized_is_said() -> None:
     model = small()
     with pytest.raises(ModelError, match="0 is quantized already"):
-        quantize_model(model, TorchConfig(INT8), [torch.randn(4, 64)], progress=False)
+        quantize_model(model, [torch.randn(4, 64)], TorchConfig(INT8), progress=False)
     with pytest.raises(ModelError, match="a single Linear; put it into a module"):
         quantize_model(
-            nn.Linear(2, 2), TorchConfig(LayerSpec(TensorSpec("int8"))), progress=False
+            nn.Linear(2, 2),
+            None,
+            TorchConfig(LayerSpec(TensorSpec("int8"))),
+            progress=False,
         )
     with pytest.raises(DataError, match="the calibration data is empty"):
         quantize_model(
-            nn.Sequential(nn.Linear(2, 2)), TorchConfig(INT8), [], progress=False
+            nn.Sequential(nn.Linear(2, 2)), [], TorchConfig(INT8), progress=False
         )
 
 
@@ -307,8 +310,8 @@ def test_logits_of_padded_batches_of_many_lengths() -> None:
     found = _reach(whole, "model.layers.1.mlp.down_proj", data)
     quantize_model(
         model,
-        TorchConfig(INT8, exclude=("lm_head",)),
         (batch for batch in data),
+        TorchConfig(INT8, exclude=("lm_head",)),
         progress=False,
     )
     assert model.get_submodule(

@@ -37,12 +37,12 @@ def run() -> Run:
     mixture.
     """
     model = made(torch_families.config_of("qwen3_moe"))
-    mixture = mix(model, ("mxfp4", "mxfp6_e2m3", "mxfp8"), 6, tokens(), progress=False)
+    mixture = mix(model, tokens(), ("mxfp4", "mxfp6_e2m3", "mxfp8"), 6, progress=False)
     algorithms = ("awq", "autoround:steps=2", "gptq", "distill:steps=2,sequences=4")
     config = TorchConfig(
         scheme("uint4_wo_32"), exclude=("lm_head",), algorithms=algorithms
     )
-    report = quantize_model(model, config, tokens(), progress=False)
+    report = quantize_model(model, tokens(), config, progress=False)
     return Found(report, Estimate(1 << 30, 1 << 20, 50.0), 10.0, 10.5), mixture
 
 

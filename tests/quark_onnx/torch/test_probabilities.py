@@ -112,7 +112,7 @@ def test_one_block_by_hand(implementation: str) -> None:
     scales = [
         max(float(part[side].abs().max()) for part in parts) / 448 for side in (0, 1)
     ]
-    quantize_model(model, ALONE, tokens(), progress=False)
+    quantize_model(model, tokens(), ALONE, progress=False)
     layer = model.get_submodule(Q)
     found = [float(layer.output.scale), float(layer.probabilities.scale)]
     assert found == pytest.approx(scales, rel=1e-5) and found[1] == pytest.approx(
@@ -136,7 +136,7 @@ def test_what_is_attended_to_is_what_rounding_has_left() -> None:
     model = made(llama(num_hidden_layers=1))
     plain = copy.deepcopy(model)
     quantize_model(
-        model, ALONE.with_(attention=Attention(FP8)), tokens(), progress=False
+        model, tokens(), ALONE.with_(attention=Attention(FP8)), progress=False
     )
     layer, seen = model.get_submodule(Q), list[Any]()
     layer.probabilities.register_forward_hook(
@@ -175,13 +175,13 @@ def test_written_and_read_again(
     model, plain = (made(torch_families.config_of(family)) for _ in range(2))
     source = saved(plain, tmp_path / "source")
     config = FULL.with_(algorithms=algorithms, kv_cache=KVCache(FP8, where=where))
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     after = logits(model, tokens()[0])
     assert (
         1e-4 < float((after - logits(plain, tokens()[0])).norm() / after.norm()) < 0.6
     )
-    write_checkpoint(model, tmp_path / "memory", config)
-    quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
+    write_checkpoint(model, config, tmp_path / "memory")
+    quantize_checkpoint(source, tokens(), config, tmp_path / "files", progress=False)
     for folder in (tmp_path / "memory", tmp_path / "files"):
         loaded = load_checkpoint(folder)
         assert torch.equal(logits(loaded, tokens()[0]), after)
@@ -213,8 +213,8 @@ def test_fused_projections(tmp_path: Path) -> None:
         kv_cache=KVCache(FP8, glob), attention=Attention(FP8, FP8, glob)
     )
     model = made(torch_families.config_of("phi3"))
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     assert f"{SELF}.prob_output_scale" in Reader(tmp_path / "out")
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
@@ -232,12 +232,12 @@ def test_a_run_that_was_killed_goes_on(
         raise Killed
 
     source, out = saved(made(llama()), tmp_path / "source"), tmp_path / "out"
-    quantize_checkpoint(source, tmp_path / "whole", FULL, tokens(), progress=False)
+    quantize_checkpoint(source, tokens(), FULL, tmp_path / "whole", progress=False)
     writing = Writing(resume=tmp_path / "resume", spill=tmp_path / "spill")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(file_run, "release_memory", killed)
         quantize_checkpoint(
-            source, out, FULL, tokens(), writing=writing, progress=False
+            source, tokens(), FULL, out, writing=writing, progress=False
         )
     kept = Reader(tmp_path / "resume" / "block-00000.safetensors")
     assert (
@@ -246,9 +246,9 @@ def test_a_run_that_was_killed_goes_on(
     with pytest.raises(ConfigError, match="its configuration differs"):
         other = FULL.with_(attention=Attention(FP8))
         quantize_checkpoint(
-            source, out, other, tokens(), writing=writing, progress=False
+            source, tokens(), other, out, writing=writing, progress=False
         )
-    quantize_checkpoint(source, out, FULL, tokens(), writing=writing, progress=False)
+    quantize_checkpoint(source, tokens(), FULL, out, writing=writing, progress=False)
     for name in ("model.safetensors", "config.json"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
@@ -256,7 +256,7 @@ def test_a_run_that_was_killed_goes_on(
 def test_the_least_scale_of_the_cache_is_not_that_of_queries() -> None:
     model = made(llama())
     quantize_model(
-        model, FULL.with_(kv_cache=KVCache(FP8, least=1.0)), tokens(), progress=False
+        model, tokens(), FULL.with_(kv_cache=KVCache(FP8, least=1.0)), progress=False
     )
     attention = model.get_submodule(SELF)
     assert attention.k_proj.output.scale == attention.v_proj.output.scale == 1
@@ -267,7 +267,7 @@ def test_the_least_scale_of_the_cache_is_not_that_of_queries() -> None:
 
 def test_generation_with_a_cache_is_that_without() -> None:
     model = made(llama())
-    quantize_model(model, FULL, tokens(), progress=False)
+    quantize_model(model, tokens(), FULL, progress=False)
     generated = model.generate(
         tokens()[0], max_new_tokens=4, do_sample=False, pad_token_id=0
     )
@@ -283,7 +283,7 @@ def test_softmax_of_another_thread_is_its_own() -> None:
         list[Any](),
         torch.linspace(-3, 3, 7),
     )
-    quantize_model(model, ALONE, tokens(), progress=False)
+    quantize_model(model, tokens(), ALONE, progress=False)
 
     def during(*_: Any) -> None:
         thread = threading.Thread(target=lambda: found.append(x.softmax(0)))
@@ -301,7 +301,7 @@ def test_softmax_of_another_thread_is_its_own() -> None:
 
 def test_gradients_pass() -> None:
     model, read = made(llama(num_hidden_layers=1)), list[Any]()
-    quantize_model(model, ALONE, tokens(), progress=False)
+    quantize_model(model, tokens(), ALONE, progress=False)
     attention = model.get_submodule(SELF)
     own = attention.q_proj
     own.probabilities.register_forward_hook(
@@ -323,7 +323,7 @@ def test_a_model_is_as_it_was_where_it_fails() -> None:
         broken = model.model.layers[1].mlp.down_proj.weight
         kept, broken.data[0, 0] = broken.data[0, 0].item(), float("nan")
         with pytest.raises(ModelError, match="down_proj"):
-            quantize_model(model, FULL.with_(kv_cache=cache), batch, progress=False)
+            quantize_model(model, batch, FULL.with_(kv_cache=cache), progress=False)
         broken.data[0, 0] = kept
         assert model.config._attn_implementation == "sdpa"
         assert not any(
@@ -343,10 +343,10 @@ def test_probabilities_of_gptj(tmp_path: Path) -> None:
             ModelError,
             match="GPTJAttention, which computes its probabilities by no attention",
         ):
-            quantize_model(model, config, tokens(), progress=False)
+            quantize_model(model, tokens(), config, progress=False)
         return
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     loaded = load_checkpoint(tmp_path / "out")
     found = logits(model, tokens()[0])
     assert torch.equal(found, logits(loaded, tokens()[0]))
@@ -374,14 +374,14 @@ def test_models_whose_probabilities_cannot_be_reached(
         r" computes its probabilities by no"
     )
     with pytest.raises(ModelError, match=message):
-        quantize_model(model, config, tokens(), progress=False)
+        quantize_model(model, tokens(), config, progress=False)
     assert torch.equal(logits(model, tokens()[0]), before)
     with pytest.raises(ModelError, match=message):
         quantize_checkpoint(
             source,
-            tmp_path / "out",
-            config,
             tokens(),
+            config,
+            tmp_path / "out",
             writing=Writing(trust_code=True),
             progress=False,
         )
@@ -399,7 +399,7 @@ def test_attention_without_softmax_is_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         ModelError, match="a LlamaAttention computes its probabilities without softmax"
     ):
-        quantize_model(model, ALONE, tokens(), progress=False)
+        quantize_model(model, tokens(), ALONE, progress=False)
 
 
 def test_names_that_do_not_fit() -> None:
@@ -421,15 +421,15 @@ def test_names_that_do_not_fit() -> None:
         with pytest.raises(ConfigError, match=message):
             quantize_model(
                 model,
-                FULL.with_(attention=attention, exclude=excluded),
                 tokens(),
+                FULL.with_(attention=attention, exclude=excluded),
                 progress=False,
             )
     with pytest.raises(
         ModelError, match=r"q_proj and .*k_proj belong to one LlamaAttention; name one"
     ):
         both = replace(ATTENTION, layers=("*q_proj", "*k_proj"))
-        quantize_model(model, FULL.with_(attention=both), tokens(), progress=False)
+        quantize_model(model, tokens(), FULL.with_(attention=both), progress=False)
     assert model.config._attn_implementation == "sdpa"
     with pytest.raises(
         ConfigError,
@@ -446,7 +446,7 @@ def test_what_has_no_place_for_it(tmp_path: Path) -> None:
     model, plain = made(llama()), made(llama())
     source = FloatCheckpoint(saved(plain, tmp_path / "source"))
     config = FULL.with_(default=scheme("int8"), kv_cache=None)
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     out = tmp_path / "out"
     for layout in ("compressed-tensors", "fp8"):
         own = config if layout != "fp8" else FULL
@@ -454,16 +454,16 @@ def test_what_has_no_place_for_it(tmp_path: Path) -> None:
             ConfigError,
             match=f"layout '{layout}' has no place for scales of queries and prob",
         ):
-            write_checkpoint(model, out, own, layout=layout)
+            write_checkpoint(model, own, out, layout=layout)
         with pytest.raises(
             ConfigError,
             match=f"layout '{layout}' has no place for scales of queries and prob",
         ):
             quantize_checkpoint(
                 source.folder,
-                out,
-                own,
                 tokens(),
+                own,
+                out,
                 writing=Writing(layout=layout),
                 progress=False,
             )
@@ -474,7 +474,7 @@ def test_what_has_no_place_for_it(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="q_proj: an ONNX model has no node for probabilities"
     ):
-        write_onnx(model, tmp_path / "m.onnx", {"input_ids": tokens()[0]})
+        write_onnx(model, {"input_ids": tokens()[0]}, tmp_path / "m.onnx")
     for kind, message in (
         ("gguf", "a GGUF file has no place for attention"),
         ("onnx", "an ONNX model has no node for"),
@@ -488,14 +488,14 @@ def test_what_has_no_place_for_it(tmp_path: Path) -> None:
         ConfigError,
         match="attention works on modules of transformers, not on exported graphs",
     ):
-        quantize_graph(plain, config, tokens(), example_args=tokens()[0])
+        quantize_graph(plain, tokens(), config, example_args=tokens()[0])
     assert not out.exists()
 
 
 def test_the_function_of_attention_is_chosen_behind(tmp_path: Path) -> None:
     model = made(llama())
-    quantize_model(model, FULL, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "out", FULL)
+    quantize_model(model, tokens(), FULL, progress=False)
+    write_checkpoint(model, FULL, tmp_path / "out")
     after = logits(model, tokens()[0])
     found = import_model_from_safetensors(
         None, tmp_path / "out", attn_implementation="eager"
@@ -511,8 +511,8 @@ def test_the_function_of_attention_is_chosen_behind(tmp_path: Path) -> None:
     model = made(llama())
     quantize_model(
         model,
-        FULL.with_(attention=None, kv_cache=KVCache(FP8, where="rope")),
         tokens(),
+        FULL.with_(attention=None, kv_cache=KVCache(FP8, where="rope")),
         progress=False,
     )
     after = logits(model, tokens()[0])
@@ -524,8 +524,8 @@ def test_the_function_of_attention_is_chosen_behind(tmp_path: Path) -> None:
 def test_a_float_projection_beside_rounded_probabilities(tmp_path: Path) -> None:
     """AMD Quark counts them apart: what it excludes is the layer alone."""
     model, config = made(llama()), FULL.with_(exclude=("lm_head",), kv_cache=None)
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(tmp_path / "out" / "model.safetensors")

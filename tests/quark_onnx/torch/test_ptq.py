@@ -42,9 +42,9 @@ def test_ptq_says_what_it_takes_and_what_it_cost(source: Path, tmp_path: Path) -
 
     found = ptq(
         source,
-        tmp_path / "out",
+        text,
         config_for("int8"),
-        text=text,
+        tmp_path / "out",
         evaluate=text,
         progress=False,
         announce=announced,
@@ -115,7 +115,7 @@ def test_a_model_that_was_handed_over_is_made_anew(source: Path) -> None:
     for scheme in ("int4_wo_32", "fp8"):
         data = tokens() if scheme == "fp8" else None
         report = quantize_checkpoint(
-            opened, source.parent / scheme, config_for(scheme), data, progress=False
+            opened, data, config_for(scheme), source.parent / scheme, progress=False
         )
         assert len(report.quantized) == 14
     with pytest.raises(ModelError, match=r"fp8 is quantized already \(quark\)"):
@@ -317,9 +317,9 @@ def test_what_clients_round_elsewhere_is_noted(
         config_for("fp8", **settings),
     )
     for report in (
-        quantize_checkpoint(source, tmp_path / "out", config, tokens(), progress=False),
+        quantize_checkpoint(source, tokens(), config, tmp_path / "out", progress=False),
         quantize_model(
-            made(torch_families.config_of(family)), config, tokens(), progress=False
+            made(torch_families.config_of(family)), tokens(), config, progress=False
         ),
     ):
         assert len(report.notes) == len(told), report.notes

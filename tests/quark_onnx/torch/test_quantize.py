@@ -48,7 +48,7 @@ def test_scales_are_those_of_the_float_model(name: str) -> None:
     model, batches = made(llama()), tokens()
     x = seen_by(model, name, batches)
     quantize_model(
-        model, TorchConfig(INT8, exclude=("lm_head",)), batches, progress=False
+        model, batches, TorchConfig(INT8, exclude=("lm_head",)), progress=False
     )
     scale = model.get_submodule(name).input.scale
     assert scale.item() == pytest.approx(np.abs(x).max() / 127.5, rel=1e-6)
@@ -60,8 +60,8 @@ def test_percentiles_and_least_errors_are_found_from_the_data() -> None:
     spec = TensorSpec("int8", calibrator="percentile:percentile=99")  # type: ignore[call-arg]
     quantize_model(
         model,
-        TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)),
         batches,
+        TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)),
         progress=False,
     )
     reach = model.get_submodule(name).input.scale.item() * 127.5
@@ -71,8 +71,8 @@ def test_percentiles_and_least_errors_are_found_from_the_data() -> None:
     spec = TensorSpec("int4", calibrator="minmse")  # type: ignore[call-arg]
     quantize_model(
         model,
-        TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)),
         batches,
+        TorchConfig(LayerSpec(input=spec), exclude=("lm_head",)),
         progress=False,
     )
     layer, tensor = model.get_submodule(name), torch.from_numpy(x)
@@ -99,7 +99,7 @@ def test_keys_and_values_have_scales_of_their_own() -> None:
         exclude=("lm_head",),
         kv_cache=KVCache(TensorSpec("fp8e4m3"), least=0.001),
     )
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     scales = [
         model.get_submodule(
             f"model.layers.{block}.self_attn.{side}_proj"
@@ -112,8 +112,8 @@ def test_keys_and_values_have_scales_of_their_own() -> None:
     raised = made(llama())
     quantize_model(
         raised,
-        config.with_(kv_cache=KVCache(TensorSpec("fp8e4m3"), least=1.0)),
         tokens(),
+        config.with_(kv_cache=KVCache(TensorSpec("fp8e4m3"), least=1.0)),
         progress=False,
     )
     assert (
@@ -127,7 +127,7 @@ def test_every_scheme_runs(name: str) -> None:
     model = made(llama(hidden_size=128, intermediate_size=160))
     before = logits(model, tokens()[0])
     quantize_model(
-        model, TorchConfig(scheme(name), exclude=("lm_head",)), tokens(), progress=False
+        model, tokens(), TorchConfig(scheme(name), exclude=("lm_head",)), progress=False
     )
     after = logits(model, tokens()[0])
     assert (
@@ -169,7 +169,7 @@ def test_convolutions_and_embeddings(per_channel: bool) -> None:
         LayerSpec(spec, TensorSpec("int8")),
         types=(("Embedding", LayerSpec(spec)), ("EmbeddingBag", LayerSpec(spec))),
     )
-    report = quantize_model(model, config, data, progress=False)
+    report = quantize_model(model, data, config, progress=False)
     assert set(report.quantized) == {"first", "deep", "up", "table", "bag"}
     with torch.no_grad():
         after = model(*data[0])
@@ -197,7 +197,7 @@ def test_layers_of_their_own() -> None:
         exclude=("lm_head", "*q_proj"),
     )
     model = made(llama())
-    report = quantize_model(model, config, tokens(), progress=False)
+    report = quantize_model(model, tokens(), config, progress=False)
     assert report.quantized["model.layers.0.mlp.up_proj"] == scheme("mxfp4_weight_only")
     assert report.quantized["model.layers.1.self_attn.k_proj"] == scheme("int8")
     assert not any("1.mlp" in name or "q_proj" in name for name in report.quantized)
@@ -221,24 +221,24 @@ def test_layers_of_their_own() -> None:
 )
 def test_names_that_match_nothing_are_errors(config: TorchConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        quantize_model(made(llama()), config, tokens(), progress=False)
+        quantize_model(made(llama()), tokens(), config, progress=False)
 
 
 def test_bad_data_is_named() -> None:
     config = TorchConfig(INT8, exclude=("lm_head",))
     with pytest.raises(DataError, match="no calibration data was given"):
-        quantize_model(made(llama()), config)
+        quantize_model(made(llama()), None, config)
     with pytest.raises(DataError, match="is empty"):
-        quantize_model(made(llama()), config, [], progress=False)
+        quantize_model(made(llama()), [], config, progress=False)
     with pytest.raises(DataError, match="cannot be run on sample 1"):
         quantize_model(
             made(llama()),
-            config,
             [tokens()[0], torch.tensor([[10**6]])],
+            config,
             progress=False,
         )
     with pytest.raises(DataError, match=r"yields a int"):
-        quantize_model(made(llama()), config, [3], progress=False)
+        quantize_model(made(llama()), [3], config, progress=False)
 
 
 def test_a_model_that_overflows_is_told_so() -> None:
@@ -250,7 +250,7 @@ def test_a_model_that_overflows_is_told_so() -> None:
         match=r"the input of model.layers.1.self_attn.q_proj is infinite or no number",
     ):
         quantize_model(
-            model, TorchConfig(INT8, exclude=("lm_head",)), tokens(), progress=False
+            model, tokens(), TorchConfig(INT8, exclude=("lm_head",)), progress=False
         )
 
 
@@ -260,8 +260,8 @@ def test_a_model_is_left_as_it_was_where_it_fails() -> None:
     with pytest.raises(DataError):
         quantize_model(
             model,
-            TorchConfig(INT8, exclude=("lm_head",)),
             [torch.tensor([[10**6]])],
+            TorchConfig(INT8, exclude=("lm_head",)),
             progress=False,
         )
     assert torch.equal(logits(model, tokens()[0]), before) and model.config.use_cache
@@ -280,8 +280,8 @@ def test_blocks_that_were_done_are_float_again_where_a_later_one_fails(
     with pytest.raises((DataError, ModelError), match=r"layers\.2"):
         quantize_model(
             model,
-            TorchConfig(INT8, exclude=("lm_head",), algorithms=algorithms),
             data,
+            TorchConfig(INT8, exclude=("lm_head",), algorithms=algorithms),
             progress=False,
         )
     with torch.no_grad():
@@ -296,6 +296,7 @@ def test_nothing_is_rotated_where_data_is_missing() -> None:
     with pytest.raises(DataError, match="no calibration data was given"):
         quantize_model(
             model,
+            None,
             TorchConfig(INT8, exclude=("lm_head",), algorithms="rotation"),
             progress=False,
         )
@@ -326,7 +327,7 @@ def test_nothing_is_learned_from_padding(
     models = []
     for data in (alone, [{key: torch.cat(parts) for key, parts in padded.items()}]):
         models.append(made(llama()))
-        quantize_model(models[-1], config, data, progress=False)
+        quantize_model(models[-1], data, config, progress=False)
     wanted, found = (model.state_dict() for model in models)
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
 
@@ -360,7 +361,7 @@ def test_blocks_that_change_what_they_read(algorithms: tuple[str, ...]) -> None:
         model.forward = nn.Sequential(*model.layers).forward
         data = [torch.randn(1, 8, 32) for _ in range(3)]
         quantize_model(
-            model, TorchConfig(spec, algorithms=algorithms), data, progress=False
+            model, data, TorchConfig(spec, algorithms=algorithms), progress=False
         )
         found.append(model.state_dict())
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
@@ -388,7 +389,7 @@ def test_blocks_that_return_tuples_are_walked() -> None:
     torch.manual_seed(0)
     model, batches = Model(), [torch.randn(2, 4, 8) for _ in range(3)]
     x = seen_by(model, "layers.2.inner", batches)
-    quantize_model(model, TorchConfig(INT8), batches, progress=False)
+    quantize_model(model, batches, TorchConfig(INT8), progress=False)
     assert model.layers[2].inner.input.scale.item() == pytest.approx(
         np.abs(x).max() / 127.5, rel=1e-6
     )
@@ -415,8 +416,8 @@ def test_perplexity_is_that_of_its_definition() -> None:
 def test_weights_that_stay_float_are_read_again(kind: str, tmp_path: Path) -> None:
     model = made(torch_families.config_of("gpt2") if kind == "gpt2" else llama())
     config = TorchConfig(LayerSpec(input=TensorSpec("int8")), exclude=("lm_head",))
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
         logits(model, tokens()[0]),

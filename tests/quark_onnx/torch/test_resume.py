@@ -34,9 +34,9 @@ def run(
     """The bytes of all files of a run."""
     quantize_checkpoint(
         source,
-        output,
-        FP8,
         data or tokens(1, 2),
+        FP8,
+        output,
         writing=Writing(resume=resume),
         progress=False,
     )

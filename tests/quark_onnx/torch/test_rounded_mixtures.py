@@ -43,9 +43,9 @@ def test_what_is_written_is_what_is_read(
     config = config_for("fp8", kv_cache=cache, attention=attention, layers=layers)
     model = made(llama())
     source = saved(made(llama()), tmp_path / "source")
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "memory", config)
-    quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "memory")
+    quantize_checkpoint(source, tokens(), config, tmp_path / "files", progress=False)
     for folder in (tmp_path / "memory", tmp_path / "files"):
         loaded = load_checkpoint(folder)
         assert torch.equal(logits(loaded, tokens()[0]), logits(model, tokens()[0]))
@@ -65,8 +65,8 @@ def test_other_layouts(layout: str, tmp_path: Path) -> None:
     )
     config = config_for("fp8", kv_cache="fp8", layers=layers)
     model = made(llama())
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "out", config, layout=layout)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out", layout=layout)
     assert torch.equal(
         logits(load_checkpoint(tmp_path / "out"), tokens()[0]),
         logits(model, tokens()[0]),
@@ -94,8 +94,8 @@ def test_names_of_layers_behind_the_globs_of_the_cache(tmp_path: Path) -> None:
 def test_one_entry_stands_for_layers_that_are_alike(tmp_path: Path) -> None:
     config = config_for("fp8", kv_cache="fp8", layers=(("*self_attn*", "mxfp4"),))
     model = made(llama())
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "out", config)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "out")
     content = json.loads(
         (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
     )["quantization_config"]

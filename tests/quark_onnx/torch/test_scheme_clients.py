@@ -45,12 +45,12 @@ def test_names_are_complete() -> None:
 def test_checkpoints(name: str, tmp_path: Path) -> None:
     model = made(llama(hidden_size=128, intermediate_size=256))
     config = TorchConfig(scheme(name), exclude=("lm_head",))
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     found: dict[str, list[str]] = {}
     for layout in LAYOUTS:
         folder = tmp_path / layout
         try:
-            write_checkpoint(model, folder, config, layout=layout)
+            write_checkpoint(model, config, folder, layout=layout)
         except QuarkError as error:
             assert "place in" in str(error)
             continue

@@ -53,7 +53,7 @@ def altered(folder: Path, change: Callable[[Tensors], None]) -> Path:
 def written(source: Path, config: TorchConfig, **settings: Any) -> Path:
     output = source.parent / "out"
     quantize_checkpoint(
-        source, output, config, tokens(), writing=Writing(**settings), progress=False
+        source, tokens(), config, output, writing=Writing(**settings), progress=False
     )
     return output
 
@@ -76,8 +76,8 @@ def test_what_is_tied_is_apart_once_one_side_is_quantized(
         exclude=() if head else ("lm_head",),
     )
     files = written(source, config)
-    quantize_model(model, config, progress=False)
-    write_checkpoint(model, tmp_path / "memory", config)
+    quantize_model(model, None, config, progress=False)
+    write_checkpoint(model, config, tmp_path / "memory")
     wanted = logits(model, tokens()[0])
     for folder in (files, tmp_path / "memory"):
         assert torch.equal(logits(load_checkpoint(folder), tokens()[0]), wanted)
@@ -97,7 +97,7 @@ def test_weights_of_mixed_types_are_run_as_the_model_has_them(tmp_path: Path) ->
 
     source = altered(saved(model, tmp_path / "model"), widen)
     output = written(source, FP8)
-    quantize_model(model, FP8, tokens(), progress=False)
+    quantize_model(model, tokens(), FP8, progress=False)
     assert torch.equal(
         logits(load_checkpoint(output), tokens()[0]), logits(model, tokens()[0])
     )
@@ -185,7 +185,9 @@ def test_a_bad_weight_is_named(
 def test_what_is_missing_beside_layers_is_said(source: Path) -> None:
     with pytest.raises(ModelError, match="no tensor for the embedding of tokens"):
         written(altered(source, _without("model.embed_tokens.weight")), FP8)
-    report = quantize_checkpoint(source, source.parent / "out", INT4, progress=False)
+    report = quantize_checkpoint(
+        source, None, INT4, source.parent / "out", progress=False
+    )
     assert report.notes == [f"{source} has no tensor for model.embed_tokens.weight"]
 
 
@@ -266,16 +268,16 @@ def test_codes_that_fill_no_whole_bytes_are_refused_before_the_work(
     ):
         quantize_checkpoint(
             saved(model, tmp_path / "model"),
-            tmp_path / "out",
-            config,
             _never(),
+            config,
+            tmp_path / "out",
             progress=False,
         )
-    quantize_model(model, config, progress=False)
+    quantize_model(model, None, config, progress=False)
     with pytest.raises(
         ConfigError, match=r"model.layers.0..* codes of .* do not fill whole bytes"
     ):
-        write_checkpoint(model, tmp_path / "out", config)
+        write_checkpoint(model, config, tmp_path / "out")
 
 
 def _never() -> Any:
@@ -298,7 +300,7 @@ def test_odd_sizes_come_back(name: str, tmp_path: Path) -> None:
     )
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     output = written(saved(model, tmp_path / "model"), config)
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     assert torch.equal(
         logits(load_checkpoint(output), tokens()[0]), logits(model, tokens()[0])
     )
@@ -308,13 +310,13 @@ def test_data_that_is_none(source: Path) -> None:
     for data in (5, torch.float32):
         with pytest.raises(DataError, match="the calibration data is a"):
             quantize_checkpoint(
-                source, source.parent / "out", FP8, data, progress=False
+                source, data, FP8, source.parent / "out", progress=False
             )  # type: ignore[arg-type]
         with pytest.raises(DataError, match="the calibration data is a"):
             quantize_model(
                 nn.Sequential(nn.Linear(2, 2)),
-                FP8.with_(exclude=()),
                 data,
+                FP8.with_(exclude=()),
                 progress=False,
             )  # type: ignore[arg-type]
     shutil.rmtree(source)

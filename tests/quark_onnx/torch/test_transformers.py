@@ -59,7 +59,7 @@ def quantized(folder: Path, config: TorchConfig, model: Any, **settings: Any) ->
     source = saved(model, folder / "float")
     writing = Writing(trust_code=True, **settings)
     quantize_checkpoint(
-        source, folder / "out", config, tokens(), writing=writing, progress=False
+        source, tokens(), config, folder / "out", writing=writing, progress=False
     )
     return folder / "out"
 

@@ -32,7 +32,7 @@ def test_figures_are_those_of_both_models(source: Path, tmp_path: Path) -> None:
     text = Text(str(tmp_path / "tokens.npy"), 4, 12)
     config = config_for("uint4_wo_32")
     found = ptq(
-        source, tmp_path / "out", config, text=text, progress=False, verdict=True
+        source, text, config, tmp_path / "out", progress=False, verdict=True
     ).verdict
     assert found is not None
     # four windows to calibrate on; the two behind them are held out
@@ -77,7 +77,9 @@ def test_bits_of_all_and_of_quantized_layers(layout: str, tmp_path: Path) -> Non
 def test_worst_layers(source: Path, tmp_path: Path) -> None:
     worst = "model.layers.1.mlp.up_proj"
     config = config_for("int8_per_channel", layers=((worst, "uint2_wo_32"),))
-    found = ptq(source, tmp_path / "out", config, progress=False, verdict=True).verdict
+    found = ptq(
+        source, None, config, tmp_path / "out", progress=False, verdict=True
+    ).verdict
     assert found is not None and len(found.worst) == 3
     assert found.worst[0][0] == worst
     model, quantized = load_checkpoint(source), load_checkpoint(tmp_path / "out")
@@ -100,7 +102,9 @@ def test_models_that_do_not_fit_are_not_compared(
 ) -> None:
     monkeypatch.setattr(module, "available", lambda: 1 << 10)
     config = config_for("mxfp4_weight_only")
-    found = ptq(source, tmp_path / "out", config, progress=False, verdict=True).verdict
+    found = ptq(
+        source, None, config, tmp_path / "out", progress=False, verdict=True
+    ).verdict
     assert found is not None and found.divergence is None
     assert "0.0 MiB are free" in found.skipped and found.bytes_after > 0
     assert len(found.lines()) == 3
@@ -112,7 +116,7 @@ def test_a_model_that_cannot_be_compared_is_written(
     text = Text(str(tmp_path / "tokens.npy"), 4, 1)  # windows of one token
     config = config_for("uint4_wo_32")
     found = ptq(
-        source, tmp_path / "out", config, text=text, progress=False, verdict=True
+        source, text, config, tmp_path / "out", progress=False, verdict=True
     ).verdict
     assert found is not None and found.divergence is None
     assert found.skipped == "there is no text of two tokens or more"

@@ -67,8 +67,8 @@ class Exported:
 
 def write_onnx(  # noqa: PLR0913
     model: nn.Module,
-    output: Path | str,
     inputs: Sample,
+    output: Path | str,
     *,
     form: str = "auto",
     dtype: str = "float32",
@@ -82,8 +82,8 @@ def write_onnx(  # noqa: PLR0913
     Args:
         model: a model from ``quantize_model``; it is not changed. A language model is written
             without its key-value cache.
-        output: the file.
         inputs: example inputs: a tensor, a dict of keywords or a list of arguments.
+        output: the file.
         form: the operators of weights: "qdq" with DequantizeLinear alone; "auto" with onnxruntime's
             MatMulNBits if it supports the codes; "operators" refuses blocks without support.
         dtype: dtype of the computation, "float32" or "float16".

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.config.spec import LayerSpec
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.float_weights import ROUTER, check_not_all_float, reason_of
 from quark_onnx.torch.models.mixtures import routers_of
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
@@ -44,8 +44,8 @@ _NEEDS_EXPORT = (
 
 def quantize_graph(
     model: nn.Module | ExportedProgram,
+    data: Iterable[Any] | None,
     config: TorchConfig,
-    data: Iterable[Any] | None = None,
     example_args: Any = None,
     *,
     dynamic_shapes: Any = None,
@@ -61,9 +61,9 @@ def quantize_graph(
     Args:
         model: an ExportedProgram, its ``module()``, or any module with ``example_args``; it is not
             changed.
-        config: the quantization configuration. Algorithms work on modules only.
         data: batches: tensors, dicts of keywords or lists of arguments; needed only to calibrate
-            scales.
+            scales, else None.
+        config: the quantization configuration. Algorithms work on modules only.
         example_args: the arguments with which a module is exported: a tensor, a dict of keywords or
             a list of arguments.
         dynamic_shapes: the axes that may vary, as torch.export takes them.
@@ -77,6 +77,7 @@ def quantize_graph(
         DataError: data is needed and missing, or the model cannot be run on it.
         ModelError: the model cannot be exported, or was exported in training mode.
     """
+    require_config(config)
     _check_config(config)
     if isinstance(model, nn.Module) and any(
         isinstance(module, QuantizedLayer) for module in model.modules()

@@ -286,17 +286,17 @@ def test_norms_of_two_blocks_that_are_one(shared: str, tmp_path: Path) -> None:
         ModelError,
         match=r"layers\.1\.post_attention_layernorm\.weight is a parameter of something",
     ):
-        quantize_model(model, config, tokens(1), progress=False)
-    quantize_model(model, config.with_(algorithms="gptq"), tokens(1), progress=False)
+        quantize_model(model, tokens(1), config, progress=False)
+    quantize_model(model, tokens(1), config.with_(algorithms="gptq"), progress=False)
 
 
 def test_memory_and_files_agree(tmp_path: Path) -> None:
     model = made(llama(tie_word_embeddings=False))
     source = saved(model, tmp_path / "source")
     config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=("awq", "clip"))
-    report = quantize_model(model, config, tokens(), progress=False)
+    report = quantize_model(model, tokens(), config, progress=False)
     assert {each.algorithm for each in report.outcomes} == {"awq", "clip"}
-    quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
+    quantize_checkpoint(source, tokens(), config, tmp_path / "files", progress=False)
     loaded = load_checkpoint(tmp_path / "files")
     torch.testing.assert_close(
         logits(loaded, tokens()[0]), logits(model, tokens()[0]), rtol=0, atol=0
@@ -344,5 +344,5 @@ def test_stories(name: str, algorithms: tuple[str, ...], most: float) -> None:
         folder / "stories260K", dtype=torch.float32
     ).eval()
     config = TorchConfig(scheme(name), exclude=("lm_head",), algorithms=algorithms)
-    quantize_model(model, config, rows[:40].split(1), progress=False)
+    quantize_model(model, rows[:40].split(1), config, progress=False)
     assert perplexity(model, list(rows[40:]), progress=False) <= most

@@ -77,7 +77,7 @@ def test_blocks_whose_outputs_have_another_width(
         scheme("int8_per_channel" if "smooth" in name else "uint4_wo_32"),
         algorithms=(name,),
     )
-    report = quantize_model(model, config, data, progress=False)
+    report = quantize_model(model, data, config, progress=False)
     assert len(report.quantized) == len(blocks) and not report.notes
     for x, wanted in zip(data, expected, strict=True):
         assert float((model(x).detach() - wanted).norm() / wanted.norm()) < 0.3
@@ -104,7 +104,7 @@ def test_smoothquant_is_what_the_paper_says_in_a_wider_block() -> None:
     config = TorchConfig(
         scheme("int8_per_channel"), algorithms=(SmoothQuant(alpha=0.5),)
     )
-    quantize_model(model, config, [x], progress=False)
+    quantize_model(model, [x], config, progress=False)
     scale = (reads.abs().amax(0) / weight.abs().amax(0)).sqrt()
     torch.testing.assert_close(
         norm.weight.detach().double(), gain / scale, rtol=1e-4, atol=0

@@ -58,9 +58,9 @@ def test_the_divergence_is_what_its_definition_says_and_falls(name: str) -> None
         tokens(6),
     )
     nearest, trained = made(llama()), made(llama())
-    quantize_model(nearest, config, data, progress=False)
+    quantize_model(nearest, data, config, progress=False)
     report = quantize_model(
-        trained, config.with_(algorithms=(QUICK,)), data, progress=False
+        trained, data, config.with_(algorithms=(QUICK,)), progress=False
     )
     (outcome,) = report.outcomes
     assert outcome.layer == "" and outcome.algorithm == "distill"
@@ -77,16 +77,16 @@ def test_it_goes_on_from_the_codes_of_others() -> None:
     before = made(llama())
     quantize_model(
         before,
-        config.with_(algorithms=("awq:clip=false", "gptq")),
         data,
+        config.with_(algorithms=("awq:clip=false", "gptq")),
         progress=False,
     )
     model = made(llama())
     still = Distillation(steps=1, lr=1e-9, sequences=8)
     report = quantize_model(
         model,
-        config.with_(algorithms=("awq:clip=false", "gptq", still)),
         data,
+        config.with_(algorithms=("awq:clip=false", "gptq", still)),
         progress=False,
     )
     for name, layer in before.named_modules():
@@ -104,10 +104,10 @@ def test_a_checkpoint_is_what_memory_holds(
 ) -> None:
     config, data = MXFP4.with_(algorithms=algorithms), tokens(6)
     source = saved(made(llama()), tmp_path / "source")
-    one = quantize_checkpoint(source, tmp_path / "out", config, data, progress=False)
-    quantize_checkpoint(source, tmp_path / "again", config, data, progress=False)
+    one = quantize_checkpoint(source, data, config, tmp_path / "out", progress=False)
+    quantize_checkpoint(source, data, config, tmp_path / "again", progress=False)
     model = load_checkpoint(source)
-    other = quantize_model(model, config, data, progress=False)
+    other = quantize_model(model, data, config, progress=False)
     assert one.outcomes == other.outcomes
     assert torch.equal(
         logits(model, data[0]), logits(load_checkpoint(tmp_path / "out"), data[0])
@@ -132,7 +132,7 @@ def test_families(family: str) -> None:
     config = TorchConfig(
         scheme("mxfp4_weight_only"), exclude=(head,), algorithms=(QUICK,)
     )
-    outcome = quantize_model(model, config, data, progress=False).outcomes[-1]
+    outcome = quantize_model(model, data, config, progress=False).outcomes[-1]
     assert outcome.after == pytest.approx(divergence(floats, model, data), rel=1e-3)
     assert outcome.after <= outcome.before
 
@@ -151,13 +151,13 @@ def test_what_it_refuses() -> None:
             {"inputs_embeds": embedded.get_input_embeddings()(batch).detach()}
             for batch in tokens()
         ]
-        quantize_model(embedded, config, data, progress=False)
+        quantize_model(embedded, data, config, progress=False)
     with pytest.raises(ModelError, match="has the float model write text"):
         model = made(llama()).model
         quantize_model(
             model,
-            TorchConfig(scheme("mxfp4"), algorithms=(QUICK,)),
             tokens(),
+            TorchConfig(scheme("mxfp4"), algorithms=(QUICK,)),
             progress=False,
         )
     assert not [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
@@ -228,7 +228,7 @@ def test_the_mean_of_the_last_steps_is_what_is_kept(
     monkeypatch.setattr(Descent, "finish", finished)
     quick = replace(QUICK, steps=40)  # means of two steps
     quantize_model(
-        made(llama()), MXFP4.with_(algorithms=(quick,)), tokens(6), progress=False
+        made(llama()), tokens(6), MXFP4.with_(algorithms=(quick,)), progress=False
     )
     assert len(means) == quick.steps
     same = [
@@ -247,7 +247,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
     def run(name: str, resume: Path | None) -> dict[str, bytes]:
         writing = Writing(resume=resume)
         report = quantize_checkpoint(
-            source, tmp_path / name, config, tokens(4), writing=writing, progress=False
+            source, tokens(4), config, tmp_path / name, writing=writing, progress=False
         )
         outcomes.append(report.outcomes[-1])
         return {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()}
@@ -297,8 +297,8 @@ def test_it_makes_a_real_model_better() -> None:
         model = load_checkpoint(folder / "stories260K")
         quantize_model(
             model,
-            MXFP4.with_(algorithms=algorithms),
             rows[:16].split(8),
+            MXFP4.with_(algorithms=algorithms),
             progress=False,
         )
         found[len(algorithms)] = perplexity(model, list(rows[16:80]), progress=False)

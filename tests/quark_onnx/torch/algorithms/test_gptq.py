@@ -349,7 +349,7 @@ def test_what_is_swept_at_once_changes_no_code(
         for module in (solver_module, gptq):
             monkeypatch.setattr(module, "AT_ONCE", at_once)
         model = made(llama())
-        report = quantize_model(model, config, tokens(4), progress=False)
+        report = quantize_model(model, tokens(4), config, progress=False)
         found.append(
             (logits(model, tokens(1)[0]), [each.layer for each in report.outcomes])
         )
@@ -397,7 +397,7 @@ def test_stages_of_blocks_alike_are_found_once(
                 ),
             )
         model = made(torch_families.config_of(family))
-        quantize_model(model, config, tokens(4), progress=False)
+        quantize_model(model, tokens(4), config, progress=False)
         found.append(logits(model, tokens(1)[0]))
     assert (
         len(blocks_of(made(torch_families.config_of(family)))) == 2
@@ -454,7 +454,7 @@ def test_families(family: str, chosen: Any) -> None:
     config = TorchConfig(
         UINT4, exclude=(torch_families.head_of(family),), algorithms=(chosen,)
     )
-    report = quantize_model(model, config, tokens(2), progress=False)
+    report = quantize_model(model, tokens(2), config, progress=False)
     assert report.outcomes and {each.algorithm for each in report.outcomes} == {
         chosen.name
     }
@@ -483,9 +483,9 @@ def test_schemes(name: str) -> None:
         )
         for seed in range(8)
     ]
-    quantize_model(plain, config, data, progress=False)
+    quantize_model(plain, data, config, progress=False)
     report = quantize_model(
-        better, config.with_(algorithms="gptq"), data, progress=False
+        better, data, config.with_(algorithms="gptq"), progress=False
     )
     before, after = (
         sum(getattr(each, name) for each in report.outcomes)
@@ -512,10 +512,10 @@ def test_file_to_file_is_as_in_memory(family: str, dtype: Any, tmp_path: Path) -
     source = saved(made(torch_families.config_of(family), dtype), tmp_path / "model")
     config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptaq",))
     report = quantize_checkpoint(
-        source, tmp_path / "out", config, tokens(3), progress=False
+        source, tokens(3), config, tmp_path / "out", progress=False
     )
     model = made(torch_families.config_of(family), dtype)
-    other = quantize_model(model, config, tokens(3), progress=False)
+    other = quantize_model(model, tokens(3), config, progress=False)
     assert [each.layer for each in report.outcomes] == [
         each.layer for each in other.outcomes
     ]
@@ -553,9 +553,9 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
     def run(name: str, resume: Path | None) -> tuple[dict[str, bytes], Any]:
         report = quantize_checkpoint(
             source,
-            tmp_path / name,
-            config,
             tokens(2),
+            config,
+            tmp_path / name,
             writing=Writing(resume=resume),
             progress=False,
         )
@@ -621,8 +621,8 @@ def test_levels_beyond_float32_stay_as_they_are(name: str) -> None:
     model, spec = made(llama()), LayerSpec(TensorSpec("int32", per_channel=True))
     report = quantize_model(
         model,
-        TorchConfig(spec, exclude=("lm_head",), algorithms=name),
         tokens(1),
+        TorchConfig(spec, exclude=("lm_head",), algorithms=name),
         progress=False,
     )
     assert len(report.outcomes) == 14 and all(
@@ -676,8 +676,8 @@ def test_inputs_that_say_little_are_no_failure() -> None:
     data = [torch.full((1, 4), 5)]
     report = quantize_model(
         model,
-        TorchConfig(UINT4, exclude=("lm_head",), algorithms="gptq"),
         data,
+        TorchConfig(UINT4, exclude=("lm_head",), algorithms="gptq"),
         progress=False,
     )
     assert all(each.after <= each.before for each in report.outcomes)
@@ -695,8 +695,8 @@ def test_inputs_that_are_no_numbers_are_named(name: str) -> None:
     ):
         quantize_model(
             model,
-            TorchConfig(UINT4, exclude=("lm_head",), algorithms=name),
             tokens(1),
+            TorchConfig(UINT4, exclude=("lm_head",), algorithms=name),
             progress=False,
         )
 
@@ -742,7 +742,7 @@ def test_what_algorithms_do_not_touch_is_told(tmp_path: Path) -> None:
         LayerSpec(None, scheme("fp8").input), exclude=("lm_head",), algorithms="gptq"
     )
     for config, name in ((mxfp4, "clip"), (nothing, "gptq")):
-        report = quantize_model(made(llama()), config, tokens(1), progress=False)
+        report = quantize_model(made(llama()), tokens(1), config, progress=False)
         assert report.outcomes == []
         assert [note.split(":")[0] for note in report.notes] == [
             f"{name} has changed nothing"
@@ -750,8 +750,8 @@ def test_what_algorithms_do_not_touch_is_told(tmp_path: Path) -> None:
     whole = TorchConfig(UINT4, algorithms="gptq")
     source = saved(made(llama(tie_word_embeddings=False)), tmp_path / "model")
     for report in (
-        quantize_model(made(llama()), whole, tokens(1), progress=False),
-        quantize_checkpoint(source, tmp_path / "out", whole, tokens(1), progress=False),
+        quantize_model(made(llama()), tokens(1), whole, progress=False),
+        quantize_checkpoint(source, tokens(1), whole, tmp_path / "out", progress=False),
     ):
         assert report.notes == [
             "lm_head lies outside of the blocks that gptq works on: it is rounded to the nearest"
@@ -764,16 +764,16 @@ def test_data_and_blocks_are_needed() -> None:
         DataError,
         match="an algorithm learns from data, but no calibration data was given",
     ):
-        quantize_model(made(llama()), config, progress=False)
+        quantize_model(made(llama()), None, config, progress=False)
     with pytest.raises(
         ModelError, match="gptq works block by block: the model has no list of blocks"
     ):
         quantize_model(
-            nn.Sequential(nn.Linear(4, 4)), config, [torch.ones(1, 4)], progress=False
+            nn.Sequential(nn.Linear(4, 4)), [torch.ones(1, 4)], config, progress=False
         )
     bare = nn.Module()
     bare.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
     with pytest.raises(
         ModelError, match=r"gptq works block by block: layers\.0 is a Linear alone"
     ):
-        quantize_model(bare, config, [torch.ones(1, 4)], progress=False)
+        quantize_model(bare, [torch.ones(1, 4)], config, progress=False)

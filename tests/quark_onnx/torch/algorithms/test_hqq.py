@@ -189,7 +189,7 @@ def test_families(family: str, data: bool) -> None:
         exclude=(torch_families.head_of(family),),
         algorithms=("hqq", "gptq") if data else ("hqq",),
     )
-    report = quantize_model(model, config, tokens(2) if data else None, progress=False)
+    report = quantize_model(model, tokens(2) if data else None, config, progress=False)
     own = [each for each in report.outcomes if each.algorithm == "hqq"]
     assert own and all(each.after <= each.before for each in own)
     assert sum(each.after for each in own) < sum(each.before for each in own)
@@ -202,8 +202,8 @@ def test_a_model_comes_nearer_to_the_float_one() -> None:
         LayerSpec(TensorSpec("uint2", symmetric=False, block_size=32)),
         exclude=("lm_head",),
     )
-    quantize_model(plain, config, progress=False)
-    quantize_model(better, config.with_(algorithms=HQQ()), progress=False)
+    quantize_model(plain, None, config, progress=False)
+    quantize_model(better, None, config.with_(algorithms=HQQ()), progress=False)
     wanted, before, after = (
         torch.cat([logits(model, batch) for batch in tokens(4)])
         for model in (float_model, plain, better)
@@ -236,9 +236,9 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 def test_the_head_is_solved_for_whether_blocks_are_run_or_not() -> None:
     spec = LayerSpec(TensorSpec("uint4", symmetric=False, block_size=32))
     alone, beside = made(llama()), made(llama())
-    quantize_model(alone, TorchConfig(spec, algorithms="hqq"), progress=False)
+    quantize_model(alone, None, TorchConfig(spec, algorithms="hqq"), progress=False)
     quantize_model(
-        beside, TorchConfig(spec, algorithms=("gptq", "hqq")), tokens(1), progress=False
+        beside, tokens(1), TorchConfig(spec, algorithms=("gptq", "hqq")), progress=False
     )
     assert spec.weight is not None
     plain = quantize(made(llama()).lm_head.weight, spec.weight)

@@ -129,7 +129,7 @@ def test_activations_are_float_while_codes_are_chosen(row: str, name: str) -> No
     ):
         model = made(llama())
         config = TorchConfig(spec, exclude=("lm_head",), algorithms=(text,))
-        quantize_model(model, config, tokens(4, 16), progress=False)
+        quantize_model(model, tokens(4, 16), config, progress=False)
         found[key] = codes(model)
         layer = model.model.layers[0].mlp.down_proj
         assert (layer.input is None) == (key == "weights")
@@ -149,7 +149,7 @@ def test_an_algorithm_behind_it_that_rounds_activations_is_run_on_rounded_ones()
             exclude=("lm_head",),
             algorithms=(text, "autoround:steps=3"),
         )
-        report = quantize_model(model, config, tokens(4, 16), progress=False)
+        report = quantize_model(model, tokens(4, 16), config, progress=False)
         found[text] = codes(model)
         assert {each.algorithm for each in report.outcomes} == {"gptaq", "autoround"}
     assert not alike(*found.values())

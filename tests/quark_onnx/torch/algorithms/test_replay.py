@@ -33,7 +33,7 @@ def outcome(family: str, name: str, layer: LayerSpec) -> tuple[Any, Any]:
     config = TorchConfig(
         layer, exclude=(torch_families.head_of(family),), algorithms=(name,)
     )
-    report = quantize_model(model, config, tokens(4), progress=False)
+    report = quantize_model(model, tokens(4), config, progress=False)
     return logits(model, tokens(1)[0]), report.outcomes
 
 
@@ -72,7 +72,7 @@ def test_no_layer_is_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(QuantizedLayer, "forward", counting)
     model = made(torch_families.config_of("llama3"))
     config = TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",))
-    quantize_model(model, config, tokens(4), progress=False)
+    quantize_model(model, tokens(4), config, progress=False)
     layers = [each for each in model.modules() if isinstance(each, QuantizedLayer)]
     assert sum(runs.values()) == 4 * len(layers)
 
@@ -95,8 +95,8 @@ def test_no_decoded_weights_are_held_while_columns_are_rounded(
     model = made(torch_families.config_of("llama3"))
     quantize_model(
         model,
-        TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",)),
         tokens(4),
+        TorchConfig(UINT4, exclude=("lm_head",), algorithms=("gptq",)),
         progress=False,
     )
     assert held and not any(held)

@@ -191,7 +191,7 @@ def test_activations_with_an_outlier_are_rounded_better_once_they_are_rotated() 
         before = logits(model, tokens()[0])
         if rotated:
             rotate(model, Rotation(), tokens())
-        quantize_model(model, tokenwise, progress=False)
+        quantize_model(model, None, tokenwise, progress=False)
         errors[rotated] = error(before, logits(model, tokens()[0]))
     assert errors[True] < 0.5 * errors[False]
 
@@ -233,7 +233,7 @@ def test_online_rotations_are_quantized_behind_and_not_exported(tmp_path: Path) 
         exclude=("lm_head", "*layers.1.mlp.down_proj"),
         algorithms=("rotation:r4=true",),
     )
-    report = quantize_model(model, config, progress=False)
+    report = quantize_model(model, None, config, progress=False)
     assert (
         "model.layers.0.mlp.down_proj.layer" in report.quantized
         and "a model has no checkpoint" in report.notes[0]
@@ -244,7 +244,7 @@ def test_online_rotations_are_quantized_behind_and_not_exported(tmp_path: Path) 
     with pytest.raises(
         ConfigError, match=r"each run rotates what model.layers.0.mlp.down_proj reads"
     ):
-        write_checkpoint(model, tmp_path / "out", config)
+        write_checkpoint(model, config, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -305,10 +305,10 @@ def test_memory_and_files_agree(name: str, kind: str, tmp_path: Path) -> None:
     config = TorchConfig(
         scheme(kind), exclude=("lm_head",), algorithms=(Rotation(seed=2),)
     )
-    quantize_checkpoint(source, tmp_path / "files", config, tokens(), progress=False)
+    quantize_checkpoint(source, tokens(), config, tmp_path / "files", progress=False)
     before = logits(model, tokens()[0])
-    quantize_model(model, config, tokens(), progress=False)
-    write_checkpoint(model, tmp_path / "memory", config)
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, tmp_path / "memory")
     after = logits(model, tokens()[0])
     assert 1e-3 < error(before, after) < 1
     for folder in ("memory", "files"):
@@ -337,8 +337,8 @@ def test_files_are_rotated_by_one_after_the_other(
     only = "model.layers.1.mlp.down_proj"
     spec = scheme("int8_per_channel")
     config = TorchConfig(LayerSpec(), layers=((only, spec),), algorithms=algorithms)
-    report = quantize_checkpoint(source, tmp_path / "out", config, progress=False)
-    quantize_model(model, config, progress=False)
+    report = quantize_checkpoint(source, None, config, tmp_path / "out", progress=False)
+    quantize_model(model, None, config, progress=False)
     loaded = load_checkpoint(tmp_path / "out")
     assert list(report.quantized) == [only]
     assert error(logits(model, tokens()[0]), logits(loaded, tokens()[0])) < 1e-4
@@ -366,7 +366,7 @@ def test_files_take_no_rotations_that_run_or_are_learned(tmp_path: Path) -> None
         )
         with pytest.raises(ConfigError, match=message):
             quantize_checkpoint(
-                source, tmp_path / "out", config, tokens(), progress=False
+                source, tokens(), config, tmp_path / "out", progress=False
             )
     assert not (tmp_path / "out").exists()
 
@@ -377,7 +377,7 @@ def test_a_checkpoint_that_cannot_be_rotated_leaves_nothing(tmp_path: Path) -> N
         scheme("mxfp4"), exclude=("lm_head",), algorithms=("rotation",)
     )
     with pytest.raises(ModelError, match="cannot be rotated"):
-        quantize_checkpoint(source, tmp_path / "out", config, progress=False)
+        quantize_checkpoint(source, None, config, tmp_path / "out", progress=False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["source"]
 
 
@@ -426,7 +426,7 @@ def test_learned_rotations_are_no_worse_and_the_same_each_time(name: str) -> Non
         )
         assert report.learned is not None and report.learned[1] <= report.learned[0]
         assert error(before, logits(model, tokens()[0])) < 1e-4
-        quantize_model(model, config, tokens(8), progress=False)
+        quantize_model(model, tokens(8), config, progress=False)
         ids = torch.cat(tokens(8))
         loss = nn.functional.cross_entropy(
             logits(model, ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
@@ -447,7 +447,7 @@ def test_where_gptq_follows_rotations_are_learned_on_rounded_activations_alone()
     config = TorchConfig(
         scheme("mxfp4"), exclude=("lm_head",), algorithms=(settings, "gptq")
     )
-    report = quantize_model(random_model(llama()), config, tokens(8), progress=False)
+    report = quantize_model(random_model(llama()), tokens(8), config, progress=False)
     model = random_model(llama())
     layers = chosen_layers(model, config)[0]
     alone = {

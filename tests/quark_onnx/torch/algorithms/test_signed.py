@@ -352,7 +352,7 @@ def test_families(family: str) -> None:
         exclude=(torch_families.head_of(family),),
         algorithms=("autoround:steps=20",),
     )
-    report = quantize_model(model, config, tokens(2), progress=False)
+    report = quantize_model(model, tokens(2), config, progress=False)
     assert report.outcomes and all(
         each.after < 0.9 * each.before for each in report.outcomes
     )
@@ -367,9 +367,9 @@ def test_models_come_nearer_to_the_float_one(name: str) -> None:
     models = _, plain, better = [made(llama()) for _ in range(3)]
     config = TorchConfig(scheme(name), exclude=("lm_head",))
     data = tokens(48, 48)
-    quantize_model(plain, config, data, progress=False)
+    quantize_model(plain, data, config, progress=False)
     report = quantize_model(
-        better, config.with_(algorithms=SignedRounding(40)), data, progress=False
+        better, data, config.with_(algorithms=SignedRounding(40)), progress=False
     )
     assert all(each.after < each.before for each in report.outcomes)
     held_out = torch.randint(
@@ -385,12 +385,12 @@ def test_it_goes_on_from_gptq() -> None:
         UINT4, exclude=("lm_head",), algorithms=(GPTQ(), SignedRounding(30))
     )
     model = made(llama())
-    report = quantize_model(model, config, tokens(4), progress=False)
+    report = quantize_model(model, tokens(4), config, progress=False)
     rounds = [each for each in report.outcomes if each.algorithm == "autoround"]
     assert all(each.after <= each.before for each in rounds)
     alone = made(llama())
     other = quantize_model(
-        alone, config.with_(algorithms=(SignedRounding(30),)), tokens(4), progress=False
+        alone, tokens(4), config.with_(algorithms=(SignedRounding(30),)), progress=False
     )
     first = other.outcomes[0]
     assert rounds[0].layer == first.layer and rounds[0].before != first.before

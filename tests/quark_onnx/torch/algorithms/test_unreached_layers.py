@@ -141,7 +141,7 @@ def quantized(family: str, name: str) -> tuple[Any, Any]:
     model = model_of(family)
     layer = scheme("int8_per_channel" if "smooth" in name else "uint4_wo_32")
     config = TorchConfig(layer, exclude=heads_of(model), algorithms=(name,))
-    return model, quantize_model(model, config, batches(family), progress=False)
+    return model, quantize_model(model, batches(family), config, progress=False)
 
 
 @pytest.mark.parametrize("name", SWEEPING[::2])
@@ -195,6 +195,7 @@ def test_layers_that_no_data_reaches_are_noted(name: str) -> None:
     plain = model_of("bart_decoder")
     quantize_model(
         plain,
+        None,
         TorchConfig(scheme("uint4_wo_32"), exclude=heads_of(plain)),
         progress=False,
     )

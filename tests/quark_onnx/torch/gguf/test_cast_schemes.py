@@ -21,7 +21,7 @@ from tests.quark_onnx.torch.gguf.tiny import save, tensors
 def test_cast_weights(scheme: str, tmp_path: Path) -> None:
     model = save(tmp_path)
     weight = model.model.layers[0].mlp.up_proj.weight.detach().clone()
-    quantize_model(model, config_for(scheme), progress=False)
+    quantize_model(model, None, config_for(scheme), progress=False)
     result = write_quantized_gguf(model, tmp_path, tmp_path / "model.gguf")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[scheme]
     wanted = weight.to(dtype).to(torch.float16).float().numpy()

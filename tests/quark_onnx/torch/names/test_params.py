@@ -55,7 +55,7 @@ def test_a_module_of_images(tmp_path: Path) -> None:
             TensorSpec("int8", per_channel=True), TensorSpec("uint8", symmetric=False)
         )
     )
-    quantize_model(model, config, [x], progress=False)
+    quantize_model(model, [x], config, progress=False)
     other = images()
     for parameter in (*other.parameters(), *other.buffers()):
         parameter.data.zero_()
@@ -99,7 +99,9 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
     model = images()
     with pytest.raises(ConfigError, match="no layer of the model is quantized"):
         save_params(model, "mine", export_dir=tmp_path)
-    quantize_model(model, TorchConfig(LayerSpec(TensorSpec("int8"))), progress=False)
+    quantize_model(
+        model, None, TorchConfig(LayerSpec(TensorSpec("int8"))), progress=False
+    )
     with pytest.raises(ConfigError, match="the files hold layers of modules"):
         save_params(
             model,

@@ -67,7 +67,7 @@ def generated(path: Path, prompt: Any, count: int) -> list[list[int]]:
 def test_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = made(AutoConfig.for_model(family, **(SIZES | FAMILIES[family])))
     config = config_for("int4_wo_32")
-    quantize_model(model, config, tokens(), progress=False)
+    quantize_model(model, tokens(), config, progress=False)
     path = tmp_path / "model.onnx"
     found = export_decoder(model, path)
     assert found.difference < 1e-4

@@ -62,7 +62,7 @@ def cnn() -> Any:
 
 def quantized(model: Any, spec: LayerSpec | str, *data: Any, **settings: Any) -> Any:
     config = TorchConfig(scheme(spec) if isinstance(spec, str) else spec, **settings)
-    quantize_model(model, config, data, progress=False)
+    quantize_model(model, data, config, progress=False)
     return model
 
 
@@ -104,7 +104,7 @@ WEIGHTS = [
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_weights_alone(name: str, tmp_path: Path) -> None:
     model, x = quantized(mlp(), name), torch.randn(3, 70)
-    result = write_onnx(model, tmp_path / "m.onnx", x)
+    result = write_onnx(model, x, tmp_path / "m.onnx")
     assert error(run(result.path, x)[0], forward(model, x)) < 2e-6
     assert (operators(result.path).count("MatMulNBits") == 2) == ("int" in name)
 
@@ -113,7 +113,7 @@ def test_the_metadata_name_producer_and_formats(tmp_path: Path) -> None:
     x = torch.randn(3, 70)
     int8 = LayerSpec(TensorSpec("int8"), TensorSpec("int8"))
     model = quantized(mlp(), "int4_wo_32", x, layers=(("2", int8),))
-    path = write_onnx(model, tmp_path / "m.onnx", x).path
+    path = write_onnx(model, x, tmp_path / "m.onnx").path
     found = onnx.load(path)
     assert (found.producer_name, found.producer_version) == ("quark_onnx", __version__)
     texts = {entry.key: entry.value for entry in found.metadata_props}
@@ -128,7 +128,7 @@ def test_the_metadata_name_producer_and_formats(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["uint4_wo_128", "uint4_wo_per_channel", "int3_wo_64"])
 def test_weights_alone_as_standard_operators(name: str, tmp_path: Path) -> None:
     model, x = quantized(mlp(), name), torch.randn(3, 70)
-    result = write_onnx(model, tmp_path / "m.onnx", x, form="qdq")
+    result = write_onnx(model, x, tmp_path / "m.onnx", form="qdq")
     options = ort.SessionOptions()
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = ort.InferenceSession(
@@ -158,7 +158,7 @@ def test_the_constants_of_an_operator(tmp_path: Path) -> None:
         torch.randn(2, 40),
     )
     parts = initializers(
-        write_onnx(model, tmp_path / "m.onnx", x, form="operators").path
+        write_onnx(model, x, tmp_path / "m.onnx", form="operators").path
     )
     weight = nbits_weight(model[0].quantized)
     assert weight is not None
@@ -172,7 +172,7 @@ def test_the_constants_of_an_operator(tmp_path: Path) -> None:
 def test_a_convolutional_model(name: str, tmp_path: Path) -> None:
     data = torch.randn(2, 3, 8, 8)
     model = quantized(cnn(), name, data)
-    path = write_onnx(model, tmp_path / "m.onnx", data).path
+    path = write_onnx(model, data, tmp_path / "m.onnx").path
     x = torch.randn(5, 3, 8, 8)  # another batch than was exported
     # a value halfway between two codes may become either: no more than one code of the 40 values
     # that last are read
@@ -184,7 +184,7 @@ def test_static_activations_keep_their_scale_and_zero_point(tmp_path: Path) -> N
         TensorSpec("int8", per_channel=True), TensorSpec("uint8", symmetric=False)
     )
     model = quantized(nn.Sequential(nn.Linear(8, 4)), spec, torch.randn(9, 8))
-    path = write_onnx(model, tmp_path / "m.onnx", torch.randn(2, 8)).path
+    path = write_onnx(model, torch.randn(2, 8), tmp_path / "m.onnx").path
     parts = initializers(path)
     assert parts["0.input_scale"] == model[0].input.scale.numpy()
     assert parts["0.input_zero_point"] == model[0].input.zero.numpy()
@@ -205,7 +205,7 @@ def test_layers_that_read_one_tensor_share_its_rounding(tmp_path: Path) -> None:
 
     x = torch.randn(6, 8)
     model = quantized(Both().eval(), "int8", x)
-    path = write_onnx(model, tmp_path / "m.onnx", x).path
+    path = write_onnx(model, x, tmp_path / "m.onnx").path
     assert operators(path).count("QuantizeLinear") == 1
     expected = forward(model, x)
     for found, name in zip(run(path, x), ("sum", "first"), strict=True):
@@ -226,7 +226,7 @@ def test_embeddings(spec: Any, tmp_path: Path) -> None:
     quantized(model, LayerSpec(), types={"Embedding": LayerSpec(spec)})
     ids = torch.randint(0, 30, (2, 7))
     for form in ("auto", "qdq"):
-        path = write_onnx(model, tmp_path / f"{form}.onnx", ids, form=form).path
+        path = write_onnx(model, ids, tmp_path / f"{form}.onnx", form=form).path
         assert error(run(path, ids)[0], forward(model, ids)) < 1e-6
 
 
@@ -275,7 +275,7 @@ def tokens(batch: int, length: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "opt", "gpt2"])
 def test_decoders_at_other_lengths(kind: str, tmp_path: Path) -> None:
     model = quantized(decoder(kind), "uint4_wo_32")
-    result = write_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
+    result = write_onnx(model, tokens(2, 11), tmp_path / "m.onnx")
     for batch, length in ((1, 5), (3, 20)):
         inputs = tokens(batch, length)
         with torch.no_grad():
@@ -294,7 +294,7 @@ def test_decoders_with_rounded_activations(name: str, tmp_path: Path) -> None:
     model = quantized(
         decoder("llama"), name, inputs, kv_cache=cache, exclude=("lm_head",)
     )
-    result = write_onnx(model, tmp_path / "m.onnx", inputs)
+    result = write_onnx(model, inputs, tmp_path / "m.onnx")
     with torch.no_grad():
         expected = model(**inputs).logits
     shown = inputs["attention_mask"].numpy() > 0
@@ -317,12 +317,12 @@ def test_rotated_keys_have_no_node(tmp_path: Path) -> None:
         ConfigError,
         match="k_proj: an ONNX model has no node for keys that are rounded after",
     ):
-        write_onnx(model, tmp_path / "m.onnx", tokens(2, 11))
+        write_onnx(model, tokens(2, 11), tmp_path / "m.onnx")
 
 
 def test_a_model_in_bfloat16_computes_in_float32(tmp_path: Path) -> None:
     model, inputs = quantized(decoder("llama").bfloat16(), "uint4_wo_32"), tokens(2, 11)
-    path = write_onnx(model, tmp_path / "m.onnx", inputs).path
+    path = write_onnx(model, inputs, tmp_path / "m.onnx").path
     [found] = run(path, *inputs.values())
     with torch.no_grad():
         expected = model(**inputs).logits.float()
@@ -335,7 +335,7 @@ def test_a_model_in_bfloat16_computes_in_float32(tmp_path: Path) -> None:
 
 def test_float16(tmp_path: Path) -> None:
     model, x = quantized(mlp().half(), "uint4_wo_32"), torch.randn(3, 70)
-    path = write_onnx(model, tmp_path / "m.onnx", x, dtype="float16").path
+    path = write_onnx(model, x, tmp_path / "m.onnx", dtype="float16").path
     [found] = run(path, x.half())
     assert found.dtype == np.float16
     assert error(found, forward(model, x.half())) < 2e-3
@@ -344,8 +344,8 @@ def test_float16(tmp_path: Path) -> None:
     ):
         write_onnx(
             quantized(mlp(), "int8_per_channel"),
-            tmp_path / "n.onnx",
             torch.randn(2, 70),
+            tmp_path / "n.onnx",
             dtype="float16",
         )
 
@@ -362,7 +362,7 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
         list(model.parameters()),
         forward(model, x),
     )
-    write_onnx(model, tmp_path / "m.onnx", x)
+    write_onnx(model, x, tmp_path / "m.onnx")
     assert all(old is new for old, new in zip(before, model.modules(), strict=True))
     assert all(old is new for old, new in zip(parts, model.parameters(), strict=True))
     assert torch.equal(forward(model, x), expected)
@@ -372,11 +372,11 @@ def test_weights_beside_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = quantized(mlp(), "int4_wo_32"), torch.randn(3, 70)
-    plain = initializers(write_onnx(model, tmp_path / "plain.onnx", x).path)
+    plain = initializers(write_onnx(model, x, tmp_path / "plain.onnx").path)
     monkeypatch.setattr(
         export, "LARGE_MODEL", 0
     )  # as if it were one: constants go through a file
-    path = write_onnx(model, tmp_path / "m.onnx", x, external=True).path
+    path = write_onnx(model, x, tmp_path / "m.onnx", external=True).path
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "m.onnx",
         "m.onnx.data",
@@ -393,7 +393,7 @@ def test_the_same_model_becomes_the_same_bytes(tmp_path: Path) -> None:
         torch.randn(2, 3, 8, 8),
     )
     first, second = (
-        write_onnx(model, tmp_path / name, x).path.read_bytes()
+        write_onnx(model, x, tmp_path / name).path.read_bytes()
         for name in ("a.onnx", "b.onnx")
     )
     assert first == second
@@ -406,14 +406,14 @@ def test_fixed_and_chosen_axes(tmp_path: Path) -> None:
         [value] = ort.InferenceSession(str(result.path)).get_inputs()
         return value.shape  # type: ignore[no-any-return]
 
-    assert shape(write_onnx(model, tmp_path / "a.onnx", x, dynamic=False)) == [
+    assert shape(write_onnx(model, x, tmp_path / "a.onnx", dynamic=False)) == [
         1,
         4,
         70,
     ]
-    assert shape(write_onnx(model, tmp_path / "b.onnx", x)) == ["batch", 4, 70]
+    assert shape(write_onnx(model, x, tmp_path / "b.onnx")) == ["batch", 4, 70]
     assert shape(
-        write_onnx(model, tmp_path / "c.onnx", x, dynamic={"input": {1: "rows"}})
+        write_onnx(model, x, tmp_path / "c.onnx", dynamic={"input": {1: "rows"}})
     ) == [1, "rows", 70]
 
 
@@ -448,7 +448,7 @@ def test_a_wrong_result_is_not_written(
         ModelError,
         match=r"'output' .* differs from torch's on input \[3, 70\]: 0.00\d+ relative",
     ):
-        write_onnx(model, path, x)
+        write_onnx(model, x, path)
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
     assert path.read_bytes() == b"an earlier file"
 
@@ -462,27 +462,27 @@ def test_requests_that_cannot_be_met(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="layer '0': onnxruntime has no operator for weights of int4"
     ):
-        write_onnx(model, path, x, form="operators")
+        write_onnx(model, x, path, form="operators")
     with pytest.raises(
         ConfigError, match="form is 'nbits'; it must be one of: auto, operators, qdq"
     ):
-        write_onnx(model, path, x, form="nbits")
+        write_onnx(model, x, path, form="nbits")
     with pytest.raises(
         ConfigError, match="onnxruntime does not compute in bfloat16 on a CPU"
     ):
-        write_onnx(model, path, x, dtype="bfloat16")
+        write_onnx(model, x, path, dtype="bfloat16")
     with pytest.raises(
         ConfigError, match="dynamic names the input 'x'; inputs are input"
     ):
-        write_onnx(model, path, x, dynamic={"x": {0: "batch"}})
+        write_onnx(model, x, path, dynamic={"x": {0: "batch"}})
     with pytest.raises(
         ConfigError, match="dynamic names axis 2 of 'input', which has 2"
     ):
-        write_onnx(model, path, x, dynamic={"input": {2: "batch"}})
+        write_onnx(model, x, path, dynamic={"input": {2: "batch"}})
     with pytest.raises(DataError, match="inputs hold no tensor"):
-        write_onnx(model, path, {"input": 3})
+        write_onnx(model, {"input": 3}, path)
     with pytest.raises(DataError, match="inputs are a int"):
-        write_onnx(model, path, 3)
+        write_onnx(model, 3, path)
     assert not list(tmp_path.iterdir())
 
 
@@ -497,7 +497,7 @@ def test_what_torch_cannot_export(tmp_path: Path) -> None:
 
     model = quantized(Branching().eval(), "int4_wo_32")
     with pytest.raises(ModelError, match="torch cannot export the model"):
-        write_onnx(model, tmp_path / "m.onnx", torch.randn(2, 4))
+        write_onnx(model, torch.randn(2, 4), tmp_path / "m.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -538,7 +538,7 @@ def test_perplexity_is_that_of_torch(name: str, within: float, tmp_path: Path) -
         "input_ids": scored[0][None],
         "attention_mask": torch.ones(1, 256, dtype=torch.long),
     }
-    path = write_onnx(model, tmp_path / "m.onnx", inputs).path
+    path = write_onnx(model, inputs, tmp_path / "m.onnx").path
     losses = [
         torch.nn.functional.cross_entropy(
             torch.from_numpy(

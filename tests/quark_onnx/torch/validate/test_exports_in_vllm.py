@@ -108,9 +108,9 @@ def exported(
     data = tokens(6, 24) if data is None else data
     quantize_checkpoint(
         source,
-        output,
-        config_for(scheme, **settings),
         data,
+        config_for(scheme, **settings),
+        output,
         writing=writing,
         progress=False,
     )

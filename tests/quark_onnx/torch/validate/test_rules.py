@@ -1279,7 +1279,7 @@ def test_experts_with_static_integers_in_compressed_tensors(tmp_path: Path) -> N
         out = tmp_path / f"{family}-out"
         config, writing = config_for("int8"), Writing(layout="compressed-tensors")
         quantize_checkpoint(
-            folder, out, config, tokens(9), writing=writing, progress=False
+            folder, tokens(9), config, out, writing=writing, progress=False
         )
         verdict = validate(out, "vllm")
         assert {finding.rule for finding in verdict.findings} == (
@@ -1291,7 +1291,7 @@ def test_names_of_mixtral(tmp_path: Path) -> None:
     """transformers calls experts and routers otherwise in memory, and so do files of AMD Quark."""
     out = tmp_path / "out"
     source = saved(made(config_of("mixtral")), tmp_path / "source")
-    quantize_checkpoint(source, out, config_for("ptpc_fp8"), progress=False)
+    quantize_checkpoint(source, None, config_for("ptpc_fp8"), out, progress=False)
     assert validate(out, "vllm").findings == ()
     held = load_file(out / "model.safetensors")
     held = {
