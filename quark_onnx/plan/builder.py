@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Block, Integer
@@ -22,12 +22,16 @@ class PlanBuilder(Plan):
     kept: dict[str, str]
     spoken: set[str]
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        """Create a builder from the arguments of ``Plan``."""
-        super().__init__(*arguments, **settings)
-        self.entries = dict(self.entries)
-        self.kept = dict(self.kept)
-        self.spoken = set(self.spoken)
+    def _hold(
+        self,
+        entries: Mapping[Use, Entry],
+        kept: Mapping[str, str],
+        spoken: Iterable[str],
+    ) -> None:
+        """Take copies of the decisions that rules change."""
+        self.entries = dict(entries)
+        self.kept = dict(kept)
+        self.spoken = set(spoken)
 
     @classmethod
     def of(cls, plan: Plan) -> PlanBuilder:

@@ -91,8 +91,17 @@ class Plan:
         self.aligns = aligns
         self.shapes = shapes or ShapeArithmetic.of(graph)
         self.asked = asked or Asked()
-        self.entries = MappingProxyType(dict(entries or {}))
-        self.kept = MappingProxyType(dict(kept or {}))
+        self._hold(entries or {}, kept or {}, spoken)
+
+    def _hold(
+        self,
+        entries: Mapping[Use, Entry],
+        kept: Mapping[str, str],
+        spoken: Iterable[str],
+    ) -> None:
+        """Take copies of the decisions that nobody can change."""
+        self.entries = MappingProxyType(dict(entries))
+        self.kept = MappingProxyType(dict(kept))
         self.spoken = frozenset(spoken)
 
     def __str__(self) -> str:
