@@ -104,6 +104,8 @@ class GroupedHistogram(MeanExtremes):
         if not self.exponent.size:
             self.exponent = np.full(exponent.shape, LEAST_EXPONENT)
             self.samples = np.zeros((GROUPS, len(exponent)), np.int64)
+        # A louder sample than all before moves every group down by whole octaves, so that merging
+        # in another order ends with the same groups.
         by = np.maximum(exponent - self.exponent, 0)
         if not by.any():
             return
@@ -132,6 +134,7 @@ class GroupedHistogram(MeanExtremes):
         )
         merged.tidy()
         groups = np.minimum(below, last)
+        # Rows belong to different groups: a sample may be loud in one channel, quiet in another.
         for place in np.unique(groups):
             rows = groups == place
             for counts, more in (

@@ -51,6 +51,7 @@ class Percentile:
             negative[:, 0] = statistic.positive[:, 0]
             above = _threshold(statistic.positive, tail / 2 * total) * width
             below = _threshold(negative, tail / 2 * total) * width
+        # A bin edge may lie beyond the extreme value, where the grid would waste codes.
         return Range(
             np.maximum(statistic.lo, -below),
             np.minimum(statistic.hi, above),

@@ -55,8 +55,10 @@ SMALL_TENSOR = 1024
 #: External tensors start at multiples of this, as ONNX advises.
 PAGE = 4096
 
-#: Session options of onnxruntime. With the first one int8 weights become uint8, whose products are
-#: summed in 32 bits; with the second one, Q/DQ pairs are not fused into integer operators.
+#: Session options of onnxruntime. With the first one (microsoft/onnxruntime#12088) int8 weights
+#: become uint8, whose products are summed in 32 bits: sums of two products saturate at 16 bits on
+#: processors without VNNI (microsoft/onnxruntime#6004). With the second one, Q/DQ pairs are not
+#: fused into integer operators.
 PRECISE = "session.x64quantprecision"
 DEFINED = "session.disable_quant_qdq"
 

@@ -252,7 +252,7 @@ def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
     # Only ties are moved to the side they round to: other float32 values are farther from a tie.
     if rounding == HALF_AWAY:
         # Not a product with 1 + 2^-40: onnxruntime mistakes it for a product with 1, and removes
-        # it.
+        # it (NoopElimination, microsoft/onnxruntime#13460; seen in 1.32).
         wide = body.op(
             "Add",
             wide,

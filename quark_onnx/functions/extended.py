@@ -124,6 +124,7 @@ def _quantize(body: Body, types: Sequence[int], opset: int) -> None:
             to=types[0],
         )
     else:
+        # A function body cannot ask for a type: what a cast makes of the probe tells it.
         probe = body.op("CastLike", body.constant(_PROBE, np.int64), "zero")
         found = body.op("Cast", probe, to=TensorProto.DOUBLE)
         body.op("CastLike", _quantize_mixed(body, found, types), "zero")
@@ -173,6 +174,7 @@ def _quantize_to(body: Body, type_: int) -> str:
         )
         if type_ == TensorProto.BFLOAT16:
             return shifted
+        # The vendor's operator saturates; a Cast would write infinities.
         return body.op(
             "Clip",
             shifted,

@@ -60,6 +60,8 @@ def conv_integer(graph: Graph, node: Node) -> bool:
     stored = value(graph, w.codes)
     scale = value(graph, w.scale)
     zeros = zero_points(graph, w)
+    # ONNX allows a zero point per channel, onnxruntime 1.32 does not (conv_integer.cc:52; for
+    # QLinearConv microsoft/onnxruntime#28447). The scale multiplies the sums, and may differ per channel.
     if (scale.ndim and w.axis % stored.ndim != 0) or (zeros != zeros.flat[0]).any():
         return False
     if scale.ndim:
@@ -92,6 +94,7 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
     stored = value(graph, w.codes)
     zero_point = zero_points(graph, w).flat[0]
     offset = 128 if stored.dtype == np.int8 else 0
+    # Code and zero point move together: their difference, the multiplied value, stays.
     codes = (stored.astype(np.int16) + offset).astype(np.uint8)
     if offset:
         name = graph.add_constant(f"{w.codes}_unsigned", codes)

@@ -123,6 +123,7 @@ def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
 
     ``axis``: the weight's axis that may have per-channel scales.
     """
+    # onnxruntime has kernels for unsigned activations by any weight, and signed by signed.
     if (
         code_type(graph, x) != TensorProto.UINT8
         and code_type(graph, w) != TensorProto.INT8

@@ -221,11 +221,14 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
         steps = values / scale[:, None]
         codes = _codes(steps, zero[:, None], bits)
         error = steps - (codes - zero[:, None])
+        # In steps of the start's scale, as errors in steps of changing scales do not compare; and
+        # not in units of the weight, whose squares overflow.
         squared = np.einsum("ij,ij->i", error, error) * np.square(scale / start)
         better = squared < least
         least = np.where(better, squared, least)
         best_scale = np.where(better, scale, best_scale)
         best_zero = np.where(better, zero, best_zero)
+        # RTN's integer zero point spans zero; a float one may start from the exact range.
         if floating and iteration == 0:
             scale, zero = _tight(values, scale, zero, bits, free)
             continue
@@ -243,6 +246,7 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
             ),
             zero,
         )
+        # Least squares of the scale for fixed codes: <centred, target> / <centred, centred>.
         centred = codes - zero[:, None]
         energy = np.einsum("ij,ij->i", centred, centred)
         fitted = scale * (

@@ -63,6 +63,7 @@ class Window:
             inputs = places * self.strides[axis] - self.pads[axis] + taps
             inside = np.ones(inputs.shape, np.bool_)
         inside = inside & (inputs >= 0) & (inputs < size)
+        # Padding reads any valid place here, and is overwritten afterwards.
         return inputs.clip(0, max(0, size - 1)), inside
 
 
@@ -156,6 +157,7 @@ def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64
         wanted,
     )
     places: NDArray[np.int64] = ends[:-1] + (shares * np.diff(ends)).astype(np.int64)
+    # Stretches are in the order of the image, and optimizers take consecutive rows as a batch.
     for random, row in zip(draws, places, strict=True):
         random.shuffle(row)
     return places

@@ -54,11 +54,14 @@ class Levels:
 
     def nearest(self, weight: NDArray[np.float64]) -> Floats:
         """Round each weight to a level, as QuantizeLinear does."""
+        # Division in float32, as QuantizeLinear computes it: a product with the reciprocal rounds
+        # ties to another code.
         units = weight.astype(np.float32) / self.scale
         if not self.levels.size:
             codes: Floats = np.clip(np.rint(units), self.least, self.greatest)
             return codes * self.scale
         below, above = self._around(units)
+        # Ties to even (IEEE 754): among sorted levels, mantissas alternate, and that of 0 is even.
         even = (
             np.searchsorted(self.levels, below) % 2
             == np.searchsorted(self.levels, 0.0) % 2
@@ -74,6 +77,7 @@ class Levels:
         if self.levels.size:
             below, above = self._around(units)
             return below * self.scale, above * self.scale
+        # `below` stops one short of the end, so that both neighbours are codes.
         below = np.clip(
             np.floor(units),
             self.least,

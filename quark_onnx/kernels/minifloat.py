@@ -130,6 +130,7 @@ def round_to(
     """
     with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
         wide = np.asarray(x, np.float32).astype(np.float64)
+    # Below the least normal number, the step no longer shrinks: subnormals share its exponent.
     exponent = (
         np.maximum(
             np.frexp(wide)[1] - 1,
@@ -137,6 +138,8 @@ def round_to(
         )
         - format.mantissa_bits
     )
+    # ldexp and float64 are exact here, so that only to_integer rounds; a carry into the next power
+    # of two needs no case of its own.
     rounded = np.ldexp(to_integer(np.ldexp(wide, -exponent), rounding), exponent)
     saturated: NDArray[np.float32] = np.clip(
         rounded,

@@ -77,6 +77,7 @@ class BiasAbsorption:
         statistics = watch(graph, tensors, samples)
         count = 0
         for (first, readers), statistic in zip(pairs, statistics, strict=True):
+            # The least of values that were left out as NaN or infinite bounds nothing.
             if not statistic.nonfinite:
                 count += self._absorb(graph, first, readers, statistic.lo)
         return count
@@ -91,12 +92,14 @@ class BiasAbsorption:
         bias = first.bias(graph)
         if bias is None or least.size != bias.size or not (least > 0).any():
             return False
+        # The margin keeps other data above zero: what the Relu clips cannot be given back.
         moved = np.maximum(least, 0.0) * (1 - self.margin)
         first.set_bias(graph, bias - moved, "absorbed")
         for reader in readers:
             bias_after = reader.bias(graph)
             weight = reader.weight(graph)
             assert bias_after is not None
+            # Without padding, a constant input contributes its value times the sum of the kernel.
             summed = weight.reshape(*weight.shape[:3], -1).sum(axis=3)
             back = np.einsum(
                 "goi,gi->go",

@@ -51,6 +51,7 @@ class AdaRound:
         aim = problem.aim(present)
         below, above = problem.lattice_of(present).neighbours(aim)
         step = above - below
+        # Weights beyond the ends of the grid have one level only, and a step of 0.
         share = ((aim - below) / np.where(step == 0, 1, step)).astype(np.float32)
         settings = Descent(
             self.iterations,

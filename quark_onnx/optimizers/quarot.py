@@ -78,6 +78,8 @@ class QuaRot:
         attentions = heads(graph)
         done = set[Node]()
         for place, stream in enumerate(rotated_streams):
+            # LayerNorm subtracts the mean over channels, so that the rotation must keep the vector
+            # of ones; RMSNorm commutes with any rotation.
             rotation = (balanced if stream.centered else random_hadamard)(
                 stream.size,
                 self.seed,
@@ -85,6 +87,7 @@ class QuaRot:
             stream.rotate(graph, rotation, f"rotated{place or ''}")
             done |= stream.readers.keys()
         for attention in attentions:
+            # An output projection that a stream has rotated already reads rotated values.
             if attention.reader.node not in done:
                 attention.rotate(
                     graph,
@@ -120,6 +123,7 @@ def _halves(size: int, seed: int) -> Rotation:
     cuts = [int(np.prod(orders[:place])) for place in range(1, len(orders))]
     if size <= _SMALL or not cuts:
         return Rotation((random_hadamard(size, seed).matrix(),))
+    # Two factors of n = a b cost a + b products per value in place of n; equal sides are cheapest.
     left = min(cuts, key=lambda cut: cut + size // cut)
     return Rotation(
         tuple(random_hadamard(part, seed).matrix() for part in (left, size // left)),

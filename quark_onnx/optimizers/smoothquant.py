@@ -112,6 +112,7 @@ class SmoothQuant:
             np.abs(seen.hi),
         )
         weights = [layer.matrix(graph) for layer in group.layers]
+        # Layers that read one tensor share its factors, so that the greatest weight decides.
         reach = np.max(
             [np.abs(weight).max(axis=1) for weight in weights],
             axis=0,
@@ -123,6 +124,7 @@ class SmoothQuant:
             factor = factors(largest, reach, self.alpha)
         if np.ptp(factor) == 0:
             return False
+        # The graph stores float32: divide by the value that the weights are multiplied by.
         factor = factor.astype(np.float32).astype(np.float64)
         key = f"smooth_{group.tensor}"
         folds = group.absorbed(graph)
@@ -227,6 +229,7 @@ def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:
     alive = (largest > 0) & (reach > 0)
     if not alive.any():
         return np.ones(largest.size)
+    # In logarithms, as powers of channel ranges of 1e30 and more overflow.
     logarithm = alpha * np.log(largest[alive]) - (1 - alpha) * np.log(reach[alive])
     result = np.ones(largest.size)
     limit = np.log(_GREATEST_FACTOR)
@@ -248,11 +251,13 @@ def _search(
     per-tensor or per-channel scales. No factors are a candidate, too.
     """
     x = seen.vectors.astype(np.float64)
+    # A single NaN would make all candidates equally bad.
     x = x[np.isfinite(x).all(axis=1)]
     exact = x @ np.concatenate(weights, axis=1)
     best = np.ones(largest.size)
     least = np.inf
     for candidate in (best, *(factors(largest, reach, alpha) for alpha in _ALPHAS)):
+        # The range comes from all data, not from the sampled vectors, which miss the outliers.
         low = min(0.0, (seen.lo / candidate).min())
         high = max(0.0, (seen.hi / candidate).max())
         if rounding.symmetric:

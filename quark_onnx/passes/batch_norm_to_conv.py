@@ -37,11 +37,13 @@ def _replace(graph: Graph, node: Node) -> bool:
         return False
     if any(value is None for value in parameters):
         return False
+    # In float64: `beta - mean * factor` cancels where a channel's mean is large.
     gamma, beta, mean, variance = (
         np.asarray(value, np.float64) for value in parameters
     )
     factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
     shift = beta - mean * factor
+    # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.
     if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
         return False
     names = [

@@ -31,6 +31,7 @@ def _fold(graph: Graph, norm: Node) -> bool:
         return False
     if layer.kind not in ("Conv", "ConvTranspose", "Gemm"):
         return False
+    # Another reader of the layer would get the normalized result.
     only_reader = graph.consumers(source) == [norm] and not graph.is_output(source)
     training = norm.attribute("training_mode", 0) or any(norm.outputs[1:])
     if (
@@ -42,6 +43,7 @@ def _fold(graph: Graph, norm: Node) -> bool:
     bias = graph.constant(layer.input(2)) if layer.input(2) else np.zeros(1)
     if graph.constant(layer.input(1)) is None or bias is None:
         return False
+    # alpha and beta of a Gemm would scale the folded constants once more.
     scaled = layer.kind == "Gemm" and not (unscaled(layer) and bias.ndim == 1)
     gamma, beta, mean, variance = (
         np.asarray(value, np.float64) for value in parameters
@@ -50,6 +52,7 @@ def _fold(graph: Graph, norm: Node) -> bool:
     if scaled or not np.isfinite(factor).all():
         return False
 
+    # With outputs in front, one factor per output fits Conv, ConvTranspose and Gemm alike.
     stored = Layer.stored(layer)
     weight = stored.weight(graph)
     stored.set_weight(

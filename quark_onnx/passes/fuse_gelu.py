@@ -46,6 +46,8 @@ def _replace(graph: Graph, erf: Node) -> bool:
         or not _is(graph, _other(shifted, erf.outputs[0]), 1)
     ):
         return False
+    # Exporters multiply by x and by 0.5 in any order, or halve x first: both factors are crossed
+    # off as the products are followed.
     missing = {"half", "source"}
     tensor = shifted.outputs[0]
     last = shifted

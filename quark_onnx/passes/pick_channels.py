@@ -91,6 +91,8 @@ def _followed(
     """Return the origins of the values after a shuffle; None for open sizes."""
     if not shape or prod(shape) > _LARGEST:
         return None
+    # Moving the indices of the values through the shuffle shows what any such chain does,
+    # whatever its shapes are.
     origins = np.arange(prod(shape)).reshape(shape)
     for node in chain:
         if node.kind == "Transpose":
@@ -119,6 +121,8 @@ def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
         return None
     channels: Indices = picked[0].reshape(len(picked[0]), -1)[:, 0] // prod(shape[2:])
     places = np.arange(prod(shape)).reshape(shape)
+    # The guess from the first value of each plane is checked against all of them: a Transpose may
+    # have exchanged rows and columns as well.
     same = channels.max() < shape[1] and np.array_equal(
         picked,
         places.take(channels, axis=1),

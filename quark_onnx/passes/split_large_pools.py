@@ -55,6 +55,7 @@ def _kernel(height: int, width: int) -> tuple[int, int] | None:
     parts = []
     for rows in range(1, height + 1):
         for columns in range(1, width + 1):
+            # Only equal parts: the mean of means is the mean if each part has the same size.
             even = not height % rows and not width % columns
             count = (height // rows) * (width // columns)
             if even and rows * columns <= _MOST and count <= _MOST:

@@ -26,6 +26,7 @@ def split_to_slices(graph: Graph) -> int:
 def _replace(graph: Graph, node: Node) -> bool:
     source = node.inputs[0]
     shape = graph.shape(source)
+    # An omitted result has no name for the Slice to write.
     if shape is None or not all(node.outputs):
         return False
     axis = node.attribute("axis", 0) % len(shape)
@@ -72,6 +73,7 @@ def sizes_of_parts(
     if not isinstance(size, int):
         return None
     count = len(node.outputs)
+    # num_outputs (ONNX, Split-18): equal parts, rounded up; the last one takes the rest.
     part = -(-size // count)
     sizes = [min(part, size - part * index) for index in range(count)]
     return sizes if min(sizes) > 0 else None

@@ -85,6 +85,8 @@ class Mix:
                 )[:, at : at + count, :rows]
                 own[:] = part.swapaxes(0, 1)
             else:
+                # Samples along the inner axis: consecutive rows come from different samples, and
+                # any slice of the rows is a mixed batch.
                 own = whole.reshape(
                     len(whole),
                     self._each,
@@ -98,6 +100,7 @@ class Mix:
         if self._deep:
             for _ in side_by_side(self._mix, range(len(self._arrays[0]))):
                 pass
+        # The sum is one pass without a mask; a sum that overflows takes the exact test below.
         if min(self._counts) == self._each and all(map(_sums_up, self._arrays)):
             return Rows(*self._arrays)
         usable = (np.arange(self._each)[:, None] < self._counts).reshape(-1)

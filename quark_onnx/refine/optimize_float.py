@@ -84,6 +84,8 @@ class _Judge:
             slowdown: relative slowdown of the quantized model, which the gain has to justify.
         """
         if self.best is None:
+            # Quantizing the unchanged graph costs as much as a candidate, so that only a rewrite
+            # causes it.
             self.best = self._sqnr(before)
         found = None if self.best is None else self._sqnr(after)
         if self.best is None or found is None:
@@ -190,8 +192,10 @@ class _Rewriter:
         if isinstance(optimizer, Adaptive):
             variants = optimizer.variants(self.graph)
         rewritten = False
+        # From the greatest change to the least: the first that is worth its cost is taken.
         for variant, slowdown in variants:
             label = format_call(variant) if len(variants) > 1 else name
+            # Optimizers work in place, and a rejected rewrite must leave no trace.
             candidate = self.graph.copy()
             shown = _Shown(self._samples, self._show, name)
             count = variant(candidate, shown, self._rounding)
@@ -246,6 +250,7 @@ class _Rewriter:
         assert self._sample is not None
         note = f"{label}: {count}"
         self.graph = candidate
+        # Later optimizers are compared with what this one made of the model, not with the original.
         if not optimizer.exact:
             found = run(candidate.to_model(), self._sample)
             self._outputs = {name: found[name] for name in self._outputs}

@@ -134,6 +134,8 @@ class _Run:
         self._float = graph.copy()
         self._quantized = insert(graph, _open(plan, places), params)
         define_functions(self._quantized)
+        # Until a layer's turn comes, it computes with round to nearest, as in the final model
+        # without optimizers.
         for place in places:
             self._store_weight(
                 place,
@@ -184,6 +186,7 @@ class _Run:
         if beside := self._beside(place):
             quantized.reach(source.name, beside[1].name)
         gatherer = RowCollector(place, source, floating, quantized, self._rooms, beside)
+        # Not hash(), which differs from process to process.
         seed = crc32(place.node.name.encode())
         bias_lattice = bias_lattice_of(self._float, self._plan, self._params, place)
         free = scalable(self._plan, self._params, place)
@@ -270,6 +273,7 @@ def best_solution(
     for optimizer in optimizers if usable else ():
         proposal = problem.allowed(optimizer(problem, present))
         new = problem.loss(proposal)
+        # An equal proposal must not count as a change: its loss differs by float noise.
         other = (proposal.weight != present.weight).any(axis=2) | (
             proposal.bias != present.bias
         )
@@ -296,6 +300,7 @@ def _summary(
         notes.append(f"{optimizer.name}: kept in {used} of {len(layers)} layers")
     shares = [layer.after / layer.before for layer in layers if layer.before > 0]
     if shares:
+        # The geometric mean: a layer that halves and one that doubles its error cancel.
         mean = float(np.exp(np.mean(np.log(np.maximum(shares, 1e-12)))))
         notes.append(
             f"error of a layer on samples held out: {mean:.3f} times that of rounding"

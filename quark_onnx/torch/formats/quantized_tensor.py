@@ -125,6 +125,7 @@ def quantize(
         and not spec.group
         and not spec.per_channel
     ):
+        # A per-tensor scale needs the whole weight; the codes below are made a part at a time.
         params = solve(matrix, spec)
     count = max(1, AT_ONCE // max(1, matrix.shape[1]))
     starts = range(0, max(1, len(matrix)), count)
@@ -164,6 +165,8 @@ def _rows(
     if not isinstance(spec.dtype, Scaled):
         shared = block_formats.encode(view, spec, whole)
         return shared.codes, shared.scale, None
+    # Dividing bfloat16 weights in their own type would round the quotient before it is rounded to
+    # a code.
     if spec.scale == "float32":
         view = view.float()
     if params is None:
@@ -200,6 +203,7 @@ def joined(parts: Sequence[Any]) -> Any:
 def check_finite(weight: torch.Tensor, name: str) -> None:
     """Raise ModelError if a weight holds an infinity or NaN."""
     if (
+        # aminmax propagates NaN, and makes no mask of the size of the weight.
         weight.numel()
         and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all()
     ):

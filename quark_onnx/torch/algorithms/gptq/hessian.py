@@ -59,6 +59,7 @@ class HessianStats:
         if self.xd is None:
             self.xd = x.new_zeros(shape)
             self.dd = x.new_zeros(shape)
+        # X^T D is not symmetric, and needs the full product.
         self.xd.addmm_(x.t(), exact - x)
         add_products(self.dd, exact - x)
 
@@ -134,6 +135,7 @@ class _InputReader:
         ) -> None:
             x = split_input(args, named)[0]
             self.inputs.setdefault(name, []).append(x.detach())
+            # The rest of the block would be computed for nothing.
             if name == self.last:
                 raise _AllRead
 
@@ -190,6 +192,7 @@ def collect_hessians(
         stats[name] = stats[name].over_ranks(weight.shape[1], weight.device)
     for name, layer_stats in stats.items():
         H = layer_stats.xx
+        # The diagonal suffices: by Cauchy-Schwarz no other element exceeds it.
         if H is not None and not torch.isfinite(H.diagonal()).all():
             raise DataError(
                 f"what {name} reads is infinite or no number on the calibration data",

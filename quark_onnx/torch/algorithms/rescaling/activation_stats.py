@@ -106,6 +106,8 @@ class _Collector:
                 self._second = x.new_zeros((x.shape[1], x.shape[1]))
             add_products(self._second, x)
         else:
+            # From the middle of each stretch: the first token of a text is often an attention
+            # sink, whose activations are unlike those of the others.
             step = -(-len(x) // self._share)
             self._tokens.append(x[step // 2 :: step].clone())
 
@@ -122,6 +124,8 @@ class _Collector:
         self._sum = distributed.summed(
             zeros.clone() if self._sum is None else self._sum,
         )
+        # A rank without tokens must join the collective calls with neutral values; else the others
+        # wait forever.
         lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
         self._ends = [distributed.least(lo), distributed.greatest(hi)]
         if self._products and len(zeros) <= PRODUCT_INPUTS:

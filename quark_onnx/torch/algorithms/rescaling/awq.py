@@ -80,6 +80,7 @@ class AWQ:
     def _candidates(self, readers: Readers) -> Iterator[Any]:
         size = _floored(readers.channel(readers.moments.mean))
         weight = _floored(readers.channel(_mean_share(readers.weights)))
+        # The exponent 0 is the trial without scales, which ``best_of`` starts from.
         for step in range(1, self.steps + 1):
             scale = size ** (step / self.steps)
             yield centred(scale)
@@ -96,11 +97,13 @@ def _losses(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
         strict=True,
     ):
         assert spec.weight is not None
+        # The error in units of the original input: both sides of the product are scaled.
         yield quantize(weight * scale, spec.weight, name).dequantize() / scale - weight
 
 
 def _floored(size: Any) -> Any:
     """Raise the magnitudes of dead channels to a small number."""
+    # A dead channel would get a scale of 0, by which its input is divided.
     return size.clamp(min=max(1e-4 * float(size.mean()), 1e-12))
 
 

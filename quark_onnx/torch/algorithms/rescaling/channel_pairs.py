@@ -85,6 +85,7 @@ class Pair:
 
 
 def _multiply(tensor: Any, factors: Any, unit: float = 0.0) -> None:
+    # In float32: bfloat16 has 8 bits, and adding the 1 of Gemma's gains would lose most of them.
     tensor.copy_((tensor.float() + unit) * factors - unit)
 
 
@@ -179,6 +180,7 @@ def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
         ]
         new = [name for name in new if _linear(probe, name, factors)]
         if not new:
+            # The block's output is unchanged only if no other part reads the scaled channels.
             if probe.same(trace):
                 return tuple(_with_unreached(probe, readers))
             return ()
@@ -199,6 +201,7 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
         key for key, parameter in module.named_parameters() if parameter is weight
     )
     x = probe.base.read[name]
+    # A router is no Linear, and its class is unknown: scaling its input and its weight must cancel.
     factors = factors.to(weight.dtype)
     try:
         before = module(x)
@@ -301,6 +304,7 @@ def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any
     places = torch.zeros_like(before)
     step = 1
     while step < outputs:
+        # Powers of two scale floats exactly, so that two bits of the place are read off per run.
         trace = probe.run({source: 2.0 ** -(every // step % 4)})
         digits = torch.log2(trace.read[reader][0].float() / before)
         whole = digits.round()

@@ -118,6 +118,7 @@ class Clip:
         start = result[name]
         start_error = loss(start)
         clipped = fitted(weight, start, stats.xx, shares, apart=True)
+        # The rows of the Hessian's loss are independent: each keeps its better range.
         result[name], error = better(start, start_error, clipped, loss(clipped))
         power = float(loss.power()) or 1.0
         return Outcome(

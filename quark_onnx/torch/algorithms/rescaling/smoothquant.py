@@ -115,6 +115,7 @@ def factors(
     tensor([4., 2., 1.])
     """
     alive = (largest > 0) & (reach > 0)
+    # Clamped first, as a channel without weights divides by 0; it gets the factor 1 below.
     found = largest.clamp(min=1e-30) ** alpha / reach.clamp(min=1e-30) ** (1 - alpha)
     return torch.where(alive, found.clamp(least, 1 / least**2), torch.ones_like(found))
 
@@ -152,6 +153,8 @@ def _products(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
         assert spec.weight is not None
         x = readers.moments.tokens / scale
         if spec.input is not None:
+            # The range that calibration will find after the division, of all tokens, of which
+            # ``tokens`` is a sample.
             x = _rounded(
                 x,
                 readers.moments.lo / scale,

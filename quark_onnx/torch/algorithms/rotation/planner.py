@@ -98,6 +98,7 @@ class Rotator:
                 f"{name} is not run on the sample, so that nobody knows what it does;"
                 " it cannot be rotated",
             )
+        # bfloat16 would drown the tolerance of the comparison in rounding noise.
         return Call(
             *map(
                 in_float32,
@@ -164,6 +165,7 @@ class Rotator:
         finally:
             for handle in handles:
                 handle.remove()
+        # A parameter of no known layer is the likely reason if the block computes something else.
         odd = part.unknown()
         if odd:
             why = (
@@ -206,6 +208,8 @@ class Rotator:
                     f"size of rotation is {mixed}, which does not divide {size}"
                     " channels",
                 )
+            # With a LayerNorm, the rotation must keep the vector of ones (see ``centered``); values
+            # of heads and online rotations have no means to keep.
             made = balanced if name == STREAM and self.centered else random_hadamard
             self.rotations[name] = OrthogonalMatrix.of(made(mixed, self.settings.seed))
         return self.rotations[name]
@@ -240,6 +244,7 @@ def apply(
     def get(name: str) -> Any:
         return model.get_parameter(name).detach()
 
+    # All new parameters first: a rewrite may read another parameter as it was (gains, biases).
     made = {name: plan.tensor(name, get, rotations) for name in plan.rewrites}
     for name, tensor in made.items():
         model.get_parameter(name).data = tensor
@@ -291,6 +296,7 @@ def _error(wanted: Any, found: Any) -> float:
 
 
 def _checked(name: str, error: float, why: str = "") -> float:
+    # Not `error > _TOLERANCE`: NaN must fail, too.
     if not error <= _TOLERANCE:
         raise ModelError(
             f"{name} computes something else when it is rotated (relative error"

@@ -129,6 +129,7 @@ def rotate(
         ModelError: the model cannot be rotated: its norms stand behind its layers, or a part of it
             computes something else when it is rotated.
     """
+    # Read once: the data may be an iterator, and both the sample and the training need it.
     if data is None:
         found = []
     else:
@@ -228,6 +229,8 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         for name, module in outside:
             if not any(within(name, block) for block in blocks):
                 fill(module, name, sources)
+        # The hidden states that the first block reads, and whether norms subtract means, are known
+        # only with the weights of the first block.
         with filled(next(iter(blocks))):
             rotator = Rotator(model, settings, _sample(model))
         planned = _planned(rotator, filled)
@@ -297,6 +300,7 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
     ):
         yield False
         return
+    # The last norm's gain is folded into the head alone; the embedding must not be scaled by it.
     head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
     _set_tied(model, False)
     try:
@@ -309,6 +313,8 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
 
 def _set_tied(model: Any, tied: bool) -> None:
     """Record in a model's configuration whether the head shares the embedding's weight."""
+    # A multimodal model has the entry twice, in its own and in its language model's configuration;
+    # transformers ties the weights again on loading if either says so.
     for config in {
         id(each): each for each in (model.config, model.config.get_text_config())
     }.values():

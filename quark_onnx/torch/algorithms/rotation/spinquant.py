@@ -111,6 +111,8 @@ class Trainee:
         for name, (module, spec) in self._layers.items():
             if spec.weight is not None:
                 weight = outputs_first(tensors[f"{name}.weight"], kind_of(module))
+                # Straight-through estimator: rounded values forward, the gradient of the identity
+                # backward.
                 left = quantize(weight.detach(), spec.weight, name).dequantize()
                 tensors[f"{name}.weight"] = outputs_first(
                     through(weight, left),
@@ -121,6 +123,7 @@ class Trainee:
                 self._model,
                 tensors,
                 (ids,),
+                # The head was untied, and transformers would tie it again.
                 tie_weights=False,
             ).logits
         return torch.nn.functional.cross_entropy(

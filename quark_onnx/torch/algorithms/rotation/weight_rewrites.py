@@ -74,6 +74,7 @@ class Gain:
         gain = gain.reshape(
             [-1 if place == self.axis % x.ndim else 1 for place in range(x.ndim)],
         )
+        # A gain of 0 silences a channel, and 0 / 0 would be NaN.
         if self.inverse:
             return torch.where(x == 0, x, x / gain)
         return x * gain
@@ -168,6 +169,7 @@ class WeightRewrites:
         x = get(name)
         if name not in self.rewrites:
             return x
+        # One rounding to the stored type, at the end: bfloat16 would round after each step.
         return self.rewrites[name](x.double(), get, rotations).to(x.dtype)
 
     def add(self, name: str, **changes: Any) -> None:
@@ -213,6 +215,7 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
         gain = Gain(f"{reading.norm}.weight", reading.neutral, axis=0)
     if _has_bias(norm):
         bias = f"{reading.norm}.bias"
+        # W (g x + b) = (W g) x + W b: the constant part fits into the bias of a linear reader.
         if all(_has_bias(part.modules[name]) for name in reading.readers):
             plan.add(bias, fill=0.0)
             for name in reading.readers:
@@ -221,6 +224,7 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
                     product=(f"{name}.weight", bias, inputs_of(part.modules[name])),
                 )
         else:
+            # The gain moves into the readers, so that the bias is divided by it to stay the same.
             plan.add(
                 bias,
                 gain=None if gain is None else replace(gain, inverse=True),
