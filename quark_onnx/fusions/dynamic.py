@@ -61,7 +61,8 @@ def conv_integer(graph: Graph, node: Node) -> bool:
     scale = value(graph, w.scale)
     zeros = zero_points(graph, w)
     # ONNX allows a zero point per channel, onnxruntime 1.32 does not (conv_integer.cc:52; for
-    # QLinearConv microsoft/onnxruntime#28447). The scale multiplies the sums, and may differ per channel.
+    # QLinearConv microsoft/onnxruntime#28447). The scale multiplies the sums, and may differ per
+    # channel.
     if (scale.ndim and w.axis % stored.ndim != 0) or (zeros != zeros.flat[0]).any():
         return False
     if scale.ndim:
