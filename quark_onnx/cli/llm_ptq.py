@@ -49,6 +49,8 @@ _TEXT = "text or .jsonl file, folder, token ids, or data set name"
 _MEASURED = 8
 #: Running processes per processor that slow a run down.
 _BUSY = 1.5
+#: Estimated seconds of a run whose delay is worth a line.
+_LONG = 30.0
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -368,6 +370,8 @@ def ptq(options: Namespace) -> Answer:
     mixture = _mixture(options, module, source, config)
     config = config if mixture is None else mixture.config
     notes = list[str]()
+    if "hf_format" in exports:
+        _warn_of_clients(options, source, config)
     exported = torch_side("quark_onnx.torch.exports.kinds").exported
     device = torch_side("quark_onnx.torch.runtime.devices").device_named(options.device)
     processes = torch_side("quark_onnx.torch.runtime.distributed").process_group(device)
@@ -429,6 +433,15 @@ def ptq(options: Namespace) -> Answer:
         name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
         torch_side("quark_onnx.torch.page").write_page(found, file, name, mixture)
     return answer
+
+
+def _warn_of_clients(options: Namespace, source: Any, config: TorchConfig) -> None:
+    """Warn of clients that would refuse the checkpoint."""
+    layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
+    layout = layouts.layout_named(options.layout, options.pack)
+    check = torch_side("quark_onnx.torch.pipelines.client_check")
+    for refusal in check.refusals(source, config, layout):
+        warnings.warn(str(refusal), stacklevel=2)
 
 
 def _config(options: Namespace, source: Any) -> TorchConfig:
@@ -647,7 +660,7 @@ def _announce(expected: Any) -> None:
     """Print the estimate, and the options that shorten a long run."""
     say(f"{PROGRAM}: quantization and evaluation take {expected}", sys.stderr)
     load = _load()
-    if load > _BUSY:
+    if load > _BUSY and expected.seconds >= _LONG:
         say(
             f"{PROGRAM}: other programs keep this machine busy (load {load:.1f} per"
             " processor): the run takes longer as long as they run",

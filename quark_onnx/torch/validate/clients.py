@@ -248,18 +248,37 @@ def validate(folder: Path, client: str) -> Verdict:
         found = genai.findings(folder)
         return _verdict(folder, client, "onnx", {}, (), found)
     checkpoint = read(folder)
+    layout = LAYOUTS[client].get(checkpoint.method, Layout())
+    schemes = dict[str, int]()
+    if not _stops([*_run(layout.config, checkpoint)]):
+        schemes = dict(Counter(_safely(layout.schemes, checkpoint)))
+    return _verdict(
+        folder,
+        client,
+        checkpoint.method,
+        schemes,
+        layout.needs,
+        findings_of(checkpoint, client),
+    )
+
+
+def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
+    """Return the rules of a client that a checkpoint breaks.
+
+    Args:
+        checkpoint: configuration and headers.
+        client: "vllm" or "transformers".
+    """
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
-    broken_rules = [*_run((*EVERY, *OWN[client]), checkpoint)]
+    found = [*_run((*EVERY, *OWN[client]), checkpoint)]
     if method not in LAYOUTS[client]:
-        broken_rules.append(_unknown(checkpoint, client))
+        found.append(_unknown(checkpoint, client))
     config = [*_run(layout.config, checkpoint)]
-    broken_rules += config
-    schemes = dict[str, int]()
+    found += config
     if not _stops(config):
-        broken_rules += _run(layout.layers, checkpoint)
-        schemes = dict(Counter(_safely(layout.schemes, checkpoint)))
-    return _verdict(folder, client, method, schemes, layout.needs, broken_rules)
+        found += _run(layout.layers, checkpoint)
+    return found
 
 
 def _validate_gguf(place: Path) -> Verdict:

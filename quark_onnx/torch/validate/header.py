@@ -48,6 +48,7 @@ class Tensor:
         file: the file.
         start: offset of the values, in bytes from the start of the file.
         size: size of the values in bytes.
+        planned: whether the tensor is not written yet; its values are taken for ones.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Tensor:
     file: Path
     start: int
     size: int
+    planned: bool = False
 
     @property
     def count(self) -> int:
@@ -117,6 +119,8 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     Raises:
         ModelError: the tensor has another type.
     """
+    if tensor.planned:
+        return np.ones(tensor.count)
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)
         data = stream.read(tensor.size)

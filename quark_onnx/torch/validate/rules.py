@@ -184,7 +184,7 @@ _MODEL = {
     "group-divides": Rule(
         REFUSED,
         "the group divides the input of the layer",
-        "choose another group size",
+        "choose another group size, or exclude the layer",
         _SCHEMES,
     ),
     "malformed": Rule(

@@ -1,0 +1,270 @@
+"""Checks before a run whether clients refuse the checkpoint that it would write.
+
+The rules of ``quark_onnx.torch.validate`` need the configuration, and names, types and shapes of
+tensors. All are known before the weights are read.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark_onnx.errors import ConfigError
+from quark_onnx.torch.calibration.observers import Observer
+from quark_onnx.torch.checkpoints.export import described
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import LAYOUTS, Layout, check_config
+from quark_onnx.torch.checkpoints.meta_model import dtype_of
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.safetensors_io import read_json
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
+from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.quantized_layer import (
+    QuantizedLayer,
+    kind_of,
+    outputs_first,
+)
+from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.validate.checkpoint import SINGLE, Checkpoint, read
+from quark_onnx.torch.validate.clients import RELEASES, findings_of
+from quark_onnx.torch.validate.finding import WARNING, Finding
+from quark_onnx.torch.validate.header import Header, Tensor
+
+#: Rows of the weights that are quantized to find the shapes of a layout's tensors. Blocks of
+#: scales have up to 128 rows.
+_ROWS = (128, 256)
+#: Names of findings in a message.
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A client that refuses the checkpoint of a run, or would load wrong values from it.
+
+    Attributes:
+        release: the client with its release.
+        findings: broken rules of one kind, by layer.
+        alternatives: layouts of which the client breaks no rule.
+    """
+
+    release: str
+    findings: tuple[Finding, ...]
+    alternatives: tuple[str, ...]
+
+    def __str__(self) -> str:
+        first = self.findings[0]
+        names = ", ".join(finding.place for finding in self.findings[:_SHOWN])
+        if len(self.findings) > _SHOWN:
+            names = f"{names} and {len(self.findings) - _SHOWN} more"
+        verb = "refuses" if first.severity != "wrong" else "loads wrong values of"
+        text = (
+            f"{self.release} {verb} the checkpoint that this writes: {names}:"
+            f" {first.found} (rule {first.rule}: {first.broken.title});"
+            f" {first.broken.mend}"
+        )
+        if self.alternatives:
+            layouts = " or ".join(f"--layout {name}" for name in self.alternatives)
+            return f"{text}, or use {layouts}"
+        return f"{text}; 'quark-onnx list schemes' names the schemes of each client"
+
+
+def refusals(
+    source: FloatCheckpoint, config: TorchConfig, layout: Layout
+) -> list[Refusal]:
+    """Return why the clients of a layout would refuse a checkpoint that is not written yet.
+
+    Rules that the float model breaks by itself are left out.
+
+    Args:
+        source: the float model.
+        config: the configuration by which it will be quantized.
+        layout: the layout of the checkpoint.
+
+    Raises:
+        ConfigError: the layout does not support the configuration.
+    """
+    found = list[Refusal]()
+    for client in _clients(layout):
+        findings = _findings(source, config, layout, client)
+        others = tuple(
+            name
+            for name in LAYOUTS
+            if findings
+            and name != layout.name
+            and client in _clients(LAYOUTS[name]())
+            and _is_accepted(source, config, LAYOUTS[name](), client)
+        )
+        for rule in dict.fromkeys(finding.rule for finding in findings):
+            group = tuple(finding for finding in findings if finding.rule == rule)
+            found.append(Refusal(RELEASES[client], group, others))
+    return found
+
+
+def _clients(layout: Layout) -> list[str]:
+    """Return the clients for which a layout is written.
+
+    vLLM comes first. transformers counts only where vLLM does not read the layout, because the
+    schemes of the two differ; onnxruntime-genai's layout is written for that alone.
+    """
+    if layout.name == "oga":
+        return []
+    for client in ("vllm", "transformers"):
+        if any(layout.name in row.get(client, ()) for row in SCHEME_CLIENTS.values()):
+            return [client]
+    return []
+
+
+def _is_accepted(
+    source: FloatCheckpoint, config: TorchConfig, layout: Layout, client: str
+) -> bool:
+    """Return whether a layout supports a configuration, and a client loads it."""
+    try:
+        return not _findings(source, config, layout, client)
+    except ConfigError:
+        return False
+
+
+def _findings(
+    source: FloatCheckpoint, config: TorchConfig, layout: Layout, client: str
+) -> list[Finding]:
+    """Return the rules of a client that the checkpoint breaks, and the float model does not."""
+    before = {finding.rule for finding in findings_of(read(source.folder), client)}
+    planned = planned_checkpoint(source, config, layout)
+    return [
+        finding
+        for finding in findings_of(planned, client)
+        if finding.severity != WARNING and finding.rule not in before
+    ]
+
+
+def planned_checkpoint(
+    source: FloatCheckpoint, config: TorchConfig, layout: Layout
+) -> Checkpoint:
+    """Return configuration and headers of a checkpoint that is not written yet.
+
+    Args:
+        source: the float model.
+        config: the configuration by which it will be quantized.
+        layout: the layout of the checkpoint.
+
+    Raises:
+        ConfigError: the layout does not support the configuration.
+    """
+    check_config(layout, config)
+    config = layout.adapted(config)
+    model, dtype = source.model, dtype_of(source.model.config)
+    chosen, _ = chosen_layers(model, config)
+    sources = Sources(source.reader, model)
+    tensors = dict[str, Tensor]()
+    known = dict[tuple[object, ...], dict[str, tuple[str, tuple[int, ...]]]]()
+    for name, (module, spec) in chosen.items():
+        kind = kind_of(module) or ""
+        layout.check_layer(name, kind, spec, tuple(module.weight.shape))
+        prefix = sources.key_of(f"{name}.weight").removesuffix(".weight")
+        for end in ("weight", "bias"):
+            sources.mark(f"{name}.{end}")
+        biased = getattr(module, "bias", None) is not None
+        key = (spec, kind, tuple(module.weight.shape), biased)
+        if key not in known:
+            known[key] = _shapes(module, name, spec, dtype, layout)
+        for end, (type_name, shape) in known[key].items():
+            stored = layout.key(f"{prefix}.{end}")
+            tensors[stored] = _planned(stored, type_name, shape)
+    for stored in sources.rest():
+        tensor = source.reader.tensors[stored]
+        tensors[stored] = _planned(stored, tensor.dtype, tensor.shape)
+    content = read_json(source.folder / "config.json")
+    specs = {name: spec for name, (_, spec) in chosen.items()}
+    content = described(content, model, config, layout, specs)
+    headers = {SINGLE: Header(tensors, {}, 0)}
+    return Checkpoint(source.folder, content, None, headers, ())
+
+
+def _planned(name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    return Tensor(name, dtype, shape, Path(SINGLE), 0, 0, planned=True)
+
+
+def _shapes(
+    module: Any, name: str, spec: LayerSpec, dtype: torch.dtype, layout: Layout
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return type names and shapes of a layer's tensors, by the end of their names.
+
+    The tensors of two layers with few outputs are computed. Sizes that differ between them grow
+    in proportion to the outputs.
+
+    Args:
+        module: the layer with empty parameters.
+        name: name of the layer, for errors.
+        spec: how it is quantized.
+        dtype: the model's dtype.
+        layout: the layout.
+    """
+    shape = tuple(module.weight.shape)
+    if kind_of(module) != "Linear" or shape[0] <= _ROWS[-1]:
+        tensors = _tensors(module, shape, name, spec, dtype, layout)
+        return {
+            end: (TYPES[tensor.dtype], tuple(tensor.shape))
+            for end, tensor in tensors.items()
+        }
+    few, more = (
+        _tensors(module, (rows, *shape[1:]), name, spec, dtype, layout)
+        for rows in _ROWS
+    )
+    found = dict[str, tuple[str, tuple[int, ...]]]()
+    for end, tensor in more.items():
+        sizes = zip(few[end].shape, tensor.shape, strict=True)
+        full = [
+            size if size == less else -(-size * shape[0] // _ROWS[-1])
+            for less, size in sizes
+        ]
+        found[end] = (TYPES[tensor.dtype], tuple(full))
+    return found
+
+
+def _tensors(  # noqa: PLR0913
+    module: Any,
+    shape: tuple[int, ...],
+    name: str,
+    spec: LayerSpec,
+    dtype: torch.dtype,
+    layout: Layout,
+) -> dict[str, torch.Tensor]:
+    """Return the tensors of a layer with another shape of its weight."""
+    values = torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).to(dtype)
+    layer = copy(module)
+    layer._parameters = dict(module._parameters)
+    layer.weight = nn.Parameter(values, requires_grad=False)
+    if getattr(module, "bias", None) is not None:
+        outputs = shape[0] if kind_of(module) == "Linear" else len(module.bias)
+        bias = torch.zeros(outputs, dtype=dtype)
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    weight = None
+    if spec.weight is not None:
+        weight = quantize(outputs_first(values, kind_of(module)), spec.weight)
+    scales = {
+        "input": _scale(spec.input, dtype),
+        "output": _scale(spec.output, dtype),
+        "probabilities": _scale(spec.probabilities, dtype),
+    }
+    found: dict[str, torch.Tensor] = layout.tensors(
+        QuantizedLayer(layer, weight, spec, **scales), name
+    )
+    return found
+
+
+def _scale(spec: TensorSpec | None, dtype: torch.dtype) -> Params | None:
+    """Return the scale of an activation between -1 and 1; None if it has no measured scale."""
+    if spec is None or not spec.measured:
+        return None
+    observer = Observer(spec, "", "cpu")
+    observer.observe(torch.linspace(-1, 1, 256).to(dtype))
+    return observer.params()
