@@ -59,7 +59,6 @@ from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, kept_types, summarize, verdicts
 from quark_onnx.report.verdict import (
     MOST_SAMPLES,
-    Settings,
     VerdictCollector,
 )
 from quark_onnx.steps import (
@@ -112,6 +111,7 @@ from quark_onnx.steps import (
     wanted,
     write_provenance,
 )
+from quark_onnx.steps.run_settings import settings_of_config
 from quark_onnx.targets import unfit
 
 logger = logging.getLogger(__name__)
@@ -285,8 +285,6 @@ def _read(
             bar.update(count)
 
 
-#: Target of advice in dB, unless the gate requires more.
-_GOAL = 20.0
 #: Limit of weight bytes read over all verdict samples, per model: a large model runs on fewer
 #: samples.
 _VERDICT_WORK = 1 << 32
@@ -295,20 +293,6 @@ _VERDICT_WORK = 1 << 32
 def _affordable(model: ModelProto) -> int:
     """Return the maximum number of verdict samples beyond the measured samples."""
     return _VERDICT_WORK // max(1, model_bytes(model))
-
-
-def _settings(config: QConfig, samples: int) -> Settings:
-    """Return the settings of a run, for advice."""
-    activation, weight = config.activation, config.weight
-    return Settings(
-        activation.dtype.bits if activation is not None else None,
-        weight.dtype.bits if weight is not None else None,
-        weight is None or weight.per_channel,
-        frozenset(optimizer.name for optimizer in config.optimizers),
-        config.target or None,
-        samples,
-        max(_GOAL, config.min_sqnr or 0.0),
-    )
 
 
 @dataclass(frozen=True)
@@ -650,7 +634,7 @@ class Job:
                 if data.random or self.findings is not None
                 else PreprocessingCheck(self.trained or self.reference.model, self.task)
             ),
-            _settings(config, data.count),
+            settings_of_config(config, data.count),
             more,
             self.findings or (),
         )

@@ -36,6 +36,7 @@ from quark_onnx.report.verdict import Score, Scorer, Verdict, VerdictCollector
 from quark_onnx.reported import Reported
 from quark_onnx.steps import reader_for, with_bodies
 from quark_onnx.steps.labelled import scorer_for
+from quark_onnx.steps.run_settings import settings_of_model
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,7 @@ def _compared(  # noqa: PLR0913
         held_out=0,
         calibrated=False,
         random=reader.random,
+        settings=settings_of_model(after),
     )
     findings = check.findings(sessions[0])
     if findings and verdict is not None:

@@ -10,9 +10,10 @@ from quark_onnx import analysis
 from quark_onnx.analysis import Comparison
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import add_threads_option, latency_lines
-from quark_onnx.cli.next_command import analysis_step, verdict_with_commands
+from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, Table, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, path
+from quark_onnx.cli.requantize import compared_with_commands
 from quark_onnx.cli.settings import (
     add_gate_option,
     add_labels_option,
@@ -69,7 +70,7 @@ def run(options: Namespace) -> Answer:
         time=options.time,
         threads=options.threads,
     )
-    verdict = verdict_with_commands(found.verdict, options)
+    verdict = compared_with_commands(found.verdict, options)
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),

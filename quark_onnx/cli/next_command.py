@@ -106,16 +106,32 @@ def analysis_step(reference: Path, other: Path, options: Namespace) -> NextStep:
         other: the quantized model.
         options: as for ``with_commands``.
     """
-    words = [PROGRAM, "analyze", str(reference), str(other)]
-    for part in _split(options.words, options.parser)[0]:
-        if part.action is not None and part.action.dest in DATA_DESTINATIONS:
-            words += part.words
+    words = [PROGRAM, "analyze", str(reference), str(other), *data_words(options)]
     return NextStep(
         "",
         "shows the tensors with the greatest errors, their causes and options that help",
         "analyze(model, quantized, data)",
         shell_line(words),
     )
+
+
+def data_words(options: Namespace) -> list[str]:
+    """Return the words of a command line that select the data.
+
+    Args:
+        options: as for ``with_commands``.
+    """
+    words = list[str]()
+    for part in _split(options.words, options.parser)[0]:
+        if part.action is not None and part.action.dest in DATA_DESTINATIONS:
+            words += part.words
+    return words
+
+
+def changes_data(step: NextStep) -> bool:
+    """Return whether a step changes how the data is read."""
+    first = next(iter(shlex.split(step.options)), "")
+    return first in (*_SCALING, "--color", "--layout")
 
 
 def shell_line(words: Sequence[str]) -> str:
@@ -132,7 +148,7 @@ def _with_command(step: NextStep, options: Namespace) -> NextStep:
     if not changes:
         return step
     images = getattr(options, "image_size", None) is not None
-    data_changes = changes[0] in (*_SCALING, "--color", "--layout")
+    data_changes = changes_data(step)
     if data_changes and not images and changes[0] != "--layout":
         return step  # the arrays must be made anew
     if changes[0] == "--layout" and not images:
@@ -143,11 +159,24 @@ def _with_command(step: NextStep, options: Namespace) -> NextStep:
         changes[-1] = "rgb" if options.image_color == "bgr" else "bgr"
     if any(word in _SCALING for word in changes):
         without = list(_SCALING)
-    elif changes[0] in _CONFIGURATIONS:
-        known = options.parser.options
-        without = [name for name in _CONFIGURATIONS if name in known]
+    elif not data_changes:
+        without = _doubtful(changes, options)
     command = next_command(options.words, options.parser, changes, without)
     return replace(step, command=command)
+
+
+def _doubtful(changes: Sequence[str], options: Namespace) -> list[str]:
+    """Return options to leave out of a command with another setting of the quantization.
+
+    Options that name a configuration exclude each other. A calibrator that was chosen is a likely
+    cause of a bad verdict, so no command keeps it.
+    """
+    doubtful = list[str]()
+    if changes[0] in _CONFIGURATIONS:
+        doubtful += _CONFIGURATIONS
+    if getattr(options, "calibrator", None) is not None:
+        doubtful.append("--calibrator")
+    return [name for name in doubtful if name in options.parser.options]
 
 
 def _split(words: Sequence[str], parser: Parser) -> tuple[list[_Part], list[str]]:

@@ -28,6 +28,8 @@ class Settings:
         target: name of the processor; None for any.
         samples: number of calibration samples.
         goal: minimum SQNR of every output, in dB.
+        calibrator: calibrator of the activations; empty if unknown.
+        usual_calibrator: calibrator of the preset for these activations; empty if unknown.
     """
 
     activation: int | None
@@ -37,6 +39,8 @@ class Settings:
     target: str | None = None
     samples: int = 0
     goal: float = 20.0
+    calibrator: str = ""
+    usual_calibrator: str = ""
 
     @property
     def is_portable_8bit(self) -> bool:
@@ -111,6 +115,19 @@ def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[Next
             f"{settings.samples} were used, and ranges of few samples clip the values of"
             " other data",
             "100 or more calibration samples",
+        )
+
+
+def _usual_calibrator(
+    settings: Settings, _: _Structure, task: str
+) -> Iterator[NextStep]:
+    usual, chosen = settings.usual_calibrator, settings.calibrator
+    if usual and chosen and usual != chosen:
+        yield NextStep(
+            f"--calibrator {usual}",
+            f"the ranges are those of {chosen!r}; {usual!r} is what the preset has, and"
+            " loses less on most models",
+            _call(f"calibrator={usual!r}"),
         )
 
 
@@ -234,6 +251,7 @@ def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[Nex
 
 _RULES: tuple[Callable[[Settings, _Structure, str], Iterator[NextStep]], ...] = (
     _more_samples,
+    _usual_calibrator,
     _per_channel,
     _equalize,
     _recipe,

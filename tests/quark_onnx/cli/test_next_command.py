@@ -105,8 +105,10 @@ def test_the_commands_of_a_poor_verdict_run(cli: Any, outlier: Path) -> None:
         again = cli(*words)
         assert again.code == 0, again.err
         assert onnx.load("out put.onnx").graph.node
-    assert "--per-channel" in steps[0]["command"]
-    assert "--per-tensor" not in steps[0]["command"]
+    assert steps[0]["command"].endswith("--calibrator best")
+    assert "--per-channel" in steps[1]["command"]
+    assert "--per-tensor" not in steps[1]["command"]
+    assert not any("minmax" in step["command"] for step in steps)
 
 
 def test_the_calls_of_a_poor_verdict_run(outlier: Path) -> None:
@@ -157,6 +159,37 @@ def test_after_a_missed_gate_of_compare_the_analysis_runs(cli: Any) -> None:
     (line,) = [line for line in finished.err.splitlines() if "  quark-onnx " in line]
     assert line.strip() == "quark-onnx analyze model.onnx q.onnx --data data --limit 3"
     assert cli(*shlex.split(line)[1:]).code == 0
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_the_commands_after_compare_run(
+    cli: Any, outlier: Path, metadata: bool
+) -> None:
+    """They quantize in the preset of the model, also without the metadata of this package."""
+    assert cli(*POOR).code == 0
+    if not metadata:
+        model = onnx.load("out put.onnx")
+        del model.metadata_props[:]
+        onnx.save(model, "out put.onnx")
+    finished = cli("compare", "my model.onnx", "out put.onnx", "--data", "data")
+    assert finished.code == 0 and "verdict   good" not in finished.out
+    lines = [
+        line.strip() for line in finished.out.splitlines() if "  quark-onnx " in line
+    ]
+    *quantize, analyze = [shlex.split(line)[1:] for line in lines]
+    assert analyze[0] == "analyze" and 1 <= len(quantize) <= 3
+    start = ["quantize", "my model.onnx", "-o", "out put_next.onnx", "--data", "data"]
+    for words in quantize:
+        assert words[:6] == start
+        assert cli(*words, "--no-time").code == 0
+    assert ("--calibrator" in quantize[0]) is metadata
+    assert cli(*analyze).code == 0
+
+
+def test_compare_of_a_good_model_proposes_nothing(cli: Any) -> None:
+    assert cli("quantize", "model.onnx", "-o", "q.onnx", "--data", "data").code == 0
+    finished = cli("compare", "model.onnx", "q.onnx", "--data", "data")
+    assert "verdict   good" in finished.out and "quark-onnx " not in finished.out
 
 
 def test_after_a_missed_accuracy_there_is_more_time(cli: Any) -> None:

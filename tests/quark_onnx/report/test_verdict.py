@@ -333,6 +333,10 @@ def test_every_task_has_thresholds_in_order() -> None:
             Settings(8, 8, per_channel=True, target="npu-cnn"),
             ["--optimize adaround", "--optimize auto_mixed_precision:target=20"],
         ),
+        (
+            replace(SETTINGS, calibrator="minmax", usual_calibrator="best"),
+            ["--calibrator best", "--recipe classifier", "--preset A16W8"],
+        ),
         (Settings(None, 4, per_channel=True), ["--preset W8"]),
         (Settings(16, 8, per_channel=True, samples=100), []),
     ],

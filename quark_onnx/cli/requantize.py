@@ -1,0 +1,114 @@
+"""Commands that quantize a model again, for advice after a comparison."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from quark_onnx.cli.data import add_data_options
+from quark_onnx.cli.next_command import (
+    analysis_step,
+    changes_data,
+    data_words,
+    with_commands,
+)
+from quark_onnx.cli.parsing import Parser, add_output_option
+from quark_onnx.cli.settings import add_config_options, add_mixing_options
+from quark_onnx.errors import QuarkError
+from quark_onnx.graph.io import load
+from quark_onnx.registry import PRESETS, RECIPES
+from quark_onnx.report.verdict import NextStep, Settings, Verdict
+from quark_onnx.steps.provenance import PRODUCER
+from quark_onnx.steps.run_settings import settings_of_model
+
+#: Presets by bits of activations and of weights, for models without metadata.
+_PRESETS: dict[tuple[int | None, int | None], str] = {
+    (8, 8): "A8W8",
+    (16, 8): "A16W8",
+    (None, 8): "W8",
+    (None, 4): "INT4",
+}
+#: Number of samples to calibrate on, if the comparison has no limit.
+_SAMPLES = "100"
+
+
+def compared_with_commands(
+    verdict: Verdict | None, options: Namespace
+) -> Verdict | None:
+    """Return the verdict of a comparison with complete command lines.
+
+    Changes of the data belong to ``compare``, changes of the quantization to ``quantize``. The last
+    step is the analysis.
+
+    Args:
+        verdict: the verdict; None for none.
+        options: the options of ``compare``.
+    """
+    if verdict is None or verdict.band not in ("risky", "poor"):
+        return verdict
+    steps = [
+        *_data_steps(verdict, options),
+        *_quantize_steps(verdict, options),
+        analysis_step(options.reference, options.other, options),
+    ]
+    return replace(verdict, next_steps=tuple(steps))
+
+
+def _data_steps(verdict: Verdict, options: Namespace) -> list[NextStep]:
+    steps = [step for step in verdict.next_steps if changes_data(step)]
+    return with_commands(steps, options)
+
+
+def _quantize_steps(verdict: Verdict, options: Namespace) -> Iterator[NextStep]:
+    """Yield changes of the quantization, as commands with the data of the comparison."""
+    steps = [step for step in verdict.next_steps if not changes_data(step)]
+    words = _words(options) if steps and options.data is not None else None
+    if words is None:
+        yield from steps
+        return
+    parser = Parser("quark-onnx quantize", "")
+    parser.add_argument("model")
+    add_output_option(parser, "quantized")
+    add_data_options(parser)
+    add_config_options(parser, recipes=RECIPES)
+    add_mixing_options(parser)
+    run = Namespace(**{**vars(options), "words": words, "parser": parser})
+    for step in with_commands(steps, run):
+        note = "; calibrate on other samples of the same kind where there are some"
+        yield replace(step, effect=step.effect + note)
+
+
+def _words(options: Namespace) -> list[str] | None:
+    """Return the words of a command that quantizes like the compared model was quantized.
+
+    None if the format of the model has no preset.
+    """
+    try:
+        model = load(options.other)
+    except QuarkError:
+        return None
+    settings = settings_of_model(model)
+    known = {entry.key: entry.value for entry in model.metadata_props}
+    preset = known.get(f"{PRODUCER}.preset", "") or _preset(settings)
+    if preset not in PRESETS:
+        return None
+    other = Path(options.other)
+    output = other.with_name(f"{other.stem}_next{other.suffix}")
+    words = ["quantize", str(options.reference), "-o", str(output)]
+    words += data_words(options)
+    if options.limit is None:
+        words += ["--limit", _SAMPLES]
+    words += ["--preset", preset]
+    for key in ("target", "optimizers"):
+        option = "--optimize" if key == "optimizers" else f"--{key}"
+        if text := known.get(f"{PRODUCER}.{key}", ""):
+            words += [option, *text.split()]
+    return words
+
+
+def _preset(settings: Settings | None) -> str:
+    if settings is None:
+        return ""
+    return _PRESETS.get((settings.activation, settings.weight), "")

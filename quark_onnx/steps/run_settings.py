@@ -1,0 +1,108 @@
+"""Settings of a run for advice, from its configuration or from a quantized model."""
+
+from __future__ import annotations
+
+import math
+
+from onnx import ModelProto, TensorProto
+
+from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
+from quark_onnx.registry import PRESETS
+from quark_onnx.report.verdict import Settings
+from quark_onnx.steps.provenance import PRODUCER
+
+#: Minimum SQNR of every output that advice aims at, in dB.
+GOAL = 20.0
+#: Bits of the integer types of codes. Biases have 32 bits.
+_BITS: dict[int, int] = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.INT8: 8,
+    TensorProto.UINT8: 8,
+    TensorProto.INT16: 16,
+    TensorProto.UINT16: 16,
+}
+#: Calibrators of the presets for activations, by bits; for an NPU, and for any processor.
+_USUAL_ON_NPU, _USUAL = {8: "minmse", 16: "minmax"}, {8: "best", 16: "minmax"}
+
+
+def settings_of_config(config: QConfig, samples: int) -> Settings:
+    """Return the settings of a run.
+
+    Args:
+        config: the settings as requested.
+        samples: number of calibration samples.
+    """
+    activation, weight = config.activation, config.weight
+    calibrator = usual = ""
+    if activation is not None and activation.measured:
+        calibrator = format_calibrator(activation.calibrator)
+        usual = usual_calibrator(activation)
+    return Settings(
+        activation.dtype.bits if activation is not None else None,
+        weight.dtype.bits if weight is not None else None,
+        weight is None or weight.per_channel,
+        frozenset(optimizer.name for optimizer in config.optimizers),
+        config.target or None,
+        samples,
+        max(GOAL, config.min_sqnr or 0.0),
+        calibrator,
+        usual,
+    )
+
+
+def usual_calibrator(spec: QuantizationSpec) -> str:
+    """Return the calibrator of the first preset with equal activations; empty without one.
+
+    >>> usual_calibrator(QConfig.of("A8W8").with_(calibrator="minmax").activation)
+    'best'
+    """
+    for preset in PRESETS.values():
+        usual = preset.activation
+        if usual is not None and usual.with_(calibrator=spec.calibrator) == spec:
+            return format_calibrator(usual.calibrator)
+    return ""
+
+
+def settings_of_model(model: ModelProto) -> Settings | None:
+    """Return the settings of a quantized model, of any tool; None if it has no Q/DQ pairs.
+
+    Bits and granularity are those of the Q/DQ pairs. Optimizers, target and calibrator are those
+    of the metadata, which models of this package have.
+
+    Args:
+        model: the quantized model.
+    """
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    activations, weights = set[int](), set[int]()
+    per_channel = False
+    for node in model.graph.node:
+        stored = node.input[0] in constants if node.input else False
+        if node.op_type == "QuantizeLinear" and not stored:
+            zero = constants.get(node.input[2]) if len(node.input) > 2 else None
+            kind = TensorProto.UINT8 if zero is None else zero.data_type
+            activations.add(_BITS.get(kind, 0))
+        elif node.op_type == "DequantizeLinear" and stored:
+            bits = _BITS.get(constants[node.input[0]].data_type, 0)
+            scale = constants.get(node.input[1])
+            weights.add(bits)
+            per_channel |= (
+                bool(bits) and scale is not None and math.prod(scale.dims) > 1
+            )
+    activation = min(activations - {0}, default=None)
+    weight = min(weights - {0}, default=None)
+    if activation is None and weight is None:
+        return None
+    known = {entry.key: entry.value for entry in model.metadata_props}
+    optimizers = known.get(f"{PRODUCER}.optimizers", "").split()
+    target = known.get(f"{PRODUCER}.target") or None
+    usual = _USUAL if target is None else _USUAL_ON_NPU
+    return Settings(
+        activation,
+        weight,
+        per_channel or weight is None,
+        frozenset(text.partition(":")[0] for text in optimizers),
+        target,
+        calibrator=known.get(f"{PRODUCER}.calibrator", ""),
+        usual_calibrator=usual.get(activation or 0, ""),
+    )
