@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from numpy.typing import NDArray
@@ -26,6 +26,10 @@ _RUNS, _SECONDS = 30, 1.0
 _TURNS = 5
 #: A ratio of latencies above which the quantized model is slower.
 _SLOWER = 1.05
+#: Minimum number of runs for quartiles.
+_FEWEST = 4
+#: Maximum distance of the quartiles, as a share of the median, on a machine that is not busy.
+_STEADY = 0.2
 #: Latency in milliseconds below which overhead dominates.
 _TINY = 0.2
 #: Minimum number of SiLU activations to report.
@@ -84,6 +88,9 @@ class Latency:
         threads: number of threads inside an operator.
         runs: number of runs of each model.
         reasons: reasons for a slower quantized model, with remedies; empty if it is not slower.
+        reference_quartiles: first and third quartile of the float model's runs in milliseconds;
+            None if unknown.
+        other_quartiles: the same of the quantized model.
     """
 
     reference_ms: float
@@ -91,15 +98,62 @@ class Latency:
     threads: int
     runs: int
     reasons: tuple[str, ...] = ()
+    reference_quartiles: tuple[float, float] | None = None
+    other_quartiles: tuple[float, float] | None = None
+
+    @property
+    def doubt(self) -> str:
+        """Return why the comparison is not meaningful, in words; empty if it is.
+
+        The runs of a model scatter widely on a busy machine. They tell which model is faster only
+        if the middle halves of the runs do not overlap.
+        """
+        reference, other = self.reference_quartiles, self.other_quartiles
+        if reference is None or other is None:
+            return ""
+        scatter = max(
+            _spread(reference, self.reference_ms), _spread(other, self.other_ms)
+        )
+        if scatter <= _STEADY:
+            return ""
+        overlap = reference[0] <= other[1] and other[0] <= reference[1]
+        if overlap:
+            return (
+                "the runs scatter so widely that the medians do not tell which model is"
+                " faster: the machine is busy; measure again when it is idle"
+            )
+        return (
+            "the runs scatter widely, so the ratio is rough: the machine is busy; measure"
+            " again when it is idle"
+        )
 
     def __str__(self) -> str:
         ratio = self.reference_ms / self.other_ms if self.other_ms else 1.0
         change = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        before = _shown(self.reference_ms, self.reference_quartiles)
+        after = _shown(self.other_ms, self.other_quartiles)
+        what = "median" if self.other_quartiles is None else "median and quartiles"
         return (
-            f"float {self.reference_ms:.3g} ms, quantized {self.other_ms:.3g} ms"
-            f" ({change}; median of {self.runs} runs, {threads}, this CPU)"
+            f"float {before}, quantized {after} ({change}; {what} of {self.runs} runs,"
+            f" {threads}, this CPU)"
         )
+
+
+def _shown(middle: float, quartiles: tuple[float, float] | None) -> str:
+    """Return a median with its quartiles.
+
+    >>> _shown(3.0, None), _shown(3.0, (2.5, 4.25))
+    ('3 ms', '3 ms [2.5 to 4.25]')
+    """
+    if quartiles is None:
+        return f"{middle:.3g} ms"
+    return f"{middle:.3g} ms [{quartiles[0]:.3g} to {quartiles[1]:.3g}]"
+
+
+def _spread(quartiles: tuple[float, float], middle: float) -> float:
+    """Return the distance of the quartiles as a share of the median."""
+    return (quartiles[1] - quartiles[0]) / max(middle, 1e-9)
 
 
 def measure_latency(
@@ -118,7 +172,7 @@ def measure_latency(
         threads: number of threads inside an operator; 0 for all cores available to this process.
 
     Returns:
-        The median latency of both models.
+        The median latency of both models, with quartiles.
 
     Raises:
         ConfigError: the number of threads is negative.
@@ -141,7 +195,15 @@ def measure_latency(
     before, after = (1000 * median(model.seconds) for model in timed)
     slower = after > _SLOWER * before
     why = tuple(reasons(quantized, before)) if slower else ()
-    return Latency(before, after, threads, len(timed[0].seconds), why)
+    return Latency(
+        before,
+        after,
+        threads,
+        len(timed[0].seconds),
+        why,
+        timed[0].quartiles,
+        timed[1].quartiles,
+    )
 
 
 class _Timed:
@@ -171,6 +233,14 @@ class _Timed:
                 f"the {name} model cannot be timed: onnxruntime says {error}",
             ) from error
         self.seconds: list[float] = []
+
+    @property
+    def quartiles(self) -> tuple[float, float] | None:
+        """Return the quartiles in milliseconds; None for fewer than four runs."""
+        if len(self.seconds) < _FEWEST:
+            return None
+        first, _, third = quantiles(self.seconds, n=4, method="inclusive")
+        return 1000 * first, 1000 * third
 
     def run(self, count: int) -> None:
         self.seconds += self._session.seconds(self._feeds, count)

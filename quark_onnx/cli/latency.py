@@ -29,7 +29,7 @@ def add_time_options(parser: Parser) -> None:
         "--time",
         action="store_true",
         default=True,
-        help="measure the median latency of both models on this machine; on unless --no-time",
+        help="measure the latency of both models on this machine; on unless --no-time",
     )
     either.add_argument(
         "--no-time",
@@ -82,4 +82,5 @@ def latency_lines(latency: Latency) -> list[str]:
     Args:
         latency: the latency of both models.
     """
-    return [entry("time", [str(latency), *latency.reasons])]
+    doubt = [latency.doubt] if latency.doubt else []
+    return [entry("time", [str(latency), *doubt, *latency.reasons])]

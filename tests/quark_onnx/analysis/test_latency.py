@@ -43,6 +43,11 @@ def test_both_models_are_timed(isolate: bool) -> None:
     assert found is not None
     assert found.reference_ms > 0 and found.other_ms > 0
     assert found.threads == 1 and 1 <= found.runs <= 30
+    for middle, quartiles in (
+        (found.reference_ms, found.reference_quartiles),
+        (found.other_ms, found.other_quartiles),
+    ):
+        assert quartiles is None or quartiles[0] <= middle <= quartiles[1]
     assert compare(CONV, quantized, SAMPLES).latency is None
 
 
@@ -51,6 +56,35 @@ def test_the_sentence() -> None:
         "float 3 ms, quantized 2 ms (1.50x faster; median of 30 runs, 1 thread, this CPU)"
     )
     assert "(2.00x slower; median of 5 runs, 4 threads" in str(Latency(10, 20, 4, 5))
+
+
+def timed(before: tuple[float, float], after: tuple[float, float]) -> Latency:
+    """A latency of 10 ms and 8 ms with quartiles."""
+    return Latency(10.0, 8.0, 1, 30, (), before, after)
+
+
+def test_the_sentence_has_quartiles() -> None:
+    assert str(timed((9.5, 10.5), (7.9, 8.3))) == (
+        "float 10 ms [9.5 to 10.5], quantized 8 ms [7.9 to 8.3] (1.25x faster; median and"
+        " quartiles of 30 runs, 1 thread, this CPU)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "doubt"),
+    [
+        ((9.5, 10.5), (7.9, 8.3), ""),
+        ((9.0, 10.9), (7.5, 9.0), ""),  # an overlap of steady runs: nearly equal models
+        ((8.5, 14.0), (7.0, 9.0), "do not tell which model is faster"),
+        ((9.9, 14.0), (7.9, 8.1), "the ratio is rough"),
+    ],
+)
+def test_runs_that_scatter_are_doubted(
+    before: tuple[float, float], after: tuple[float, float], doubt: str
+) -> None:
+    found = timed(before, after)
+    assert doubt in found.doubt and bool(doubt) is bool(found.doubt)
+    assert Latency(10.0, 8.0, 1, 3).doubt == ""
 
 
 def test_16_bit_activations_are_a_reason() -> None:
