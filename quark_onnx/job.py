@@ -95,11 +95,10 @@ from quark_onnx.steps import (
     make_plan,
     missing,
     mix,
-    plan_insides,
+    plan_at_opset,
     prepare,
     quantize_insides,
     quantized_before,
-    raise_opset_for,
     random_sample,
     read_floats,
     reader_for,
@@ -108,7 +107,6 @@ from quark_onnx.steps import (
     stretch,
     tie_transposed_weights,
     unmeasured,
-    wanted,
     write_provenance,
 )
 from quark_onnx.steps.run_settings import settings_of_config
@@ -455,13 +453,14 @@ class Job:
         if any(
             optimizer.stage == "plan" for optimizer in config.optimizers
         ):  # these optimizers build models to measure
-            graph, early = raise_opset_for(
+            at_opset = plan_at_opset(
                 graph,
-                make_plan(graph, config, strict=False),
                 config,
                 self.reference,
                 sample,
+                inside=False,
             )
+            graph, early = at_opset.graph, at_opset.notes
         config, found = mix(
             graph,
             config,
@@ -472,24 +471,9 @@ class Job:
         )
         for settings in (each for each in config.optimizers if each.stage == "plan"):
             notes += describe(found, settings, len(graph.nodes)) if found else []
-        plan, insides = (
-            make_plan(graph, config, strict=False),
-            plan_insides(graph, config),
-        )
-        graph, raised = raise_opset_for(
-            graph,
-            plan,
-            config,
-            self.reference,
-            sample,
-            wanted(insides),
-        )
-        if raised:
-            plan, insides = (
-                make_plan(graph, config, strict=False),
-                plan_insides(graph, config),
-            )
-        insides = give_up_late(insides, vendor=config.form == "vendor")
+        found_plan = plan_at_opset(graph, config, self.reference, sample)
+        graph = found_plan.graph
+        insides = give_up_late(found_plan.insides, vendor=config.form == "vendor")
         if graph.store is not None:
             notes.append(
                 "a large model: it is verified without onnxruntime's graph"
@@ -498,9 +482,9 @@ class Job:
         return Planned(
             config,
             graph,
-            plan,
+            found_plan.plan,
             insides,
-            [*notes, *early, *raised],
+            [*notes, *early, *found_plan.notes],
             rewrites,
             keyed,
         )

@@ -19,8 +19,7 @@ from quark_onnx.refine.acceptance import min_output_sqnr
 from quark_onnx.steps.calibrate import Ranges, calibrate
 from quark_onnx.steps.compute_qparams import compute_bias_qparams, compute_qparams
 from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
-from quark_onnx.steps.make_plan import make_plan
-from quark_onnx.steps.opsets import raise_opset_for
+from quark_onnx.steps.plan_at_opset import plan_at_opset
 from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
@@ -51,9 +50,14 @@ def quantized_sqnr(
     if not held_out:
         return None
     try:
-        plain = make_plan(graph, config, strict=False)
-        raised, _ = raise_opset_for(graph.copy(), plain, config, reference, held_out[0])
-        plan = make_plan(raised, config, strict=False)
+        planned = plan_at_opset(
+            graph.copy(),
+            config,
+            reference,
+            held_out[0],
+            inside=False,
+        )
+        raised, plan = planned.graph, planned.plan
         ranges: Ranges = {}
         if config.measures:
             few = islice(iter(samples), _MEASURED)

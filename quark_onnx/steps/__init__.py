@@ -34,7 +34,8 @@ from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed_precision import describe, mix
 from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
-from quark_onnx.steps.opsets import lower_opset, raise_opset_for
+from quark_onnx.steps.opsets import lower_opset
+from quark_onnx.steps.plan_at_opset import plan_at_opset
 from quark_onnx.steps.prepare import clean, prepare, rewritten
 from quark_onnx.steps.provenance import write_provenance
 from quark_onnx.steps.random_sample import random_sample
@@ -47,8 +48,6 @@ from quark_onnx.steps.subgraph_plans import (
     SubgraphPlan,
     all_plans,
     give_up_late,
-    plan_insides,
-    wanted,
 )
 from quark_onnx.steps.tie_transposed_weights import tie_transposed_weights
 
@@ -98,11 +97,10 @@ __all__ = [
     "make_plan",
     "missing",
     "mix",
-    "plan_insides",
+    "plan_at_opset",
     "prepare",
     "quantize_insides",
     "quantized_before",
-    "raise_opset_for",
     "random_sample",
     "read_floats",
     "reader_for",
@@ -113,7 +111,6 @@ __all__ = [
     "stretch",
     "tie_transposed_weights",
     "unmeasured",
-    "wanted",
     "with_bodies",
     "write_provenance",
 ]

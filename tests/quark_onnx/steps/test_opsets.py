@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto
 from quark_onnx import QConfig, npu, quantize, quantize_static
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.steps import lower_opset, make_plan, opsets, raise_opset_for
-from quark_onnx.steps.opsets import newest_with_pairs
+from quark_onnx.steps import lower_opset, make_plan, opsets
+from quark_onnx.steps.opsets import newest_with_pairs, raise_opset_for
 from quark_onnx.steps.run import Reference
 from tests.models import Feeds, interface, normal, old_ir, parse, run, samples, weight
 from tests.settings import CHANNEL, TENSOR, WIDE

@@ -14,7 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.steps import calibrate, make_plan, plan_insides
+from quark_onnx.steps import calibrate, make_plan
+from quark_onnx.steps.subgraph_plans import plan_insides
 from tests.settings import portable
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]>
