@@ -483,7 +483,28 @@ def model_bytes(model: onnx.ModelProto) -> int:
     if stored or estimate > _LARGE:
         return estimate
     held = filter(is_held, initializers(model.graph))
-    return model.ByteSize() + sum(map(tensor_bytes, held))
+    more = sum(map(_added_by_values, held))
+    graph = model.graph.ByteSize()
+    return model.ByteSize() + _field_bytes(graph + more) - _field_bytes(graph)
+
+
+def _added_by_values(tensor: onnx.TensorProto) -> int:
+    """Return the bytes by which a held tensor grows if the values replace the reference."""
+    plain = onnx.TensorProto()
+    plain.CopyFrom(tensor)
+    plain.ClearField("external_data")
+    plain.ClearField("data_location")
+    stored = plain.ByteSize() + _field_bytes(held_values(tensor).nbytes)
+    return _field_bytes(stored) - _field_bytes(tensor.ByteSize())
+
+
+def _field_bytes(length: int) -> int:
+    """Return the size of a field of protobuf: tag, length as a varint, and content.
+
+    >>> _field_bytes(127), _field_bytes(128)
+    (129, 131)
+    """
+    return 1 + max(1, -(-length.bit_length() // 7)) + length
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
