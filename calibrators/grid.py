@@ -60,6 +60,7 @@ class Grid:
         """The zero point of a symmetric grid."""
         if self.qmin < 0:
             return 0
+        # 128 for uint8, to which onnxruntime.quantization rounds 127.5.
         return (self.qmin + self.qmax + 1) // 2
 
 
@@ -76,6 +77,7 @@ class Range:
     hi: Floats
 
     def __post_init__(self) -> None:
+        # Zero must be a code: padding, Relu and sparse activations produce exact zeros.
         object.__setattr__(
             self,
             "lo",

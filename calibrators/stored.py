@@ -84,12 +84,15 @@ def _check_shapes(statistic: Any) -> None:
 
 def _to_plain(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == np.object_:
+        # Exact integers of any size; as text, since many JSON readers use doubles.
         return {"shape": list(value.shape), "integers": [str(x) for x in value.flat]}
     if isinstance(value, np.ndarray):
-        data = zlib.compress(np.ascontiguousarray(value).tobytes(), 6)
+        # The type of the text is little-endian, on every machine.
+        little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        data = zlib.compress(little.tobytes(), 6)
         return {
             "shape": list(value.shape),
-            "dtype": value.dtype.newbyteorder("<").str,
+            "dtype": little.dtype.str,
             "data": base64.b64encode(data).decode("ascii"),
         }
     if isinstance(value, list | tuple):
@@ -115,6 +118,7 @@ def _from_plain(value: Any) -> Any:
     except binascii.Error as error:
         raise ValueError(str(error)) from error
     unpacker = zlib.decompressobj()
+    # The limit keeps a small malicious file from expanding to the whole memory.
     data = unpacker.decompress(packed, _MOST_BYTES)
     array = np.frombuffer(data, dtype).reshape(shape)
     return array.astype(dtype.newbyteorder("="))

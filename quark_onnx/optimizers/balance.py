@@ -195,6 +195,7 @@ def _dead(pair: Pair, known: dict[str, _Known]) -> np.ndarray:
     """Return the channels without weights on a side."""
     before = known[pair.first.node.name].square.sum(axis=2).ravel()
     behind = sum(squares for _, squares in _by_channel(pair, known))
+    # Their noise does not depend on a factor, whose logarithm would drift to infinity.
     return np.asarray((before == 0) | (behind == 0))
 
 
@@ -234,6 +235,7 @@ def _terms(
                 for reader, squares in _by_channel(pair_after, known)
             ]
             share = np.sum(shares, axis=0)
+            # Noise before an activation counts by what the next layers see of it.
             matter = share * _gain(function, layer.computed)
             if pair_after.gates:
                 gated = _gated(function, layer.computed, share, matter)

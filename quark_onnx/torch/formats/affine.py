@@ -76,6 +76,8 @@ def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
     """
     grid = spec.grid
     kept = scale_type(spec, lo.dtype)
+    # Scales of the model's 16-bit type are computed in it, as AMD Quark does; others in float64, so
+    # that only the last step rounds.
     work = lo.dtype if lo.dtype in _SHORT and spec.scale == "model" else torch.float64
     lo, hi = lo.to(work), hi.to(work)
     if not grid.symmetric:
@@ -90,12 +92,14 @@ def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
     else:
         scale = hi / grid.qmax
     least = max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)
+    # A range of zeros has scale 1, and subnormal scales are avoided: kernels may flush them.
     scale = torch.where(
         scale > 0,
         scale.clamp(least, torch.finfo(kept).max),
         torch.ones_like(scale),
     )
     if grid.pow2:
+        # frexp gives mantissas in [0.5, 1): rounding up to a power of two keeps the range covered.
         mantissa, exponent = torch.frexp(scale)
         scale = torch.ldexp(
             torch.ones_like(scale),

@@ -61,6 +61,7 @@ def unpack_nibbles(
     for place, source in enumerate(ORDERS[method]):
         found[..., source] = (words >> 4 * place & 15).to(torch.uint8)
     codes = found.flatten(-2)[..., :count]
+    # Sign extension without a branch: flipping the sign bit and subtracting it.
     return (codes ^ 8).view(torch.int8) - 8 if signed else codes
 
 
@@ -79,6 +80,7 @@ def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     >>> pack_words(torch.tensor([[1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]), 3)
     tensor([[-786474799,          0]], dtype=torch.int32)
     """
+    # 32 codes fill exactly ``bits`` words, so that every group of lanes has the same layout.
     lanes = in_blocks(codes.to(torch.int32), 32)
     words = torch.zeros(
         (*lanes.shape[:-1], bits),
@@ -112,6 +114,7 @@ def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
             f"{words.shape[-1]} numbers of 32 bits do not hold {count} codes of {bits}"
             " bits",
         )
+    # As int64: a right shift of a negative int32 would fill with ones.
     groups = in_blocks(words.to(torch.int64) & 0xFFFFFFFF, bits)
     lanes = torch.empty(
         (*groups.shape[:-1], 32),

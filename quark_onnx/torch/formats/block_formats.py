@@ -229,6 +229,7 @@ def _values(format: MiniFloat, device: torch.device) -> torch.Tensor:
 
 def _times_power(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     """Return x * 2^exponent, where 2^exponent alone may exceed the range of float32."""
+    # 2^-149 to 2^127 and beyond: neither factor of the two over- or underflows.
     half = exponent // 2
     return x * torch.exp2(half.float()) * torch.exp2((exponent - half).float())
 
@@ -254,6 +255,7 @@ def _two_levels(x: torch.Tensor, whole: torch.Tensor | None) -> Shared:
         .clamp(max=E4M3.largest)
         .to(torch.float8_e4m3fn)
     )
+    # A block may be so small beside the tensor that its E4M3 scale is 0.
     scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))
     elements = round_to(x / (scale * whole)[..., None], E2M1)
     return Shared(code_of(elements, E2M1), scale.to(torch.float8_e4m3fn), whole)
@@ -307,6 +309,7 @@ def _bfp(x: torch.Tensor, dtype: Any) -> Any:
     exponent = _exponent(x)
     if attributes["bfp_method"] == "to_bfp":
         return _rounded(x, exponent - bits + 1, bits)
+    # MX4, MX6 and MX9 flush subnormal inputs, as the vendor's operator does; BFP16 does not.
     x = torch.where(
         x.abs() < torch.finfo(torch.float32).smallest_normal,
         torch.zeros_like(x),
@@ -331,6 +334,7 @@ def _exponent(groups: torch.Tensor) -> torch.Tensor:
     The axis is kept.
     """
     greatest = groups.abs().amax(-1, keepdim=True)
+    # frexp instead of log2, which may round up to the next integer just below a power of two.
     exponent = torch.frexp(greatest)[1] - 1
     return torch.where(greatest > 0, exponent, torch.full_like(exponent, -BIAS)).clamp(
         min=-BIAS,

@@ -263,6 +263,8 @@ def descend(
     with torch.enable_grad():
         weights = _weights(layers)
         for layer, weight in zip(layers, weights, strict=True):
+            # The graph is cut at the weights: every sample adds to their gradients, and the way
+            # from weights to roundings and ranges is walked back only once.
             layer.current = weight.detach().requires_grad_(True)
         ends = [layer.current for layer in layers]
         for loss in losses:
@@ -319,6 +321,7 @@ class _Block:
                 float(self._squares(index).sum(dtype=torch.float64))
                 for index in range(len(self))
             )
+        # NaN would compare as no worse than anything.
         if total == total:
             return total
         return float("inf")

@@ -51,6 +51,8 @@ class BlockProbe:
         self.parts = dict(_parts(block))
         self._call = short(block, call)
         self.base = self.run()
+        # Relative to what the block adds: the hidden states that pass through it may be a thousand
+        # times larger, and would hide any difference.
         self._least = 1e-3 * self._change().float().abs().median()
 
     def _change(self) -> Any:
@@ -162,6 +164,7 @@ def _first(value: Any, length: int, tokens: int) -> Any:
         return type(value)(_first(each, length, tokens) for each in value)
     if not isinstance(value, torch.Tensor):
         return value
+    # (tokens,), (batch, tokens), (batch, tokens, features), masks (batch, heads, queries, keys).
     axes = {1: [0], 2: [1], 3: [1], 4: [2, 3]}.get(value.ndim, [])
     for axis in axes:
         if value.shape[axis] != length:

@@ -97,6 +97,7 @@ def best_of(
         most = sum(best.errors)
         for error in errors(scale):
             found.append(error)
+            # Errors only add up: the candidate has lost already. `not <` also rejects NaN.
             if not sum(found) < most:
                 break
         else:
@@ -147,6 +148,8 @@ def rescale(
         for name, (_, spec) in job.layers.items()
         if spec.weight is not None
     }
+    # Pairs are found by probing, whose float noise may differ between ranks; all must rescale the
+    # same ones.
     everywhere = distributed.from_first(find_pairs(job.block, job.floats[0]))
     pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
     # experts come behind what reads all tokens
@@ -200,6 +203,7 @@ def _rescale_alike(
         )
         if change <= (_BOUND if kept[0][0].dtype == torch.float32 else BOUND_SHORT):
             return outcomes
+        # Copies, not ``Pair.undo``, which would leave a second rounding in 16 bits.
         for tensor, values in kept:
             tensor.copy_(values)
     note = (

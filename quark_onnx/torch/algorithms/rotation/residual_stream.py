@@ -150,6 +150,8 @@ class Part:
         """
         size = hidden.shape[-1]
         direction = _direction(size, hidden)
+        # A vector far larger than the hidden states survives additions; whatever computes something
+        # bounded of it (attention, gates) disappears beside it.
         far = _LARGE * _magnitude(hidden) * direction
         before = self.seen(hidden)
         after = self.seen(hidden + far)
@@ -178,6 +180,7 @@ class Part:
         output = before.outputs[name][0]
         constant = _direction(output.shape[-1], output, seed=1) * _magnitude(output)
         seen = self.seen(hidden, {name: _constantly(constant)})
+        # By pattern, as the sample's tokens do not reach every expert.
         patterns = {
             pattern_of(each)
             for each, _ in self.weighted()
@@ -302,6 +305,7 @@ class Part:
         )
         signs = torch.sign(_direction(count, angles, seed=2))
         far = _LARGE * _magnitude(like).double() * signs
+        # Two runs: the quotient of both coordinates is the angle, and a factor cancels.
         points = [far * angles.cos(), far * angles.sin()]
         runs = [
             self.seen(hidden, {source: _constantly(point)}).inputs[reader][0]
@@ -316,6 +320,7 @@ class Part:
             or bool((place - rows).abs().max() > 0.2)
         ):
             return ()
+        # One factor per head at most: a rotation passes only what scales a head as a whole.
         factors = (x / points[0][rows]).reshape(-1, size)
         rows = rows.reshape(-1, size)
         alike = (factors - factors[:, :1]).abs().max() <= 1e-3 * factors.abs().min()
@@ -381,6 +386,7 @@ def _is_norm(module: nn.Module, x: torch.Tensor) -> bool:
 
 def _is_centered(norm: Any, x: torch.Tensor) -> bool:
     x = x.float()
+    # Adding one number to all channels changes nothing if the mean is subtracted.
     found, moved = (
         functional_call(norm, floats_of(norm), (value,))
         for value in (x, x + _magnitude(x))
@@ -398,6 +404,7 @@ def _neutral(norm: Any, x: torch.Tensor) -> float | None:
         for name, tensor in tensors.items()
         if tensor.ndim
     }
+    # With a weight of zeros, x * weight is zero, and x * (1 + weight) is not (Gemma).
     found = functional_call(norm, tensors | zeros, (x.float(),))
     return 0.0 if bool(found.any()) else 1.0
 
