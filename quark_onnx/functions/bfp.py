@@ -219,6 +219,7 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
             body.op("And", regular, is_finite(body, top)),
         )
     )
+    # The rare case is a branch, so that its operators do not run in every call.
     return body.choose(
         odd,
         cautious,

@@ -88,6 +88,7 @@ def hadamard(order: int) -> Floats:
     signs = _signs(order)
     if signs is None:
         raise ValueError(f"no Hadamard matrix of order {order} is constructed")
+    # Columns are scaled so that the first row is constant: ``balanced`` relies on it.
     result: Floats = signs * signs[0] / np.sqrt(order)
     result.setflags(write=False)
     return result
@@ -156,6 +157,7 @@ def _keeping_ones(order: int, random: np.random.Generator) -> Floats:
 def _orthogonal(size: int, random: np.random.Generator) -> Floats:
     """Return a matrix uniformly distributed over the orthogonal ones (Stewart 1980)."""
     q, r = np.linalg.qr(random.normal(size=(size, size)))
+    # QR alone is biased; the signs make the distribution uniform (Mezzadri 2007).
     uniform: Floats = q * np.sign(np.diag(r))
     return uniform
 
@@ -301,6 +303,7 @@ def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
     spectra = np.fft.fft(rows).real[:, [0, *(coset[0] for coset in cosets)]] ** 2
     one, other = np.triu_indices(len(rows))
     sums = spectra[one] + spectra[other]
+    # Meet in the middle: for every sum of two spectra, look up the sum that completes it to 4 m.
     pairs = {
         tuple(np.rint(total * 16).astype(int)): place
         for place, total in reversed(list(enumerate(sums)))
@@ -312,6 +315,7 @@ def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
                 rows[index]
                 for index in (one[place], other[place], one[match], other[match])
             ]
+            # Rounding to sixteenths may match by chance.
             if np.allclose(
                 sum(np.abs(np.fft.fft(row)) ** 2 for row in circulants), 4 * m
             ):

@@ -287,6 +287,8 @@ def round_to_nearest(
     >>> params.scale
     array([-2.,  1.], dtype=float32)
     """
+    # Codes reach one step farther below zero than above it. With the sign of the scale such that
+    # the greatest magnitude is on that side, it spans 2^(bits-1) steps in place of one less.
     grid = Grid(0, (1 << bits) - 1, symmetric=symmetric)
     lo = blocks.min(axis=1)
     hi = blocks.max(axis=1)
@@ -400,6 +402,7 @@ def slabs(
         values = np.zeros((part.shape[1], count * block_size), np.float32)
         # A float64 beyond float32 becomes infinite, which is refused below.
         with np.errstate(over="ignore"):
+            # Blocks run along K, the rows of W, and are contiguous after the transposition.
             values[:, : part.shape[0]] = part.T
         if not np.isfinite(values).all():
             column, row = np.argwhere(~np.isfinite(values))[0]

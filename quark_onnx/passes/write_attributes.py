@@ -122,6 +122,8 @@ def _pads(
         return None, []
     if output:
         replaced.append("output_shape")
+    # SAME_UPPER puts the odd pad at the end, SAME_LOWER at the start (ONNX, Conv: auto_pad); an
+    # output_shape without auto_pad does as SAME_LOWER (ONNX, ConvTranspose-11).
     before = [total // 2 for total in totals]
     after = [-(-total // 2) for total in totals]
     if mode != "SAME_UPPER":

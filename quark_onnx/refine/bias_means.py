@@ -126,6 +126,7 @@ def correct_biases(  # noqa: PLR0913
         optimizers: optimizers of the run.
         known: input means over the samples; the float model is run if a layer's are missing.
     """
+    # A layer optimizer starts from the float bias, and would correct a correction.
     if not samples or any(optimizer.stage == "layer" for optimizer in optimizers):
         return graph
     places = [place for place in places_in(graph, plan, params)[0] if place.bias]
@@ -184,6 +185,8 @@ def accept_biases(  # noqa: PLR0913
     """
     if corrected is graph:
         return graph
+    # Means over padded borders and through saturation are approximations, which only the outputs
+    # of the model can judge.
     judges = samples[:_JUDGES]
     before, after = (
         min_output_sqnr(each, plan, params, floating.remembering, judges)

@@ -256,6 +256,7 @@ def _statistics(
     known = dict(before)
     for observation in _watched(graph, wanted, before):
         known[observation] = next(found)
+    # A Concat may join the results of others: parts are computed before the whole.
     todo = [observation for observation in wanted if observation not in known]
     while todo:
         observation = todo.pop()

@@ -381,6 +381,7 @@ def _make_room(
         pow2 = isinstance(weight, Quantize) and weight.spec.pow2
         least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
         raised = np.where(low, least, w.scale)
+        # Rounded up: a scale that rounds down to float32 would let the bias overflow after all.
         raised = _up(raised if w.axis is not None else raised.max())
         if isinstance(weight, Quantize) and weight.spec.scale == "float16":
             raised = round_scale(raised.astype(np.float64), weight.spec.grid).astype(
