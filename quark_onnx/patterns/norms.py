@@ -148,6 +148,7 @@ def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
     if root is None or result is None:
         return None
     source, nodes, centered = _center(graph, value, axes)
+    # Tensors that exist only inside of the normalization: another reader would see them vanish.
     inner = [*inner, square.outputs[0], root.outputs[0]]
     if centered:
         inner.append(value)
@@ -226,6 +227,7 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
     """
     path = [mean.outputs[0]]
     epsilon = 0.0
+    # Up to two summands before the root.
     for _ in range(3):
         readers = graph.consumers(path[-1])
         if len(readers) != 1:

@@ -84,6 +84,7 @@ class Stream:
 
 
 def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
+    # A constant for all channels is not constant after the rotation.
     if value.ndim == 0 or value.shape[axis] == 1:
         value = np.broadcast_to(
             value,
@@ -139,6 +140,7 @@ def streams(graph: Graph, norms: list[Norm]) -> tuple[list[Stream], list[str]]:
             refused.append(f"{norm.name}: {reason}")
         else:
             result.append(search.stream)
+        # Those of a refused stream, too: its other norms would be refused for the same reason.
         seen |= search.stream.tensors
     if not refused:
         return result, []
@@ -178,6 +180,8 @@ class _Search:
             self.written(tensor)
             for node in self.graph.consumers(tensor):
                 self.read(tensor, node)
+        # Last, when every norm of the stream is known: a rotation passes a norm only if its scale
+        # and shift can be folded into linear readers.
         for norm in self.stream.norms:
             self.normalized(norm, norm.result)
 

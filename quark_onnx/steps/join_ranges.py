@@ -74,6 +74,7 @@ def _union(parts: list[QParams], entry: Quantize) -> QParams:
     highs = [_reals(part, grid.qmax) for part in parts]
     low, high = min(lows), max(highs)
     for part, part_low, part_high in zip(parts, lows, highs, strict=True):
+        # The very parameters of an input: its codes then pass the Concat as they are.
         if part_low == low and part_high == high:
             return part
     return params_for(Range(np.array([low]), np.array([high])), grid, None)

@@ -92,6 +92,9 @@ def make_plan(  # noqa: C901
             if config.movers and node.kind in HANDING_ON:
                 plan.activation(node, node.inputs[0])
             rule(node, plan)
+    # A rule sees what the nodes before its own have requested; the following steps need the
+    # requests of all. Scales are handed on before tensors are given back to float readers, which a
+    # scale that arrives later would quantize again.
     _spare_tied(plan)
     _hand_on(plan)
     _read_floats(plan)
@@ -148,6 +151,7 @@ def _tied(graph: Graph, table: str, other: str) -> bool:
         return table == other
     first, second = graph.constant(table), graph.constant(other)
     assert first is not None and second is not None
+    # One row first: tables have tens of thousands.
     return bool(
         np.array_equal(first[0], second[:, 0]) and np.array_equal(first, second.T),
     )
@@ -175,6 +179,7 @@ def _lift(plan: PlanBuilder) -> None:
     The rearrangement then moves codes instead of floats.
     """
     graph = plan.graph
+    # From the end, so that a chain of rearrangements lifts the pair step by step to its start.
     for node in reversed(graph.nodes):
         if node.kind not in REARRANGING or node.name in plan.kept:
             continue

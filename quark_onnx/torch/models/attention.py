@@ -252,6 +252,8 @@ class _Rounded(TorchFunctionMode):
         if func not in _SOFTMAX:
             return found
         self.count += 1
+        # Softmax is often computed in float32 and cast back; attention multiplies the values by
+        # probabilities of the model's type.
         return self._rounded(found.to((args[0] if args else kwargs["input"]).dtype))
 
 
@@ -291,6 +293,7 @@ def _registered(own: str) -> str:
         return found
 
     AttentionInterface.register(_PREFIX + own, attend)
+    # transformers chooses the kind of mask by the name of the attention function.
     if own in ALL_MASK_ATTENTION_FUNCTIONS:
         AttentionMaskInterface.register(
             _PREFIX + own,

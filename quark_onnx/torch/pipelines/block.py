@@ -80,6 +80,7 @@ def quantize_block(  # noqa: PLR0913
     outcomes = [
         found for transform in transforms_of(config) for found in transform(job)
     ]
+    # After the transforms, as they change what the layers read, and before any rounding.
     with ActivationObservers(layers) as watching:
         yield from walk.run(name, block)
     made = dict[str, Quantized]()
