@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -104,17 +103,18 @@ def labelled_findings(
         ConfigError: the data can be read only once, or the labels are for another task.
         DataError: the labels or the data cannot be read.
     """
-    if isinstance(data, Iterator):
-        raise ConfigError(
-            f"labels need data that can be read twice; data is a {type(data).__name__},"
-            " which can be read once: pass a list, a folder, or a DataLoader",
-        )
     scorer = scorer_for(labels, data)
     if scorer.kind != "classifier":
         return None
     reader = reader_for(Graph.of(reference.model), data)
     if reader.random:
         return None
+    if not reader.restartable:
+        raise ConfigError(
+            "labels need data that can be read twice; the data is a"
+            f" {type(data).__name__}, which can be read once: pass a list, a folder, or a"
+            " DataLoader",
+        )
     check = PreprocessingCheck(reference.model, asked)
     task: Task | None = None
     with data_errors():
