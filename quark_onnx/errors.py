@@ -97,8 +97,11 @@ class AccuracyError(QuarkError):
     """
 
     def __init__(self, reason: object = "", next_steps: Sequence[Any] = ()) -> None:
-        calls = " or ".join(str(step.call) for step in next_steps)
-        super().__init__(f"{reason} Try {calls}." if calls else reason)
+        message = reason
+        if next_steps:
+            calls = " or ".join(str(step.call) for step in next_steps)
+            message = f"{reason} Try {calls}."
+        super().__init__(message)
         self.reason = printable(str(reason), lines=True)
         self.next_steps = tuple(next_steps)
 

@@ -18,6 +18,7 @@ from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import short
 from quark_onnx.config import QConfig
+from quark_onnx.containers import names_of
 from quark_onnx.errors import (
     ConfigError,
     ModelError,
@@ -687,7 +688,7 @@ class Job:
                 else []
             )
             return graph, plan, []
-        names = ", ".join(optimizer.name for optimizer in chosen)
+        names = ", ".join(names_of(chosen))
         if not len(data.again):
             notes.append(f"{names}: left out, there is no calibration data")
             return graph, plan, []

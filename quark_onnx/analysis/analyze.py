@@ -22,6 +22,7 @@ from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError, crash_errors, data_errors
 from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.io import load
@@ -131,7 +132,7 @@ def _analyzed(
 
 
 def _outputs(model: ModelProto) -> set[str]:
-    return {value.name for value in model.graph.output}
+    return set(names_of(model.graph.output))
 
 
 def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
@@ -275,7 +276,7 @@ def _explained(
     weights: list[WeightError],
 ) -> list[TensorError]:
     """Add causes to errors."""
-    between = _Between(reference, {error.name for error in errors})
+    between = _Between(reference, set(names_of(errors)))
     grids = dict[str, float | None]()  # noise of each grid; None if it is not known
     for error in errors:
         if error.sqnr_grid is not None:
@@ -329,8 +330,8 @@ class _Between:
 
 def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
     """Add histograms to the worst tensors and the related weights."""
-    worst = {tensor.name for tensor in found.ranking[:PICTURED]}
-    between = _Between(reference, {tensor.name for tensor in found.tensors})
+    worst = set(names_of(found.ranking[:PICTURED]))
+    between = _Between(reference, set(names_of(found.tensors)))
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))
 
     def pictured_tensor(tensor: TensorError) -> TensorError:

@@ -111,7 +111,9 @@ class Evidence:
     def of_bias(self, weight: WeightError) -> float:
         """Return the noise-to-signal ratio due to the error of a bias."""
         signal = self.statistic.total("signal") / max(1, self.statistic.count)
-        return min(1e3, nsr(weight.sqnr) * weight.rms**2 / signal) if signal else 0.0
+        if not signal:
+            return 0.0
+        return min(1e3, nsr(weight.sqnr) * weight.rms**2 / signal)
 
     @property
     def operator(self) -> float:
@@ -129,7 +131,9 @@ class Evidence:
             self.of_bias(weight) for weight in self.weights if weight.role == "bias"
         )
         brought = self.of_weights + biases + self.grids_before
-        return self.operator / brought if brought else 1.0
+        if not brought:
+            return 1.0
+        return self.operator / brought
 
     @property
     def inherited(self) -> float:
@@ -279,7 +283,9 @@ def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
     reach: NDArray[np.float64] = statistic.hi - statistic.lo
     median = float(np.median(reach))
     worst = int(reach.argmax())
-    ratio = float(reach[worst] / median) if median > 0 else 0.0
+    ratio = 0.0
+    if median > 0:
+        ratio = float(reach[worst] / median)
     if ratio < _OUTLYING:
         return None
     outliers = int((reach > _OUTLYING * median).sum())
@@ -531,4 +537,6 @@ def _figure(value: float | None) -> str:
     """
     if value is None:
         return "?"
-    return f"{value:.0f}" if abs(value) >= 1e3 else f"{value:.3g}"
+    if abs(value) >= 1e3:
+        return f"{value:.0f}"
+    return f"{value:.3g}"

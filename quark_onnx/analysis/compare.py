@@ -19,6 +19,7 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes, open_session
 from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.latency import Latency, measure_latency
+from quark_onnx.containers import names_of
 from quark_onnx.errors import (
     ConfigError,
     DataError,
@@ -218,9 +219,9 @@ def _opened(before: ModelProto, after: ModelProto) -> list[Any]:
             raise ModelError(
                 f"onnxruntime cannot load the {name} model: {error}",
             ) from error
-    missing = {v.name for v in sessions[0].get_outputs()} - {
-        v.name for v in sessions[1].get_outputs()
-    }
+    missing = set(names_of(sessions[0].get_outputs())) - set(
+        names_of(sessions[1].get_outputs())
+    )
     if missing:
         raise ModelError(
             f"the other model lacks the output {sorted(missing)[0]!r} of the reference",

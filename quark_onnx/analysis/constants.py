@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
@@ -24,7 +25,7 @@ class Constants:
         self._computed: set[str] = set()
         for node in graph.nodes:  # in topological order
             free = node.has_subgraph or node.op_type.startswith(_RANDOM)
-            if not free and all(self.known(name) for name in node.inputs if name):
+            if not free and all(self.known(name) for name in node.operands):
                 self._computed.update(node.outputs)
 
     def known(self, tensor: str) -> bool:
@@ -57,7 +58,7 @@ class Constants:
             if node is not None and node not in nodes:
                 nodes[node] = None
                 needed += node.inputs
-        names = {name for node in nodes for name in node.inputs}
+        names = set(flattened(node.inputs for node in nodes))
         model: ModelProto = self.graph.shell()
         model.graph.name = "constant"
         model.graph.node.extend(

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from quark_onnx.containers import names_of
 from quark_onnx.report import output_line, section, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.reported import Reported
@@ -232,5 +233,5 @@ class Analysis(Reported):
         return {
             "worst_sqnr": self.sqnr,
             **asdict(self),
-            "ranking": [tensor.name for tensor in self.ranking],
+            "ranking": names_of(self.ranking),
         }

@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
+from quark_onnx.containers import names_of, present, subset
 from quark_onnx.errors import ModelError
 from quark_onnx.report.measure import Total, measure
 from quark_onnx.steps import Reference
@@ -34,7 +35,7 @@ class Judge:
         itself = measure(self._session, self._session, [samples[0]])
         self._names = [error.name for error in itself if error.sqnr is not None]
         if not self._names:
-            names = ", ".join(error.name for error in itself)
+            names = ", ".join(names_of(itself))
             raise ModelError(
                 f"no output ({names}) is float and repeatable, so none has an SQNR;"
                 " give a metric",
@@ -66,9 +67,9 @@ class Judge:
         count = 0
         try:
             session = open_session(model, what="the quantized model")
-            inputs = [value.name for value in session.get_inputs()]
+            inputs = names_of(session.get_inputs())
             for count, sample in enumerate(self._samples, 1):
-                feed = {name: sample[name] for name in inputs if name in sample}
+                feed = subset(sample, inputs)
                 outputs = session.run(self._names, feed)
                 expected = self._expected(count - 1, sample)
                 for name, a, b in zip(self._names, expected, outputs, strict=True):
@@ -86,8 +87,8 @@ class Judge:
         """Return the float model's outputs on a sample."""
         if place in self._kept:
             return self._kept[place]
-        names = [value.name for value in self._session.get_inputs()]
-        feed = {name: sample[name] for name in names if name in sample}
+        names = names_of(self._session.get_inputs())
+        feed = subset(sample, names)
         outputs: list[Any] = self._session.run(self._names, feed)
         size = sum(getattr(output, "nbytes", _MEMORY) for output in outputs)
         if size <= self._room:
@@ -98,4 +99,4 @@ class Judge:
 
 def _worst(totals: dict[str, Total]) -> float:
     found = [total.result(name).sqnr for name, total in totals.items()]
-    return min(sqnr for sqnr in found if sqnr is not None)
+    return min(present(found))

@@ -16,9 +16,11 @@ from onnx import ModelProto, TensorProto
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
 from quark_onnx.steps import with_bodies
+from quark_onnx.wording import counted
 
 #: Maximum number of runs of each model, and their total time in seconds.
 _RUNS, _SECONDS = 30, 1.0
@@ -129,8 +131,11 @@ class Latency:
 
     def __str__(self) -> str:
         ratio = self.reference_ms / self.other_ms if self.other_ms else 1.0
-        change = f"{ratio:.2f}x faster" if ratio >= 1 else f"{1 / ratio:.2f}x slower"
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        if ratio >= 1:
+            change = f"{ratio:.2f}x faster"
+        else:
+            change = f"{1 / ratio:.2f}x slower"
+        threads = counted(self.threads, "thread")
         before = _shown(self.reference_ms, self.reference_quartiles)
         after = _shown(self.other_ms, self.other_quartiles)
         what = "median" if self.other_quartiles is None else "median and quartiles"
@@ -223,7 +228,7 @@ class _Timed:
                 integers=True,
                 what=f"the {name} model",
             )
-            names = {value.name for value in self._session.get_inputs()}
+            names = set(names_of(self._session.get_inputs()))
             self._feeds = {key: sample[key] for key in sample if key in names}
             self.first_run: float = self._session.seconds(self._feeds, 1)[0]
         except RuntimeCrash:

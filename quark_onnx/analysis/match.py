@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quark_onnx.analysis.reading import FLOATS, Operand, Reading
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Node
 
@@ -112,9 +113,9 @@ class _Walk:
 
     def match_inputs(self) -> None:
         constants = self.reference.graph.initializers
-        names = [value.name for value in self.reference.graph.inputs]
+        names = names_of(self.reference.graph.inputs)
         inputs = [name for name in names if name not in constants]
-        others = {value.name for value in self.other.graph.inputs}
+        others = set(names_of(self.other.graph.inputs))
         missing = [name for name in inputs if name not in others]
         if missing:
             known = sorted(others - self.other.graph.initializers.keys())

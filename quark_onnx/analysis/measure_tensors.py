@@ -22,6 +22,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
+from quark_onnx.containers import names_of
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.report.measure import OutputError, Total
@@ -64,11 +65,11 @@ class Side:
         *,
         optimize: bool = False,
     ) -> None:
-        given = {value.name for value in model.graph.input}
+        given = set(names_of(model.graph.input))
         self._names = [name for name in dict.fromkeys(tensors) if name not in given]
         exposed = ModelProto()
         exposed.CopyFrom(model)
-        shown = {value.name for value in exposed.graph.output}
+        shown = set(names_of(exposed.graph.output))
         exposed.graph.output.extend(
             ValueInfoProto(name=name) for name in self._names if name not in shown
         )
@@ -83,8 +84,8 @@ class Side:
             raise ModelError(
                 f"onnxruntime cannot load the {title} model: {error}",
             ) from error
-        self._inputs = {value.name for value in self._session.get_inputs()}
-        self._outputs = [value.name for value in model.graph.output]
+        self._inputs = set(names_of(self._session.get_inputs()))
+        self._outputs = names_of(model.graph.output)
 
     def run(self, sample: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return exposed tensors, outputs and inputs on a sample, by name."""
@@ -180,7 +181,7 @@ def _channel_axis(graph: Graph, tensor: str) -> int | None:
 
     Channels are the last axis of a sequence of tokens (N, T, C), and the second axis otherwise.
     """
-    rank = len(graph.shape(tensor) or ())
+    rank = len(graph.sizes(tensor))
     if rank < 2:
         return None
     producer = graph.producer(tensor)

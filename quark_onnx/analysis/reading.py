@@ -97,17 +97,23 @@ class Grid:
     @property
     def least(self) -> float | None:
         """Return the least value over all channels; None without a fixed grid."""
-        return None if self.lo is None else float(self.lo.min())
+        if self.lo is None:
+            return None
+        return float(self.lo.min())
 
     @property
     def greatest(self) -> float | None:
         """Return the greatest value over all channels; None without a fixed grid."""
-        return None if self.hi is None else float(self.hi.max())
+        if self.hi is None:
+            return None
+        return float(self.hi.max())
 
     @property
     def widest_step(self) -> float | None:
         """Return the widest step over all channels; None without a fixed grid."""
-        return None if self.step is None else float(self.step.max())
+        if self.step is None:
+            return None
+        return float(self.step.max())
 
 
 @dataclass(frozen=True)
@@ -280,7 +286,9 @@ class Reading:
 
     def _zero_point_type(self, scale: Scale) -> int:
         """Return the type of a zero point, which is that of the codes; 0 without one."""
-        return self.graph.elem_type(scale.zero_point) if scale.zero_point else 0
+        if not scale.zero_point:
+            return 0
+        return self.graph.elem_type(scale.zero_point)
 
     def _code_type(self, node: Node) -> int:
         return (

@@ -28,6 +28,7 @@ from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.analysis.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
+from quark_onnx.containers import names_of
 from quark_onnx.errors import (
     ConfigError,
     DataError,
@@ -317,7 +318,7 @@ class Search:
             ],
             len(self._calibration),
             len(self._judges),
-            [trial.name for trial in self._left.values()],
+            names_of(self._left.values()),
             self._total,
             self._target is None or self._is_reached(),
             self._study.optuna,

@@ -15,6 +15,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.config.qconfig import parse_optimizer
 from quark_onnx.config.spec import check_names, parse_calibrator
 from quark_onnx.config.text import format_call
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS, TARGETS
 
@@ -47,7 +48,7 @@ class Trial:
     @property
     def kinds(self) -> frozenset[str]:
         """Return the names of the optimizers, which dominate the runtime."""
-        return frozenset(optimizer.name for optimizer in self.config.optimizers)
+        return frozenset(names_of(self.config.optimizers))
 
     @property
     def relative_cost(self) -> float:
@@ -235,7 +236,9 @@ class Space:
 
 
 def _calibrator(choice: Any) -> Any:
-    return parse_calibrator(choice) if isinstance(choice, str) else _checked(choice)
+    if isinstance(choice, str):
+        return parse_calibrator(choice)
+    return _checked(choice)
 
 
 def _checked(calibrator: Any) -> Any:
@@ -276,7 +279,9 @@ def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
 
 def _preset_name(preset: object, place: int) -> str:
     if isinstance(preset, str | Path):
-        return str(preset).upper() if str(preset).upper() in PRESETS else str(preset)
+        if str(preset).upper() in PRESETS:
+            return str(preset).upper()
+        return str(preset)
     for name in PRESETS:
         if PRESETS[name] == preset:
             return name

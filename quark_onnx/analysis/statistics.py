@@ -171,7 +171,9 @@ class TensorStatistic:
 
     def total(self, name: str) -> float:
         """Return a sum over all channels."""
-        return float(self.sums[name].sum()) if self.sums else 0.0
+        if not self.sums:
+            return 0.0
+        return float(self.sums[name].sum())
 
     @property
     def sqnr(self) -> float:

@@ -14,6 +14,7 @@ from quark_onnx.analysis.match import Matching
 from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
+from quark_onnx.patterns.conv_and_gemm import output_axis
 from quark_onnx.report.measure import cosine_similarity, decibels
 
 Floats = NDArray[np.float64]
@@ -209,14 +210,18 @@ def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
 def _outlier_ratio(reach: Floats) -> float:
     """Return the greatest magnitude of a channel in units of the median channel's."""
     median = float(np.median(reach))
-    return float(reach.max() / median) if median else 1.0
+    if not median:
+        return 1.0
+    return float(reach.max() / median)
 
 
 def _channel_axis(node: Node, rank: int) -> int | None:
     if node.op_type == "Gemm":
-        return 0 if node.attribute("transB", 0) else 1
+        return output_axis(node)
     axis = _AXES.get(node.op_type)
-    return axis % rank if axis is not None and rank > 1 else None
+    if axis is not None and rank > 1:
+        return axis % rank
+    return None
 
 
 def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:

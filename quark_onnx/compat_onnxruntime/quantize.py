@@ -68,17 +68,19 @@ def quantize(
     Raises:
         TypeError: the configuration has another type.
     """
-    settings = dict(vars(quant_config)) if hasattr(quant_config, "__dict__") else {}
+    if hasattr(quant_config, "__dict__"):
+        settings = dict(vars(quant_config))
+    else:
+        settings = {}
     if isinstance(quant_config, StaticQuantConfig):
         quantize_static(model_input, model_output, **settings)
     elif isinstance(quant_config, DynamicQuantConfig):
         settings.pop("activation_type")
         quantize_dynamic(model_input, model_output, **settings)
     elif hasattr(quant_config, "algorithm"):
-        model = (
-            model_input if not hasattr(model_input, "__fspath__") else str(model_input)
-        )
-        quantizer = MatMulNBitsQuantizer(model, algo_config=quant_config)
+        if hasattr(model_input, "__fspath__"):
+            model_input = str(model_input)
+        quantizer = MatMulNBitsQuantizer(model_input, algo_config=quant_config)
         quantizer.process()
         quantizer.model.save_model_to_file(model_output, True)
     else:

@@ -15,6 +15,7 @@ from onnxruntime.quantization.quant_utils import QuantFormat
 
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
+from quark_onnx.containers import names_of, without
 from quark_onnx.onnxruntime_spelling import CallError
 from quark_onnx.optimizers import GPTQ
 
@@ -60,9 +61,7 @@ class MatMulNBitsQuantizer:
         if settings["algo_config"] is None:
             apart = ("nodes_to_exclude", "nodes_to_include", "algo_config")
             self.algo_config = _theirs.DefaultWeightOnlyQuantConfig(
-                **{
-                    name: value for name, value in settings.items() if name not in apart
-                },
+                **without(settings, apart),
             )
         self._settings = settings
 
@@ -93,7 +92,7 @@ class MatMulNBitsQuantizer:
         )
         named, present = (
             settings["nodes_to_include"] or (),
-            {node.name for node in nodes},
+            set(names_of(nodes)),
         )
         excluded = set(settings["nodes_to_exclude"] or ())
         for name in sorted({*named, *excluded} - present):

@@ -11,6 +11,7 @@ from calibrators import CalibrationError, Calibrator, Grid, MinMax
 from calibrators.shown import short
 from quark_onnx.config.checks import require_flags
 from quark_onnx.config.text import format_call, parse_call
+from quark_onnx.containers import names_of
 from quark_onnx.dtypes import INT8, Block, DType, Float4, Integer, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.kernels.blockfloat import EXPONENTS, LEAST_ERROR
@@ -154,11 +155,10 @@ class QuantizationSpec:
                 f" {', '.join(self.SCALES)}",
             )
         if self.scale == "float16" and not self.measured:
-            why = (
-                "each run computes it, in float32"
-                if self.dynamic
-                else f"{self.dtype.name} has none"
-            )
+            if self.dynamic:
+                why = "each run computes it, in float32"
+            else:
+                why = f"{self.dtype.name} has none"
             raise ConfigError(f"scale is {short(self.scale)}; {why}")
         if self.solver == "hqq" and (self.symmetric or not self.block_size):
             raise ConfigError(
@@ -295,7 +295,7 @@ def _element(dtype: DType) -> str:
 
 def check_names(given: Iterable[object], cls: type[Any]) -> None:
     """Raise ConfigError for the first of ``given`` names that is not a field of ``cls``."""
-    known = [f.name for f in fields(cls)]
+    known = names_of(fields(cls))
     for name in given:
         if name not in known:
             raise ConfigError(

@@ -217,7 +217,10 @@ class TensorOverride:
         }
         if self.dtype is not None and self.dtype != spec.dtype:
             changes["dtype"] = self.dtype
-        changed = spec.with_(**changes) if changes else spec
+        if changes:
+            changed = spec.with_(**changes)
+        else:
+            changed = spec
         if (self.scale or self.low or self.high) and not isinstance(
             changed.dtype,
             Scaled,

@@ -10,6 +10,7 @@ from typing import Literal
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.steps import Sample
+from quark_onnx.wording import counted as with_noun
 
 #: Whether the converted model computes the same: exactly; apart from the rounding of codes, which
 #: the conversion verifies itself; or not, and the difference is measured.
@@ -86,6 +87,11 @@ def reloaded(graph: Graph) -> Graph:
     return Graph.of(model, graph.store)
 
 
+def settled(graph: Graph, count: int) -> Graph:
+    """Return a graph after a number of rewrites: reloaded, unless there were none."""
+    return reloaded(graph) if count else graph
+
+
 def counted(count: int, what: str) -> list[str]:
     """Return a note on a count, except for zero.
 
@@ -93,5 +99,5 @@ def counted(count: int, what: str) -> list[str]:
     (['2 pairs'], ['1 pair'], [])
     """
     if count:
-        return [f"{count} {what}{'s' * (count != 1)}"]
+        return [with_noun(count, what)]
     return []

@@ -11,7 +11,8 @@ from functools import partial
 
 from onnx import TensorProto
 
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.containers import present
+from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import code_type, parameters, write_zero_point
 from quark_onnx.dtypes import BODY_OPSET, Float4, Integer, Scaled
 from quark_onnx.errors import ModelError
@@ -105,7 +106,7 @@ def _has_integers(graph: Graph, node: Node, *, bits: int) -> bool:
 
 def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]:
     needs = list(_needs(graph, domain, need))
-    opsets = [opset for opset in needs if opset is not None]
+    opsets = present(needs)
     notes = list[str]()
     if opsets and max(opsets) > graph.opset:
         try:
@@ -116,14 +117,17 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
             notes = [str(error)]
     count = everywhere(graph, lambda inner: _rename_all(inner, domain, need))
     renamed = [f"{line} renamed" for line in counted(count, "node")]
-    notes = [*renamed, *notes] if count else renamed
+    if count:
+        notes = [*renamed, *notes]
+    else:
+        notes = renamed
     remaining = len(needs) - count
     if remaining:
         notes.append(
             f"{remaining} Q/DQ nodes stay as they are: {domain or 'ONNX'} has no such"
             " type, or a scale is computed",
         )
-    return (reloaded(graph) if count else graph), notes
+    return settled(graph, count), notes
 
 
 def _needs(graph: Graph, domain: str, need: Need) -> Iterator[int | None]:
@@ -148,7 +152,8 @@ def _rename_all(graph: Graph, domain: str, need: Need) -> int:
 
 def _rename(graph: Graph, node: Node, domain: str) -> None:
     plain = "QuantizeLinear" if node.op_type in QUANTIZE else "DequantizeLinear"
-    node.rename(f"Extended{plain}" if domain == DOMAIN else plain, domain)
+    prefix = "Extended" * (domain == DOMAIN)
+    node.rename(prefix + plain, domain)
     if domain:
         graph.import_domain(domain)
         node.drop_attribute("output_dtype")

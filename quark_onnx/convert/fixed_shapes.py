@@ -36,7 +36,7 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     notes += [f"{line} folded" for line in counted(folded, "node")]
     dynamic = list[str]()
     for node in graph.nodes:
-        names = [name for name in node.outputs if name]
+        names = node.results
         dynamic += [name for name in names if not is_static(graph.shape(name))]
     if notes and dynamic:
         notes.append(
@@ -60,7 +60,10 @@ def _missing(name: str, shape: tuple[int | str | None, ...] | None) -> str:
     open_dims = [place for place, size in enumerate(shape) if not isinstance(size, int)]
     place = open_dims[0]
     example = ",".join(str(size) if isinstance(size, int) else "N" for size in shape)
-    what = f"dimension {shape[place]!r}" if shape[place] else f"dimension {place}"
+    if shape[place]:
+        what = f"dimension {shape[place]!r}"
+    else:
+        what = f"dimension {place}"
     return (
         f"{what} of input {name!r} has no size; give the shape (--shape"
         f" {name}={example})"

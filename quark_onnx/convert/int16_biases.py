@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.affine import octaves_for
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import Parameters, parameters
 from quark_onnx.dtypes import INT16
 from quark_onnx.fusions.base import CONTRIB
@@ -22,7 +22,7 @@ def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """
     count = everywhere(graph, _narrow_all)
     notes = [f"{line} became int16" for line in counted(count, "bias")]
-    return (reloaded(graph) if count else graph), notes
+    return settled(graph, count), notes
 
 
 def _narrow_all(graph: Graph) -> int:
@@ -53,10 +53,9 @@ def _narrow(
 ) -> None:
     """Store the codes of a bias in 16 bits, with new scale and zero point."""
     magnitude = np.abs(codes.astype(np.float64))
-    octaves = octaves_for(
-        magnitude if parameters_.scale.ndim else magnitude.max(initial=0.0),
-        INT16.qmax,
-    )
+    if not parameters_.scale.ndim:
+        magnitude = magnitude.max(initial=0.0)
+    octaves = octaves_for(magnitude, INT16.qmax)
     narrow = np.clip(
         np.rint(codes / np.exp2(octaves)),
         INT16.qmin,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, defs, numpy_helper
 
+from quark_onnx.containers import names_of, subset
 from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
 from quark_onnx.errors import ModelError
@@ -57,9 +58,7 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
     narrow = _Narrow(half)
     inputs = _float_values(graph.inputs)
     outputs = _float_values(graph.outputs)
-    defaults = {
-        name: graph.initializers[name] for name in inputs if name in graph.initializers
-    }
+    defaults = subset(graph.initializers, inputs)
     narrow.graph(graph)
     if not narrow.count:
         return graph, []
@@ -142,7 +141,7 @@ class _Narrow:
         for node in graph.nodes:
             kinds |= {name for name in node.outputs if graph.elem_type(name) == _FLOAT}
         self.count += len(kinds)
-        names = [value.name for value in graph.inputs]
+        names = names_of(graph.inputs)
         kinds |= {name for name in names if graph.elem_type(name) == _FLOAT}
         constants = {
             name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT

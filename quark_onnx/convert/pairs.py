@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -131,8 +132,8 @@ def readers(graph: Graph, node: Node) -> list[Node] | None:
 
 def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
     """Return the result of a DequantizeLinear of constants; None if an input is computed."""
-    values = [graph.constant(name) for name in node.inputs if name]
-    known = [value for value in values if value is not None]
+    values = [graph.constant(name) for name in node.operands]
+    known = present(values)
     if len(known) < len(values):
         return None
     return dequantized(node, known).astype(known[1].dtype)

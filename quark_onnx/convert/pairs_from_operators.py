@@ -22,6 +22,7 @@ from quark_onnx.fusions.base import CONTRIB, attributes
 from quark_onnx.fusions.moving import MOVING, moved_inputs
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import softmax_axis
+from quark_onnx.patterns.conv_and_gemm import output_axis
 from quark_onnx.steps import Agreement
 
 
@@ -210,7 +211,7 @@ def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
         rank = len(graph.shape(node.input(codes)) or (0, 0))
         channel_axis = form.own_axis
         if form.op_type == "Gemm":
-            channel_axis = 0 if node.attribute("transB", 0) else 1
+            channel_axis = output_axis(node)
         axis = {"axis": channel_axis % rank}
     return _dequantize(
         graph,

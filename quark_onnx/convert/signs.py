@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import TensorProto, helper
 
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
     code_type,
@@ -62,7 +62,7 @@ def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, lis
             f"{len(refused)} tensors stay as they are, {refused[0]!r} the first of them:"
             " other operators read their codes, or their zero point is computed",
         )
-    return (reloaded(graph) if count else graph), notes
+    return settled(graph, count), notes
 
 
 def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
+from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
     code_type,
@@ -83,7 +83,7 @@ def without_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
             " operators read or write their codes, or a scale is computed;"
             " qoperator-to-qdq may help before",
         )
-    return (reloaded(graph) if count else graph), notes
+    return settled(graph, count), notes
 
 
 def _remove(graph: Graph) -> int:

@@ -111,7 +111,9 @@ def _type(node: NodeProto, element_types: Mapping[str, int]) -> int:
 
 def _standard(opset: int) -> frozenset[int]:
     """Return the types that QuantizeLinear treats alike in an opset."""
-    return _BYTES | _WORDS if opset >= 21 else _BYTES
+    if opset >= 21:
+        return _BYTES | _WORDS
+    return _BYTES
 
 
 def _quantize(body: Body, types: Sequence[int], opset: int) -> None:

@@ -32,7 +32,14 @@ from quark_onnx.functions.body import (
     function,
     settings,
 )
-from quark_onnx.kernels.blockfloat import E8M0, ELEMENTS, EXPONENTS, FRACTION, threshold
+from quark_onnx.kernels.blockfloat import (
+    E8M0,
+    ELEMENTS,
+    EXPONENTS,
+    FRACTION,
+    emax_of,
+    threshold,
+)
 from quark_onnx.kernels.minifloat import HALF_EVEN, MiniFloat
 
 NAME = "MXQuantizeDequantize"
@@ -165,7 +172,7 @@ def in_blocks(  # noqa: PLR0913  the settings of a block format
         wide = body.op("Cast", top, to=TensorProto.DOUBLE)
         raised = body.op("GreaterOrEqual" if inclusive else "Greater", wide, bound)
         power = body.op("Where", raised, twice, power)
-    emax = 0 if element is None else element.emax
+    emax = emax_of(element)
     scale = body.op(
         "Mul",
         power,

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from calibrators.layout import turned
+from quark_onnx.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     codes_of,
@@ -169,7 +170,7 @@ def _write(  # noqa: PLR0913  the operands of a product
     bias = node.input(2)
     if bias:
         if op_type == "ConvInteger":
-            spatial = len(graph.shape(weight[0]) or ()) - 2
+            spatial = len(graph.sizes(weight[0])) - 2
             if not graph.is_constant(bias):
                 return _undo(graph, names)
             bias = graph.add_constant(
@@ -184,5 +185,5 @@ def _write(  # noqa: PLR0913  the operands of a product
 
 def _undo(graph: Graph, results: list[str]) -> bool:
     producers = [graph.producer(name) for name in results]
-    graph.remove([node for node in producers if node is not None])
+    graph.remove(present(producers))
     return False

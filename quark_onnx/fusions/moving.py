@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from calibrators import Grid, QParams, quantize
+from quark_onnx.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     alike,
@@ -63,7 +64,7 @@ def move_codes(graph: Graph, node: Node) -> bool:
     """Let an operator of ``MOVING`` read and compute codes with equal scales."""
     places = moved_inputs(node)
     read = [read_bytes(graph, node.inputs[place]) for place in places]
-    sources = [codes for codes in read if codes is not None]
+    sources = present(read)
     results = _results(graph, node)
     if len(sources) < len(read) or not results or graph.opset < MOVING[node.kind]:
         return False

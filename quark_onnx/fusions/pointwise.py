@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -189,7 +190,7 @@ def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
     """
     candidates = [read_bytes(graph, tensor) for tensor in tensors]
     candidates.append(written_bytes(graph, node.outputs[0]))
-    codes = [candidate for candidate in candidates if candidate is not None]
+    codes = present(candidates)
     types = {code_type(graph, candidate) for candidate in codes}
     if len(codes) < len(candidates) or len(types) != 1:
         return None
@@ -198,10 +199,12 @@ def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
 
 def _reduces_images(graph: Graph, node: Node) -> bool:
     """Return whether a ReduceMean runs over all axes but the first two."""
-    rank = len(graph.shape(node.inputs[0]) or ())
+    rank = len(graph.sizes(node.inputs[0]))
     axes = node.attribute("axes")
     if graph.opset >= _AXES_INPUT_OPSET:
-        axes = graph.constant(node.input(1)) if node.input(1) else None
+        axes = None
+        if node.input(1):
+            axes = graph.constant(node.input(1))
     if axes is None or rank <= 2:
         return False
     return {int(axis) % rank for axis in axes} == set(range(2, rank))

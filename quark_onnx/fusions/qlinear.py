@@ -35,7 +35,7 @@ from quark_onnx.fusions.base import (
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
-from quark_onnx.patterns.conv_and_gemm import unscaled
+from quark_onnx.patterns.conv_and_gemm import output_axis, unscaled
 
 #: First version of the standard operator set that has QLinearConv and QLinearMatMul.
 _QLINEAR_OPSET = 10
@@ -102,7 +102,7 @@ def qgemm(graph: Graph, node: Node) -> bool:
     a = read_bytes(graph, node.inputs[0])
     b = read_bytes(graph, node.inputs[1])
     y = written_bytes(graph, node.outputs[0])
-    axis = 0 if node.attribute("transB", 0) else 1
+    axis = output_axis(node)
     if a is None or b is None or not _multiplied(graph, a, b, axis):
         return False
     bias = _bias(graph, node, a, b)
@@ -133,7 +133,7 @@ def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
         return False
     if one_scale(graph, w):
         return True
-    rank = len(graph.shape(w.codes) or ())
+    rank = len(graph.sizes(w.codes))
     return rank > 1 and (rank == 2 or axis == 0) and w.axis % rank == axis
 
 
@@ -169,7 +169,7 @@ def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
     others = [name for name in readers[0].inputs if name != product]
     if len(others) != 1 or not graph.is_constant(others[0]):
         return None
-    shape = graph.shape(w.codes) or ()
+    shape = graph.sizes(w.codes)
     if len(shape) != 2 or graph.shape(others[0]) != shape[-1:]:
         return None
     return readers[0]

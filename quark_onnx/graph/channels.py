@@ -42,7 +42,7 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
 
 
 def _turns(graph: Graph, value: ValueInfoProto) -> bool:
-    return len(graph.shape(value.name) or ()) == len(LAST) and not graph.captured(
+    return len(graph.sizes(value.name)) == len(LAST) and not graph.captured(
         value.name,
     )
 

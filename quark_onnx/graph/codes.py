@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
+from quark_onnx.kernels.axes import along
 
 
 def constant_behind(graph: Graph, tensor: str) -> str:
@@ -102,9 +103,7 @@ def spread(
     if part.size == 1 or axis is None:
         return part.reshape(())
     if part.ndim == 1 and not block:
-        return part.reshape(
-            [-1 if index == axis % len(shape) else 1 for index in range(len(shape))],
-        )
+        return part.reshape(along(axis, len(shape)))
     if part.ndim != len(shape):
         return part
     length = shape[axis]

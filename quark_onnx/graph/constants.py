@@ -16,6 +16,7 @@ from onnx import TensorProto, numpy_helper
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
+from quark_onnx.wording import first_of
 
 #: Most names that a note lists.
 _LISTED = 3
@@ -44,7 +45,7 @@ def overridable(graph: Graph) -> list[str]:
 
 def store_constants(graph: Graph) -> int:
     """Convert the Constant nodes of a graph, without bodies, and return their number."""
-    nodes = [node for node in graph.nodes if node.kind == "Constant"]
+    nodes = graph.nodes_of(("Constant",))
     done = []
     for node in nodes:
         tensor = _value(node)
@@ -64,8 +65,7 @@ def describe_closed(names: Sequence[str]) -> list[str]:
     """
     if len(names) < 2:
         return [f"input {name!r} is a constant" for name in names]
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return [f"inputs {', '.join(map(repr, names[:_LISTED]))}{more} are constants"]
+    return [f"inputs {first_of([*map(repr, names)], _LISTED)} are constants"]
 
 
 def _store_everywhere(graph: Graph) -> int:

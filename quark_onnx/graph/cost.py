@@ -73,5 +73,5 @@ def _size(graph: Graph, tensor: str) -> int:
 
 def _sizes(graph: Graph, tensor: str) -> list[int]:
     """Return the dimensions of a tensor, 1 for an unknown one; empty for an unknown shape."""
-    shape = graph.shape(tensor) or ()
+    shape = graph.sizes(tensor)
     return [size if isinstance(size, int) else 1 for size in shape]

@@ -29,7 +29,7 @@ from onnx.external_data_helper import uses_external_data
 from calibrators.onnx_runtime.session import tensor_size
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.calls import check_calls
-from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
+from quark_onnx.graph.node import STANDARD_DOMAINS, normalized_domain, subgraphs
 
 #: onnx and onnxruntime store the version of an operator set in a signed 32-bit integer.
 _LARGEST_VERSION = 2**31 - 1
@@ -171,7 +171,7 @@ def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, in
     """Return versions of operator sets by domain, with one key for the standard domain."""
     versions = dict[str, int]()
     for entry in imports:
-        domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
+        domain = normalized_domain(entry.domain)
         if not 0 < entry.version <= _LARGEST_VERSION:
             raise ModelError(
                 f"{where} imports operator set {entry.domain!r} in the impossible"
@@ -284,7 +284,10 @@ def _check_names(
     needed = [place for place, formal in enumerate(formals) if formal.option == _Single]
     present = {place for place, name in enumerate(names) if name}
     if not present.issuperset(needed):
-        found = f"{what} {list(names)}" if present else f"no {what}"
+        if present:
+            found = f"{what} {list(names)}"
+        else:
+            found = f"no {what}"
         raise ModelError(
             f"{where} {found}; it needs {[formals[place].name for place in needed]}",
         )

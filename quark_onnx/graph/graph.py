@@ -7,7 +7,7 @@ that the model uses anywhere, subgraphs included, are never reused.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
+from quark_onnx.containers import by_name, names_of, present
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     Node,
     all_names,
     name_apart,
+    normalized_domain,
     sparse_names,
 )
 from quark_onnx.graph.readers import Readers
@@ -82,15 +84,11 @@ class Graph:
         open_negative_sizes(graph)
         self.nodes: list[Node] = [Node(proto) for proto in graph.node]
         tensors = graph.initializer if initializers is None else initializers
-        self.initializers: dict[str, TensorProto] = {
-            tensor.name: tensor for tensor in tensors
-        }
+        self.initializers: dict[str, TensorProto] = by_name(tensors)
         self.inputs: list[ValueInfoProto] = list(graph.input)
         self.outputs: list[ValueInfoProto] = list(graph.output)
         self._names = all_names(graph)
-        self._values: dict[str, ValueInfoProto] = {
-            value.name: value for value in graph.value_info
-        }
+        self._values: dict[str, ValueInfoProto] = by_name(graph.value_info)
         # Tensors have no reference to the arrays that hold their values.
         self._held = [
             held_values(tensor)
@@ -145,7 +143,11 @@ class Graph:
     def leaders(self, node: Node) -> list[Node]:
         """Return the distinct nodes that compute the inputs of a node."""
         before = (self.producer(name) for name in (*node.inputs, *node.captures))
-        return list(dict.fromkeys(node for node in before if node is not None))
+        return list(dict.fromkeys(present(before)))
+
+    def nodes_of(self, kinds: Container[str]) -> list[Node]:
+        """Return the nodes of some kinds, in graph order."""
+        return [node for node in self.nodes if node.kind in kinds]
 
     def captured(self, tensor: str) -> bool:
         """Return whether a subgraph reads the tensor."""
@@ -187,6 +189,12 @@ class Graph:
             self._arrays[tensor] = array
         return self._arrays[tensor]
 
+    def optional_constant(self, tensor: str, default: Any) -> NDArray[Any] | None:
+        """Return the value of a constant: a default if omitted, None if not constant."""
+        if not tensor:
+            return np.asarray(default)
+        return self.constant(tensor)
+
     def elem_type(self, tensor: str) -> int:
         """Return the ``TensorProto.DataType`` of a tensor; 0 (UNDEFINED) if unknown."""
         if tensor in self.initializers:
@@ -204,6 +212,10 @@ class Graph:
         if value is None or not value.type.tensor_type.HasField("shape"):
             return None
         return sizes_of(value)
+
+    def sizes(self, tensor: str) -> Shape:
+        """Return the dimensions of a tensor; empty for an unknown rank, too."""
+        return self.shape(tensor) or ()
 
     @property
     def opset(self) -> int:
@@ -373,7 +385,7 @@ class Graph:
 
     def drop_unused(self) -> None:
         """Remove unused nodes, then unused initializers."""
-        needed = [value.name for value in self.outputs]
+        needed = names_of(self.outputs)
         alive = set()
         while needed:
             node = self.producer(needed.pop())
@@ -403,8 +415,7 @@ class Graph:
     def import_domain(self, domain: str, version: int = 1) -> None:
         """Import an operator domain, if the model does not yet."""
         imported = {
-            "" if entry.domain in STANDARD_DOMAINS else entry.domain
-            for entry in self._shell.opset_import
+            normalized_domain(entry.domain) for entry in self._shell.opset_import
         }
         if domain not in imported:
             self._shell.opset_import.append(helper.make_opsetid(domain, version))
@@ -485,7 +496,7 @@ class Graph:
 
     def infer(self) -> None:
         """Infer the types and shapes of tensors, as far as possible."""
-        declared = {value.name: value for value in (*self.inputs, *self.outputs)}
+        declared = by_name((*self.inputs, *self.outputs))
         self._values = (
             self._values
             | infer_values(self._skeleton(), self.initializers.values())
@@ -498,8 +509,8 @@ class Graph:
     def _index(self) -> None:
         self._producers: dict[str, Node] = {}
         self._readers = Readers()
-        self._input_names = {value.name for value in self.inputs}
-        self._output_names = {value.name for value in self.outputs}
+        self._input_names = set(names_of(self.inputs))
+        self._output_names = set(names_of(self.outputs))
         for node in self.nodes:
             self._link(node)
 

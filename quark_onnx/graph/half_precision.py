@@ -26,6 +26,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import values
+from quark_onnx.containers import names_of, without
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import defined_names, subgraphs
 from quark_onnx.graph.store import LEAST, Store
@@ -107,7 +108,7 @@ def cast_interface(
     result = ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    taken = {tensor.name for tensor in graph.initializer}
+    taken = set(names_of(graph.initializer))
     for node in graph.node:
         taken.update(node.input, node.output)
     suffix = TensorProto.DataType.Name(inside).lower()
@@ -266,7 +267,7 @@ def _rename(node: NodeProto, names: dict[str, str]) -> None:
         node.output[place] = names.get(name, name)
     for inner in subgraphs(node):
         defined = defined_names(inner)
-        captured = {old: new for old, new in names.items() if old not in defined}
+        captured = without(names, defined)
         for child in inner.node:
             _rename(child, captured)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto, helper
 
+from quark_onnx.containers import flattened
 from quark_onnx.functions import float4
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node
@@ -44,7 +45,7 @@ def pair_moved(graph: Graph) -> int:
     A pair has the scale of the DequantizeLinear before the movement, so that no value changes. Its
     result takes over the tensor's name, because bodies and users read it by name.
     """
-    captured = dict.fromkeys(name for node in graph.nodes for name in node.captures)
+    captured = dict.fromkeys(flattened(node.captures for node in graph.nodes))
     moved = dict.fromkeys(
         node.outputs[0] for node in graph.nodes if node.kind in PROPAGATED
     )
@@ -168,7 +169,7 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
     dtype = helper.tensor_dtype_to_np_dtype(
         _codes_type(graph, dequantize) or TensorProto.UINT8,
     )
-    rank = len(graph.shape(dequantize.inputs[1]) or ())
+    rank = len(graph.sizes(dequantize.inputs[1]))
     zero_point = graph.add_constant(
         f"{dequantize.name}_zero_point",
         np.zeros((1,) * rank, dtype),

@@ -8,6 +8,8 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, helper
 
+from quark_onnx.containers import names_of
+
 #: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
 _SINGLE_AXIS_OPSET = 13
@@ -20,6 +22,11 @@ DEQUANTIZE = frozenset(
 )
 #: Prefix of the doc_string of a node that a rewrite has created for float arithmetic.
 _STAYS_FLOAT = "stays float: "
+
+
+def normalized_domain(domain: str) -> str:
+    """Return the name of a domain, with one name for the standard domain: the empty one."""
+    return "" if domain in STANDARD_DOMAINS else domain
 
 
 class Node:
@@ -48,7 +55,7 @@ class Node:
     @property
     def domain(self) -> str:
         """Domain of the operator, empty for the standard domain."""
-        return "" if self._proto.domain in STANDARD_DOMAINS else self._proto.domain
+        return normalized_domain(self._proto.domain)
 
     @property
     def kind(self) -> str:
@@ -56,6 +63,21 @@ class Node:
         if self.domain:
             return f"{self.domain}::{self.op_type}"
         return self.op_type
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the inputs that are not omitted."""
+        return [name for name in self.inputs if name]
+
+    @property
+    def results(self) -> list[str]:
+        """Names of the outputs that are not omitted."""
+        return [name for name in self.outputs if name]
+
+    @property
+    def reads(self) -> list[str]:
+        """Names of all tensors that are read, by the operator or by its subgraphs."""
+        return [*self.operands, *self.captures]
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """Return the value of an attribute; ``default`` if absent."""
@@ -156,8 +178,8 @@ def subgraphs(proto: NodeProto) -> list[GraphProto]:
 
 def defined_names(graph: GraphProto) -> set[str]:
     """Return the names of inputs, initializers and results of nodes."""
-    names = {value.name for value in graph.input}
-    names.update(tensor.name for tensor in graph.initializer)
+    names = set(names_of(graph.input))
+    names.update(names_of(graph.initializer))
     for node in graph.node:
         names.update(node.output)
     return names
@@ -188,7 +210,7 @@ def _captured(proto: NodeProto) -> list[str]:
         used = list[str]()
         for node in graph.node:
             used += [*node.input, *_captured(node)]
-        used += [value.name for value in graph.output]
+        used += names_of(graph.output)
         names += [name for name in used if name and name not in defined]
     return names
 
@@ -216,7 +238,7 @@ def sparse_names(graph: GraphProto) -> frozenset[str]:
 def all_names(graph: GraphProto) -> set[str]:
     """Return every tensor and node name in a graph and its subgraphs."""
     names = defined_names(graph)
-    names.update(value.name for value in (*graph.output, *graph.value_info))
+    names.update(names_of((*graph.output, *graph.value_info)))
     names.update(sparse.values.name for sparse in graph.sparse_initializer)
     for node in graph.node:
         names.update([node.name, *node.input])

@@ -13,6 +13,7 @@ from math import prod
 
 from onnx import TensorProto
 
+from quark_onnx.containers import of_type
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.graph.control_inputs import (
     CONTROL_TYPES,
@@ -100,9 +101,7 @@ class Operations:
         for node in graph.nodes:
             for name in filter(None, node.outputs):
                 self._describe(graph, name, tensor(name))
-            reads = {
-                name: tensor(name) for name in (*node.inputs, *node.captures) if name
-            }
+            reads = {name: tensor(name) for name in node.reads}
             if node.has_subgraph:
                 self._add_bodies(graph, node, reads, path)
             if node.kind not in _CONTROL_FLOW:
@@ -113,7 +112,7 @@ class Operations:
         shape = graph.shape(name)
         if elem_type in _INTEGERS:
             self.integers.add(tensor)
-        sizes = [size for size in shape or () if isinstance(size, int)]
+        sizes = of_type(shape or (), int)
         few = is_static(shape) and prod(sizes) <= FEW
         if is_static(shape):
             self.static.add(tensor)
@@ -147,7 +146,7 @@ class Operations:
             # The Cast truncates values that become positions.
             controls |= reads.keys()
         self.integers |= {(path, name) for name in _integer_results(node, graph.opset)}
-        outputs = tuple((path, name) for name in node.outputs if name)
+        outputs = tuple((path, name) for name in node.results)
         steering = tuple(reads[name] for name in reads if name in controls)
         self.sequence.append(
             Operation(node.kind, tuple(reads.values()), outputs, steering),

@@ -11,6 +11,8 @@ from typing import Any
 
 from onnx import NodeProto, helper
 
+from quark_onnx.containers import of_type
+
 #: Operators whose windows may extend beyond the input.
 POOLS = ("MaxPool", "AveragePool")
 
@@ -122,7 +124,7 @@ def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]
     """Return the axes of a pool; empty if a size is not known or the attributes are wrong."""
     taps = attributes.get("kernel_shape", ())
     rank = len(taps)
-    sizes = [size for size in shape[2:] if isinstance(size, int)]
+    sizes = of_type(shape[2:], int)
     pads = attributes.get("pads", [0] * 2 * rank)
     strides = attributes.get("strides", [1] * rank)
     dilations = attributes.get("dilations", [1] * rank)

@@ -78,7 +78,9 @@ def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
 def _bounds_text(least: int, greatest: int) -> str:
     if greatest == _ANY:
         return f"{least} or more"
-    return f"{least} to {greatest}" if least < greatest else str(least)
+    if least < greatest:
+        return f"{least} to {greatest}"
+    return str(least)
 
 
 def _called(node: NodeProto) -> str:

@@ -37,7 +37,7 @@ def segment(
     part.node.extend(node.to_proto() for node in nodes)
     read: dict[str, None] = {}
     for node in nodes:
-        names = [name for name in (*node.inputs, *node.captures) if name]
+        names = node.reads
         read.update(dict.fromkeys(names))
     for name in read:
         if name in given:
@@ -62,7 +62,7 @@ def _declared(
     if kind == TensorProto.UNDEFINED:
         kind = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
     sizes: list[int | str | None] = [None] * np.ndim(value)
-    shape = graph.shape(name) or ()
+    shape = graph.sizes(name)
     if sized and len(shape) == len(sizes):
         sizes = [
             dim if dim == size or isinstance(dim, str) else None

@@ -152,7 +152,7 @@ class ShapeArithmetic:
         }
         why = self.computed_by(node)
         if why:
-            names |= {name: why for name in node.inputs if name}
+            names |= dict.fromkeys(node.operands, why)
         return names
 
     def sized_by_data(self, tensor: str) -> bool:

@@ -12,15 +12,14 @@ import onnx
 from onnx import (
     GraphProto,
     ModelProto,
-    NodeProto,
-    OperatorSetIdProto,
     TensorProto,
     ValueInfoProto,
     helper,
 )
 
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
-from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
+from quark_onnx.containers import by_name, names_of
+from quark_onnx.graph.node import normalized_domain, subgraphs
 from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ def infer_values(
         skeleton: the model without its initializers, which is consumed.
         initializers: the missing initializers.
     """
-    declared = {value.name for value in skeleton.graph.input}
+    declared = set(names_of(skeleton.graph.input))
     for tensor in initializers:
         if tensor_bytes(tensor) <= LARGE:
             skeleton.graph.initializer.append(tensor)
@@ -94,21 +93,16 @@ def infer_values(
 
 def import_all(model: ModelProto) -> None:
     """Import the domains of the nodes: inference fails on a missing domain."""
-    known = {_domain_of(entry) for entry in model.opset_import}
+    known = {normalized_domain(entry.domain) for entry in model.opset_import}
     used = set[str]()
     todo = [model.graph]
     while todo:
         for node in todo.pop().node:
-            used.add(_domain_of(node))
+            used.add(normalized_domain(node.domain))
             todo += subgraphs(node)
     for domain in sorted(used - known):
         version = 1 if domain else onnx.defs.onnx_opset_version()
         model.opset_import.append(helper.make_opsetid(domain, version))
-
-
-def _domain_of(entry: NodeProto | OperatorSetIdProto) -> str:
-    """Return a domain; empty for both spellings of the standard one."""
-    return "" if entry.domain in STANDARD_DOMAINS else entry.domain
 
 
 def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
@@ -122,10 +116,7 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
             # onnx raises several unrelated types, and custom operators may raise anything.
             logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)
         else:
-            values = {
-                value.name: value
-                for value in (*inferred.graph.value_info, *inferred.graph.output)
-            }
+            values = by_name((*inferred.graph.value_info, *inferred.graph.output))
     return values
 
 
@@ -164,7 +155,7 @@ def _has_too_many_windows(
     pools = (
         node for node in model.graph.node if node.op_type in POOLS and not node.domain
     )
-    known = {value.name: value for value in model.graph.input} | dict(values)
+    known = by_name(model.graph.input) | dict(values)
     return any(
         without_those_in_padding(node, sizes_of(known[node.input[0]]))
         for node in pools

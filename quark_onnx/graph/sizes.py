@@ -30,6 +30,7 @@ from onnx import (
 from calibrators import CalibrationError
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
+from quark_onnx.containers import by_name, flattened, names_of, without
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.node import STANDARD_DOMAINS, defined_names, subgraphs
@@ -132,7 +133,7 @@ def _light(model: ModelProto) -> ModelProto:
     graph = light.graph
     graph.name = "sizes"
     graph.node.extend(model.graph.node)
-    fed = {value.name for value in model.graph.input}
+    fed = set(names_of(model.graph.input))
     graph.input.extend(_closed(value) for value in model.graph.input)
     # Declared shapes of outputs may be wrong.
     graph.output.extend(ValueInfoProto(name=value.name) for value in model.graph.output)
@@ -167,7 +168,7 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
     for name in sorted(read - defined):
         if name in around:
             graph.initializer.append(around[name])
-    known = {name: tensor for name, tensor in around.items() if name not in defined}
+    known = without(around, defined)
     for tensor in graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             known[tensor.name] = tensor
@@ -257,10 +258,10 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
         bodies = zip(subgraphs(node), subgraphs(inferred_node), strict=True)
         for body, inferred_body in bodies:
             added |= _add_constants(light, body, inferred_body)
-    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    known = by_name((*inferred.value_info, *inferred.output))
     if not _has_open_result(graph, known):
         return added
-    shapes = {value.name: value for value in (*known.values(), *inferred.input)}
+    shapes = by_name((*known.values(), *inferred.input))
     computed = _computed_constants(light, graph, known, shapes)
     open_nodes = list[NodeProto]()
     for node in graph.node:
@@ -287,8 +288,8 @@ def _computed_constants(
         known: inferred shapes of the nodes' results.
         shapes: the same, and those of the inputs.
     """
-    constant = {tensor.name for tensor in graph.initializer}
-    constant -= {value.name for value in graph.input}
+    constant = set(names_of(graph.initializer))
+    constant -= set(names_of(graph.input))
     nodes = list[NodeProto]()
     computed = dict[str, NDArray[Any]]()
     for node in graph.node:
@@ -383,7 +384,7 @@ def _values(
         *around.initializer,
         *(numpy_helper.from_array(value, name) for name, value in found.items()),
     ]
-    read = {name for node in nodes for name in node.input}
+    read = set(flattened(node.input for node in nodes))
     graph = helper.make_graph(
         nodes,
         "constants",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from quark_onnx.containers import names_of, present
 from quark_onnx.graph.graph import Graph, Shape
 from quark_onnx.graph.traversal import reach
 
@@ -124,7 +125,7 @@ def states(graph: Graph) -> list[State]:
 
     A model whose only inputs are states has no steps, and so no states.
     """
-    names = [value.name for value in graph.inputs]
+    names = names_of(graph.inputs)
     inputs = {name: _Words.of(name) for name in names if not graph.is_constant(name)}
     outputs = {value.name: _Words.of(value.name) for value in graph.outputs}
     paired = _pairs_by_name(graph, inputs, outputs)
@@ -201,8 +202,7 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
         return False
     if not _shaped_alike(graph.shape(before), graph.shape(after)):
         return False
-    producer = graph.producer(after)
-    upstream = reach([producer] if producer is not None else [], graph.leaders)
+    upstream = reach(present([graph.producer(after)]), graph.leaders)
     return any(reader in upstream for reader in graph.consumers(before))
 
 

@@ -13,7 +13,7 @@ import onnx
 from onnx import ModelProto, NodeProto, OperatorSetIdProto
 
 from quark_onnx.errors import ModelError
-from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
+from quark_onnx.graph.node import normalized_domain, subgraphs
 
 _VARIADIC = onnx.defs.OpSchema.FormalParameterOption.Variadic
 #: Index of the first variadic input of operators without an ONNX schema (onnxruntime's
@@ -35,7 +35,8 @@ def check_variadic(model: ModelProto) -> None:
         ModelError: a name is empty; the message names node, operator and position.
     """
     functions = {
-        (_domain(function.domain), function.name) for function in model.functions
+        (normalized_domain(function.domain), function.name)
+        for function in model.functions
     }
     _check(model.graph.node, model.opset_import, functions)
     for function in model.functions:
@@ -48,7 +49,7 @@ def _check(
     functions: set[Operator],
 ) -> None:
     """Check nodes, also in subgraphs."""
-    opsets = {_domain(entry.domain): entry.version for entry in imports}
+    opsets = {normalized_domain(entry.domain): entry.version for entry in imports}
     todo = list(nodes)
     while todo:
         node = todo.pop()
@@ -56,7 +57,7 @@ def _check(
             todo += graph.node
         if "" not in node.input and "" not in node.output:
             continue
-        if (_domain(node.domain), node.op_type) in functions:
+        if (normalized_domain(node.domain), node.op_type) in functions:
             continue  # its inputs are all optional
         first_input, first_output = _first_variadic(node, opsets)
         for what, names, first in (
@@ -88,7 +89,7 @@ def _first_variadic(
     opsets: Mapping[str, int],
 ) -> tuple[int | None, int | None]:
     """Return the positions of the first variadic input and output, or None."""
-    domain = _domain(node.domain)
+    domain = normalized_domain(node.domain)
     version = min(opsets.get(domain, _NEWEST), _NEWEST)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain)
@@ -104,7 +105,3 @@ def _last_if_variadic(
     if not parameters or parameters[-1].option != _VARIADIC:
         return None
     return len(parameters) - 1
-
-
-def _domain(domain: str) -> str:
-    return "" if domain in STANDARD_DOMAINS else domain

@@ -332,10 +332,15 @@ def threshold(rule: str, element: MiniFloat | None) -> tuple[float, bool]:
     return {"floor": np.inf, "ceil": 0.5}[rule], False
 
 
+def emax_of(element: MiniFloat | None) -> int:
+    """Return the greatest exponent of the elements of a block; 0 for integers."""
+    return 0 if element is None else element.emax
+
+
 def _shared(blocks: Floats, element: MiniFloat | None, rule: str) -> NDArray[np.int64]:
     """Return the exponents of the scales of blocks, keeping the last axis with length 1."""
     exponent = _exponent(blocks)
-    emax = 0 if element is None else element.emax
+    emax = emax_of(element)
     if rule == "floor":
         return exponent - emax
     share, inclusive = threshold(rule, element)

@@ -165,7 +165,10 @@ def quantize_hqq(
             ).astype(np.uint8),
             bits,
         )
-    stored = zeros if float_zero_points else pack(zeros.astype(np.uint8), bits)
+    if float_zero_points:
+        stored = zeros
+    else:
+        stored = pack(zeros.astype(np.uint8), bits)
     return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
 
 
@@ -235,17 +238,9 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
 
         target = steps - shrink(error, beta, settings.p)
         moved = (codes - target).mean(axis=1)
-        zero = np.where(
-            free,
-            moved
-            if floating
-            else np.clip(
-                np.rint(moved),
-                0,
-                (1 << bits) - 1,
-            ),
-            zero,
-        )
+        if not floating:
+            moved = np.clip(np.rint(moved), 0, (1 << bits) - 1)
+        zero = np.where(free, moved, zero)
         # Least squares of the scale for fixed codes: <centred, target> / <centred, centred>.
         centred = codes - zero[:, None]
         energy = np.einsum("ij,ij->i", centred, centred)

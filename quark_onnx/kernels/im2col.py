@@ -19,6 +19,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.kernels.axes import along
+
 Floats = NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 
@@ -98,9 +100,7 @@ def windowed(  # noqa: PLR0913  the geometry of a convolution
     outside: NDArray[np.bool_] = np.zeros(1, bool)
     for axis, spot in enumerate(spots[1:]):
         inputs_seen, inside = window.seen(axis, shape[2 + axis], output[axis])
-        taps = np.arange(window.kernel[axis]).reshape(
-            [-1 if other == axis else 1 for other in range(rank)] + [1],
-        )
+        taps = np.arange(window.kernel[axis]).reshape(*along(axis, rank), 1)
         index = index * shape[2 + axis] + inputs_seen[taps, spot]
         if not inside.all():
             outside = outside | ~inside[taps, spot]

@@ -146,10 +146,12 @@ def in_parts(  # noqa: PLR0913  the sizes of a weight
         largest = _WHOLE
         most = groups
         least = 1
+        workers = 1
     else:
         largest = _PART
         most = _GROUPS
         least = max(1, min(_PARTS, groups * outputs * (inputs + _ROW) // _LEAST))
+        workers = threads or cpu_count() or 1
     groups_at_once = max(1, min(most, largest // (outputs * inputs)))
     outputs_at_once = outputs
     if groups_at_once == 1:
@@ -157,10 +159,7 @@ def in_parts(  # noqa: PLR0913  the sizes of a weight
     group_slices = _split(groups, groups_at_once, least)
     output_slices = _split(outputs, outputs_at_once, -(-least // len(group_slices)))
     parts = list(product(group_slices, output_slices))
-    with (
-        one_thread(),
-        ThreadPoolExecutor(1 if whole else threads or cpu_count() or 1) as pool,
-    ):
+    with one_thread(), ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(lambda part: work(*part), parts):
             pass
 
@@ -171,7 +170,8 @@ def _split(count: int, size: int, least: int) -> list[slice]:
     At least so many parts, and an even number.
     """
     parts = min(count, max(least, -(-count // size)))
-    parts += parts % 2 if 1 < parts < count else 0
+    if 1 < parts < count:
+        parts += parts % 2
     ends = [count * part // parts for part in range(parts + 1)]
     return [slice(*pair) for pair in pairwise(ends)]
 

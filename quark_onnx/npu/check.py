@@ -83,7 +83,8 @@ def check(
     findings = [*structure_findings(found, graph, row)]
     if kind == "XINT8":
         findings += [*scale_findings(pairs)]
-        findings += [*convolution_findings(graph)] if row.compiler != "X2" else []
+        if row.compiler != "X2":
+            findings += [*convolution_findings(graph)]
     findings.sort(key=lambda finding: finding.severity)
     return Check(row, kind, tuple(findings))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
 from quark_onnx.graph.io import load, staged
@@ -165,7 +166,7 @@ def _split(
     read = _read_by(tail)
     still_read = [value for value in fed if value.name in read]
     cut_values = [_value(graph, name) for name in crossing]
-    outputs = {value.name for value in early}
+    outputs = set(names_of(early))
     added = [value for value in cut_values if value.name not in outputs]
     return [
         _part(graph, front, fed, [*early, *added]),
@@ -177,7 +178,7 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
     """Return the last nodes before the cut."""
     if tensors:
         return producers_of(graph, tensors)
-    ends = [node for node in graph.nodes if node.kind in LAYERS]
+    ends = graph.nodes_of(LAYERS)
     if not ends:
         raise ConfigError(
             "the model has no Conv, Gemm or MatMul to cut behind; name the tensors to"
@@ -209,7 +210,7 @@ def _part(
     outputs: Sequence[ValueInfoProto],
 ) -> ModelProto:
     """Return a model of a subset of the nodes."""
-    kept, model = {node.name for node in nodes}, graph.to_model()
+    kept, model = set(names_of(nodes)), graph.to_model()
     chosen = [node for node in model.graph.node if node.name in kept]
     del model.graph.node[:], model.graph.input[:], model.graph.output[:]
     model.graph.node.extend(chosen)

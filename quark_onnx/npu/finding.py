@@ -168,7 +168,9 @@ class Finding:
 
     def __str__(self) -> str:
         rule = RULES[self.rule]
-        where = f" at {self.node}" if self.node else ""
+        where = ""
+        if self.node:
+            where = f" at {self.node}"
         return (
             f"{self.severity} {self.rule}{where}: {self.figures} ({rule.title});"
             f" {rule.mend} [{rule.source}]"

@@ -96,18 +96,18 @@ def legalize(
             for value in graph.inputs
             if not is_static(graph.shape(value.name))
         ]
-        hint = (
-            f"give the shapes of {', '.join(open_)}"
-            if open_
-            else "its inputs may have to mean something"
-        )
+        if open_:
+            hint = f"give the shapes of {', '.join(open_)}"
+        else:
+            hint = "its inputs may have to mean something"
         raise ModelError(
             f"the model runs on no random input, so that nothing can be verified; {hint}",
         )
     quantized = any(node.op_type in QUANTIZE | DEQUANTIZE for node in graph.nodes)
-    passes = (
-        (fold_shapes, *CLEANING, fuse_gelu, *CANONICALIZE) if quantized else LEGALIZING
-    )
+    if quantized:
+        passes = (fold_shapes, *CLEANING, fuse_gelu, *CANONICALIZE)
+    else:
+        passes = LEGALIZING
     graph, done = rewritten(graph, passes, reference, sample)
     graph, lowered = lower_opset(graph, target, reference, sample)
     turned = list[str]()

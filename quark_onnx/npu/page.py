@@ -12,6 +12,7 @@ from quark_onnx.npu.preflight import Group, Preflight
 from quark_onnx.page import Action, document, facts, scrolling, verdict, write_whole
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.report import percentage
+from quark_onnx.wording import counted
 
 #: Heights of a box and of a row, the gap between two boxes, and the widest box.
 _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
@@ -122,8 +123,10 @@ class _Box:
         what = ", ".join(
             f"{count} {kind}" if count > 1 else kind for kind, count in kinds
         )
-        more = f" · {self.operations / 1e9:.2f} GOPs" if self.operations >= 5e6 else ""
-        nodes = f"{len(self.verdicts)} node{'s' if len(self.verdicts) > 1 else ''}"
+        more = ""
+        if self.operations >= 5e6:
+            more = f" · {self.operations / 1e9:.2f} GOPs"
+        nodes = counted(len(self.verdicts), "node")
         return f"{self.device} · {nodes}{more}", what
 
 

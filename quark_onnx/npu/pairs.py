@@ -48,7 +48,9 @@ class Grid:
         if not (np.isfinite(scale) and scale > 0):
             return None
         mantissa, exponent = np.frexp(scale)
-        return 1 - int(exponent) if mantissa == 0.5 else None
+        if mantissa != 0.5:
+            return None
+        return 1 - int(exponent)
 
     @property
     def symmetric(self) -> bool:
@@ -70,16 +72,13 @@ class Pairs:
         for node in (*self.quantizing, *self.dequantizing):
             position = self.grid(node).position
             if position is not None:
-                self.positions[
-                    node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]
-                ] = position
+                self.positions[_codes(node)] = position
 
     def grid(self, node: Node) -> Grid:
         """Return the grid of a Q or DQ node."""
         scale = self.graph.constant(node.input(1))
         if not node.input(2):
-            codes = node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]
-            kind = self.graph.elem_type(codes) or TensorProto.UINT8
+            kind = self.graph.elem_type(_codes(node)) or TensorProto.UINT8
             return Grid(scale, np.zeros(1, np.int64), kind)
         return Grid(
             scale,
@@ -131,3 +130,8 @@ class Pairs:
 
     def _known(self, codes: str) -> str | None:
         return codes if codes in self.positions else None
+
+
+def _codes(node: Node) -> str:
+    """Return the tensor of codes that a Q node writes or a DQ node reads."""
+    return node.outputs[0] if node.op_type in QUANTIZE else node.inputs[0]

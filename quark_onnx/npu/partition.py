@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -76,8 +77,7 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
     counts = Counter[str]()
     for node in graph.nodes:
         if node.op_type in QUANTIZE:
-            producer = graph.producer(node.inputs[0])
-            near = [producer] if producer is not None else []
+            near = present([graph.producer(node.inputs[0])])
         elif node.op_type in DEQUANTIZE:
             near = graph.followers(node)
         else:

@@ -169,7 +169,9 @@ def verdict_of(case: Case, node: Node) -> Verdict:
         for preset in case.target.presets
         if preset != case.kind and listed(kind, preset)
     ]
-    mend = f"quantize to {' or '.join(others)}, which list it" if others else ""
+    mend = ""
+    if others:
+        mend = f"quantize to {' or '.join(others)}, which list it"
     return verdict(node, CPU, f"not listed for {case.kind}", mend)
 
 
@@ -209,7 +211,7 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
 
 def _batch(graph: Graph, name: str) -> int:
     """Return the batch of an input; 1 for a vector, a constant or a dynamic batch."""
-    shape = graph.shape(name) or ()
+    shape = graph.sizes(name)
     if name in graph.initializers or len(shape) < 2:
         return 1
     return shape[0] if isinstance(shape[0], int) else 1
@@ -340,7 +342,7 @@ def _mean(case: Case, node: Node) -> Verdict | None:
 def _ranks(case: Case, node: Node) -> Verdict | None:
     if case.kind == "BF16" or node.kind not in _MOVING:
         return None
-    ranks = [len(case.graph.shape(name) or ()) for name in case.around(node)]
+    ranks = [len(case.graph.sizes(name)) for name in case.around(node)]
     greatest = max(ranks, default=0)
     if greatest <= _RANK:
         return None
@@ -409,14 +411,16 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
 
 
 def _is_depthwise_3x3(graph: Graph, node: Node) -> bool:
-    shape = graph.shape(node.input(1)) if node.kind == "Conv" else None
+    shape = None
+    if node.kind == "Conv":
+        shape = graph.shape(node.input(1))
     if shape is None or shape[1:] != (1, 3, 3):
         return False
     return bool(node.attribute("group", 1) == shape[0])
 
 
 def _results(case: Case, node: Node) -> Verdict | None:
-    if len([name for name in node.outputs if name]) > 1 and node.kind != "Split":
+    if len(node.results) > 1 and node.kind != "Split":
         return verdict(node, CPU, "it has more than one result", "", "read", _VAIP)
     return None
 
@@ -486,7 +490,7 @@ def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
 
 
 def _not_on_images(case: Case, node: Node) -> bool:
-    return len(case.graph.shape(node.outputs[0]) or ()) != _RANK
+    return len(case.graph.sizes(node.outputs[0])) != _RANK
 
 
 def _bounded(case: Case, node: Node) -> bool:
@@ -501,8 +505,8 @@ def _odd(case: Case, node: Node) -> bool:
     places = node.attribute("coordinate_transformation_mode", "half_pixel")
     if places not in _PLACES_OF_RESIZE.get(mode, ()):
         return True
-    before = case.graph.shape(node.inputs[0]) or ()
-    after = case.graph.shape(node.outputs[0]) or ()
+    before = case.graph.sizes(node.inputs[0])
+    after = case.graph.sizes(node.outputs[0])
     images = len(before) == len(after) == _RANK and before[:2] == after[:2]
     return not images
 
@@ -538,7 +542,7 @@ _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] =
         frozenset({"Flatten"}),
         "its axis is the rank",
         lambda case, node: (
-            node.attribute("axis", 1) == len(case.graph.shape(node.inputs[0]) or ())
+            node.attribute("axis", 1) == len(case.graph.sizes(node.inputs[0]))
         ),
     ),
     (

@@ -38,6 +38,7 @@ from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import percentage
 from quark_onnx.targets import Target
+from quark_onnx.wording import counted
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 
@@ -78,7 +79,7 @@ class Group:
 
     def __str__(self) -> str:
         return (
-            f"{_nodes(len(self.verdicts))} ({self.kinds}): {self.cause}"
+            f"{counted(len(self.verdicts), 'node')} ({self.kinds}): {self.cause}"
             f" ({self.confidence}), such as {self.verdicts[0].node}"
         )
 
@@ -93,10 +94,6 @@ def _amount(operations: int) -> str:
         if operations >= scale:
             return f"{operations / scale:.2f} {unit}"
     return f"{operations} operations"
-
-
-def _nodes(count: int) -> str:
-    return "1 node" if count == 1 else f"{count} nodes"
 
 
 @dataclass(frozen=True)
@@ -175,10 +172,10 @@ class Preflight:
         """Return the forecast in one sentence."""
         if self.aborts:
             return (
-                f"the compiler would crash at {_nodes(len(self.aborts))}, such as"
+                f"the compiler would crash at {counted(len(self.aborts), 'node')}, such as"
                 f" {self.aborts[0].op_type} {self.aborts[0].node}"
             )
-        pieces = "1 subgraph" if self.subgraphs == 1 else f"{self.subgraphs} subgraphs"
+        pieces = counted(self.subgraphs, "subgraph")
         return f"{percentage(self.share)} of {self.amount} on the NPU, in {pieces}"
 
     @property
@@ -199,7 +196,10 @@ class Preflight:
         for group in self.groups:
             if group.mend:
                 counts[group.mend] = counts.get(group.mend, 0) + len(group.verdicts)
-        return [(mend, f"affects {_nodes(count)}") for mend, count in counts.items()]
+        return [
+            (mend, f"affects {counted(count, 'node')}")
+            for mend, count in counts.items()
+        ]
 
     def __str__(self) -> str:
         counts = ", ".join(

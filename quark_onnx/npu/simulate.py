@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, DataError, nearest
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.io import load
@@ -122,7 +123,7 @@ def simulate(  # noqa: PLR0913
     graph = Graph.of(load(model))
     engine = frozenset(name for name, value in operators.items() if value == "dpu")
     run = _Run(graph, rounding, engine, dict(codes or {}))
-    wanted = [until] if until else [value.name for value in graph.outputs]
+    wanted = [until] if until else names_of(graph.outputs)
     return run.of(wanted, feeds)
 
 
@@ -177,9 +178,9 @@ class _Run:
 
     def _result(self, name: str) -> Array:
         value = self._values[name]
-        return (
-            value if isinstance(value, np.ndarray) else reals(value).astype(np.float32)
-        )
+        if isinstance(value, np.ndarray):
+            return value
+        return reals(value).astype(np.float32)
 
     def _compute(self, node: Node) -> None:
         inputs = tuple(self._read(name) for name in node.inputs)
@@ -189,15 +190,15 @@ class _Run:
         except OverflowError as error:
             raise call.refused(str(error)) from error
         self._values.update(
-            zip((name for name in node.outputs if name), found, strict=True),
+            zip(node.results, found, strict=True),
         )
 
     def _read(self, name: str) -> Value | None:
         if not name:
             return None
-        return (
-            self._values[name] if name in self._values else self._graph.constant(name)
-        )
+        if name in self._values:
+            return self._values[name]
+        return self._graph.constant(name)
 
     def _found(self, call: Call) -> list[Value]:
         node = call.node

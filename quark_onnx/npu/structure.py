@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, TensorProto
 
+from quark_onnx.containers import names_of
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind
 from quark_onnx.graph.shapes import is_static
@@ -65,7 +66,7 @@ def structure_findings(
         )
     yield from _attributes(graph)
     yield from _shared(graph)
-    given = {value.name for value in model.graph.input}
+    given = set(names_of(model.graph.input))
     for name in (
         tensor.name for tensor in model.graph.initializer if tensor.name in given
     ):
@@ -92,7 +93,7 @@ def convolution_findings(graph: Graph) -> Iterator[Finding]:
 
 def _names(graph: Graph) -> Iterator[Finding]:
     """Yield tensors that no node computes, and tensors that two nodes compute."""
-    known = {*graph.initializers, *(value.name for value in graph.inputs)}
+    known = {*graph.initializers, *names_of(graph.inputs)}
     for node in graph.nodes:
         for name in filter(None, node.outputs):
             if name in known:
@@ -100,7 +101,7 @@ def _names(graph: Graph) -> Iterator[Finding]:
                 yield Finding("G9", node.name, text)
             known.add(name)
     for node in graph.nodes:
-        for name in filter(None, (*node.inputs, *node.captures)):
+        for name in node.reads:
             if name not in known:
                 text = f"nothing computes {name!r}, which it reads"
                 yield Finding("G9", node.name, text)

@@ -11,6 +11,7 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.steps import Reference, Sample
@@ -44,8 +45,8 @@ def _check(tail: ModelProto, front: Graph) -> None:
         for value in (*front.inputs, *front.outputs)
     }
     computed, stored = (
-        [value.name for value in front.outputs],
-        {tensor.name for tensor in tail.graph.initializer},
+        names_of(front.outputs),
+        set(names_of(tail.graph.initializer)),
     )
     read = [value for value in tail.graph.input if value.name not in stored]
     for value in read:

@@ -14,6 +14,7 @@ from onnx import ModelProto, save
 
 from quark_onnx.analysis import SearchResult, search
 from quark_onnx.config import QConfig as Native
+from quark_onnx.containers import without
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.api import choose_data
@@ -263,7 +264,9 @@ def _attributes(settings: Any) -> dict[str, Any]:
 
 def _kept(data: Any) -> Any:
     """Return calibration data that can be read twice."""
-    return list(iter(data.get_next, None)) if hasattr(data, "get_next") else data
+    if not hasattr(data, "get_next"):
+        return data
+    return list(iter(data.get_next, None))
 
 
 def get_auto_search_config(config_name: str) -> dict[str, Any]:
@@ -360,7 +363,7 @@ def _changed(
 
 def _newer(values: Mapping[str, Any]) -> QConfig:
     """Return the configuration for a combination of a newer space."""
-    options = {name: value for name, value in values.items() if name not in _PARTS}
+    options = without(values, _PARTS)
     layer = specs.QLayerConfig(
         input_tensors=_tensor(
             values.get("activation", "Int8Spec"),

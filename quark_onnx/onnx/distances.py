@@ -114,7 +114,9 @@ def distance(name: str) -> Distance:
 
     def mean(expected: Outputs, found: Outputs) -> float:
         values = [_KINDS[name](*pair) for pair in _pairs(expected, found)]
-        return float(np.mean(values)) if values else 0.0
+        if not values:
+            return 0.0
+        return float(np.mean(values))
 
     return mean
 

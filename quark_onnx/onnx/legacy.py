@@ -18,6 +18,7 @@ from calibrators import (
     Percentile,
 )
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.config.data_type import DATA_TYPES
@@ -117,7 +118,9 @@ def pattern(name: str) -> str:
     >>> pattern("/head/conv"), pattern("^/head/.*")
     ('/head/conv', 're:^/head/.*')
     """
-    return f"re:{name}" if name.startswith("^") else name
+    if not name.startswith("^"):
+        return name
+    return f"re:{name}"
 
 
 def single_names(selected: Sequence[Any]) -> list[str]:
@@ -126,7 +129,7 @@ def single_names(selected: Sequence[Any]) -> list[str]:
     Args:
         selected: the selection.
     """
-    return [each for each in selected if isinstance(each, str)]
+    return of_type(selected, str)
 
 
 def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence[str]]]:
@@ -164,9 +167,9 @@ def narrowed(spec: QuantizationSpec) -> QuantizationSpec:
         spec: specification of the weights.
     """
     signed = isinstance(spec.dtype, Integer) and spec.dtype.signed
-    return (
-        spec.with_(narrow=True) if signed and spec.symmetric and not spec.pow2 else spec
-    )
+    if signed and spec.symmetric and not spec.pow2:
+        return spec.with_(narrow=True)
+    return spec
 
 
 def on_integer_engine(activation: QTensorConfig, weight: QTensorConfig) -> bool:

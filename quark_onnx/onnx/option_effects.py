@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.containers import names_of, without
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
@@ -141,8 +142,8 @@ def input_shapes(
         shapes: shapes by the names of inputs and outputs.
         model: the model with these inputs and outputs.
     """
-    outputs = {value.name for value in load(model).graph.output}
-    return {name: shape for name, shape in shapes.items() if name not in outputs}
+    outputs = set(names_of(load(model).graph.output))
+    return without(shapes, outputs)
 
 
 def percentiles(draft: Draft, candidates: Sequence[float]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from calibrators import MinMax, Percentile
+from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx import option_effects as effects
 from quark_onnx.onnx.draft import Draft
@@ -586,4 +587,4 @@ ROWS: tuple[Option, ...] = (
 )
 
 #: The rows by name.
-TABLE: dict[str, Option] = {row.name: row for row in ROWS}
+TABLE: dict[str, Option] = by_name(ROWS)

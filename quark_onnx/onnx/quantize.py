@@ -9,6 +9,7 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config.config import QuantizationConfig
@@ -79,7 +80,7 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: an argument is unknown.
     """
-    known = [each.name for each in fields(QuantizationConfig)]
+    known = names_of(fields(QuantizationConfig))
     result: dict[str, Any] = {}
     for name, value in settings.items():
         today = _OLDER.get(name, name)

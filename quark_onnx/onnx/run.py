@@ -14,6 +14,7 @@ from onnx import ModelProto
 from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from quark_onnx.api import quantize
 from quark_onnx.config import Override, QConfig, TensorOverride
+from quark_onnx.containers import flattened, names_of
 from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
@@ -69,11 +70,10 @@ def run(
     """
     model = _converted(draft, model)
     config = native(draft, model)
-    samples = (
-        _data(draft, data)
-        if config.measures or config.rereads or config.search
-        else None
-    )
+    if config.measures or config.rereads or config.search:
+        samples = _data(draft, data)
+    else:
+        samples = None
     return quantize(
         model,
         samples,
@@ -94,11 +94,10 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         model: path of the float model, or a ModelProto.
     """
     names = _Names(model)
-    config = (
-        QConfig.of("DYNAMIC")
-        if draft.dynamic
-        else QConfig.of("XINT8" if _pow2(draft) else "A8W8")
-    )
+    if draft.dynamic:
+        config = QConfig.of("DYNAMIC")
+    else:
+        config = QConfig.of("XINT8" if _pow2(draft) else "A8W8")
     algorithms = sorted(
         draft.algorithms,
         key=lambda algorithm: _ORDER.index(algorithm.name),
@@ -193,7 +192,10 @@ class _Names:
         Raises:
             ConfigError: no operator type remains.
         """
-        present = {node.kind for node in every_node(self.graph)} if op_types else set()
+        if op_types:
+            present = {node.kind for node in every_node(self.graph)}
+        else:
+            present = set()
         found = tuple(sorted(ruled_kinds(op_types) & present))
         for op_type in op_types:
             if not ruled_kinds([op_type]) & present:
@@ -212,7 +214,9 @@ class _Names:
         """Return the matching part of an override; None without a match."""
         if override.between:
             ends = self.known_ends(override.between)
-            return None if ends is None else replace(override, between=ends)
+            if ends is None:
+                return None
+            return replace(override, between=ends)
         nodes = self.known(override.nodes)
         kinds = {node.kind for node in self.graph.nodes}
         op_types = tuple(
@@ -234,12 +238,10 @@ class _Names:
         ends: Sequence[Sequence[str]],
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Return start and end nodes of a subgraph; None for an empty subgraph."""
-        tensors = {
-            tensor
-            for node in self.graph.nodes
-            for tensor in (*node.inputs, *node.outputs)
-        }
-        names = tensors | {node.name for node in self.graph.nodes}
+        tensors = set(
+            flattened((*node.inputs, *node.outputs) for node in self.graph.nodes)
+        )
+        names = tensors | set(names_of(self.graph.nodes))
         starts, stops = (
             tuple(each for each in end if self._warned(each, each in names))
             for end in ends
@@ -264,9 +266,9 @@ class _Names:
             everywhere.append(TensorOverride("*", **draft.everywhere))
         if not draft.tensors and not draft.float_nodes:
             return tuple(everywhere)
-        known = {
-            name for node in self.graph.nodes for name in (*node.inputs, *node.outputs)
-        }
+        known = set(
+            flattened((*node.inputs, *node.outputs) for node in self.graph.nodes)
+        )
         given = {
             name: each
             for name, each in draft.tensors.items()
@@ -301,7 +303,7 @@ class _Names:
             found |= _beyond(starts, self.graph.leaders)
         if outputs:
             found |= _beyond(self._nodes(outputs), self.graph.followers)
-        return [node.name for node in found]
+        return names_of(found)
 
     def variable_products(self) -> list[str]:
         """Return the MatMul nodes without a constant factor."""
@@ -332,9 +334,8 @@ class _Names:
         The warning suggests the closest choice, a node if ``choices`` is None.
         """
         if not found:
-            choices = (
-                [node.name for node in self.graph.nodes] if choices is None else choices
-            )
+            if choices is None:
+                choices = names_of(self.graph.nodes)
             logger.warning(
                 "%r matches nothing in the model and has no effect%s",
                 name,
@@ -387,8 +388,6 @@ def _data(draft: Draft, data: Any) -> Any:
             shapes=draft.random_shapes,
             ranges=draft.random_ranges,
         )
-    return (
-        data
-        if draft.samples is None
-        else partial(open_reader, data, limit=draft.samples)
-    )
+    if draft.samples is None:
+        return data
+    return partial(open_reader, data, limit=draft.samples)

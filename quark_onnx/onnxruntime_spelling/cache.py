@@ -9,6 +9,7 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from quark_onnx.config import TensorOverride
+from quark_onnx.containers import by_name
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, logger, name_of
 
 _INPUT = "_QuantizeLinear_Input"
@@ -77,7 +78,7 @@ def write_cache(
         save_tensors_data,
     )
 
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = by_name(model.graph.initializer)
     found: dict[str, TensorData] = {}
     for node in model.graph.node:
         if (

@@ -122,11 +122,10 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
             "calibration_data_reader is None, and there is no file at"
             " calibration_cache_path yet",
         )
-    cache = (
-        None
-        if cached or a["calibration_cache_path"] is None
-        else Path(a["calibration_cache_path"])
-    )
+    if cached or a["calibration_cache_path"] is None:
+        cache = None
+    else:
+        cache = Path(a["calibration_cache_path"])
     return _call(request, cache)
 
 

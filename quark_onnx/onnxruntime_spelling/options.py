@@ -10,6 +10,7 @@ from onnx import TensorProto
 from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
 from calibrators.base import is_number
 from quark_onnx.config import TensorOverride
+from quark_onnx.containers import names_of
 from quark_onnx.dtypes import INT8
 from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
@@ -147,7 +148,7 @@ def const_b_only(request: Request, value: object) -> None:
             for node in request.nodes_of("MatMul")
             if not request.graph.is_constant(node.input(1))
         ]
-        request.exclude += [node.name for node in products]
+        request.exclude += names_of(products)
 
 
 def float_results(request: Request, value: Iterable[str] | None) -> None:

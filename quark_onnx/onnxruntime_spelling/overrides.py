@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quark_onnx.config import TensorOverride
+from quark_onnx.containers import flattened, names_of
 from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph
 from quark_onnx.onnxruntime_spelling.request import CallError, flag, format_of, logger
@@ -49,7 +50,7 @@ def tensor_overrides(
             f"extra option TensorQuantOverrides is {value!r}; it must be a dictionary"
             " by tensor names",
         )
-    known = {name for node in graph.nodes for name in (*node.inputs, *node.outputs)}
+    known = set(flattened((*node.inputs, *node.outputs) for node in graph.nodes))
     found = list[TensorOverride]()
     for tensor, given in value.items():
         if tensor not in known:
@@ -67,7 +68,10 @@ def tensor_overrides(
                 tensor,
             )
             continue
-        channels = [given] if isinstance(given, Mapping) else list(given or ())
+        if isinstance(given, Mapping):
+            channels = [given]
+        else:
+            channels = list(given or ())
         if channels:
             _check(graph, tensor, channels)
             found += _overrides(graph, tensor, channels, formats)
@@ -125,11 +129,10 @@ def _overrides(
     if "convert" in first:
         converted = dict(first["convert"])
         readers = converted.pop("recv_nodes", None)
-        named = (
-            sorted(readers)
-            if readers
-            else [node.name for node in graph.consumers(tensor)]
-        )
+        if readers:
+            named = sorted(readers)
+        else:
+            named = names_of(graph.consumers(tensor))
         _check(graph, tensor, [converted])
         if named:
             found.append(

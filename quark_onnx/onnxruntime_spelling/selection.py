@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from quark_onnx.containers import names_of
 from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import inner_nodes
@@ -144,7 +145,10 @@ def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str,
         given: names of nodes.
         argument: name of the argument in the warning.
     """
-    present = {node.name for node in every_node(graph)} if given else set()
+    if given:
+        present = set(names_of(every_node(graph)))
+    else:
+        present = set()
     for name in given:
         if name not in present:
             logger.warning(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from calibrators import MinMax
 from calibrators.onnx_runtime.control_flow import Observation
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
@@ -63,7 +64,7 @@ class BiasAbsorption:
             DataError: a sample does not fit or cannot be run.
         """
         candidates = [_pair(graph, node) for node in graph.nodes]
-        pairs = [pair for pair in candidates if pair is not None]
+        pairs = present(candidates)
         if not pairs or not len(samples):
             return 0
         tensors = [

@@ -132,7 +132,7 @@ def _halves(size: int, seed: int) -> Rotation:
 
 def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
     """Insert nodes that rotate the last axis of a tensor; return the name of the result."""
-    rank = len(graph.shape(tensor) or ())
+    rank = len(graph.sizes(tensor))
     result = graph.fresh(f"{tensor}_rotated")
     if rank < 2 or len(rotation.factors) == 1:
         [matrix] = _constants(graph, "rotation", rotation.matrix())

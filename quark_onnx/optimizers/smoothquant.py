@@ -19,6 +19,7 @@ from calibrators.extremes import Extremes
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
+from quark_onnx.containers import of_type, present
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import private
@@ -82,7 +83,7 @@ class SmoothQuant:
             DataError: a sample does not fit or cannot be run.
         """
         candidates = [_group(graph, tensor) for tensor in sources(graph)]
-        groups = [group for group in candidates if group is not None]
+        groups = present(candidates)
         reachable = [
             group
             for group in groups
@@ -209,7 +210,7 @@ def _observe(
     wanted = Sampling() if vectors else calibrators.MinMax()
     observations = [Observation(group.tensor, wanted, axis=-1) for group in groups]
     found = watch(graph, observations, samples)
-    return [statistic for statistic in found if isinstance(statistic, Extremes)]
+    return of_type(found, Extremes)
 
 
 def factors(largest: Floats, reach: Floats, alpha: float) -> Floats:

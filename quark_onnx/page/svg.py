@@ -9,6 +9,13 @@ from html import escape
 Scale = Callable[[float], float]
 
 
+def _written(value: str | float) -> str:
+    """Return the value of an attribute; six digits are below a hundredth of a pixel."""
+    if isinstance(value, str):
+        return escape(value)
+    return f"{value:.6g}"
+
+
 def tag(name: str, content: str = "", **attributes: str | float) -> str:
     """Return an element.
 
@@ -24,10 +31,12 @@ def tag(name: str, content: str = "", **attributes: str | float) -> str:
     '<text x="1.25" class="edge">a &lt; b</text>'
     """
     pairs = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else f"{value:.6g}"}"'  # noqa: E501
+        f' {key.rstrip("_").replace("_", "-")}="{_written(value)}"'
         for key, value in attributes.items()
     )
-    return f"<{name}{pairs}>{content}</{name}>" if content else f"<{name}{pairs}/>"
+    if content:
+        return f"<{name}{pairs}>{content}</{name}>"
+    return f"<{name}{pairs}/>"
 
 
 def drawing(

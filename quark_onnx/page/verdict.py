@@ -38,7 +38,9 @@ def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
         actions: the actions, the most promising first.
     """
     items = "".join(_item(action) for action in islice(actions, _SHOWN))
-    listed = f"<h2>What to do next</h2><ol>{items}</ol>" if items else ""
+    listed = ""
+    if items:
+        listed = f"<h2>What to do next</h2><ol>{items}</ol>"
     return (
         f'<section class="verdict {escape(band)}"><p><b>{_WORDS[band]}</b>'
         f" {escape(_capital(sentence.rstrip('.')))}.</p>{listed}</section>"
@@ -46,18 +48,22 @@ def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
 
 
 def _item(action: Action) -> str:
-    code = f" <code>{_words(action.code)}</code>" if action.code else ""
-    effect = f" <small>{escape(action.effect)}</small>" if action.effect else ""
+    code = ""
+    if action.code:
+        code = f" <code>{_words(action.code)}</code>"
+    effect = ""
+    if action.effect:
+        effect = f" <small>{escape(action.effect)}</small>"
     return f"<li>{escape(_capital(action.text))}{code}{effect}</li>"
 
 
 def _words(code: str) -> str:
     """Return a command without line breaks in short words."""
-    words = code.split(" ")
-    return " ".join(
-        f"<span>{escape(word)}</span>" if len(word) <= _UNBROKEN else escape(word)
-        for word in words
-    )
+    words = list[str]()
+    for word in code.split(" "):
+        text = escape(word)
+        words.append(f"<span>{text}</span>" if len(word) <= _UNBROKEN else text)
+    return " ".join(words)
 
 
 def _capital(text: str) -> str:

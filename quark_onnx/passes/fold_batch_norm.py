@@ -40,7 +40,7 @@ def _fold(graph: Graph, norm: Node) -> bool:
         or graph.elem_type(layer.input(1)) != TensorProto.FLOAT
     ):
         return False
-    bias = graph.constant(layer.input(2)) if layer.input(2) else np.zeros(1)
+    bias = graph.optional_constant(layer.input(2), np.zeros(1))
     if graph.constant(layer.input(1)) is None or bias is None:
         return False
     # alpha and beta of a Gemm would scale the folded constants once more.

@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
+from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.passes.base import register
 
@@ -87,31 +88,32 @@ def _foldable(graph: Graph) -> list[Node]:
     result = []
     budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
     for node in graph.nodes:
-        if (
-            node.domain
-            or node.op_type in _RANDOM | _QUANTIZED
-            or node.captures
-            or node.has_subgraph
-            or not node.inputs
-        ):
+        if not _may_fold(node):
             continue
-        inputs = [name for name in node.inputs if name]
+        inputs = node.operands
         if not all(name in known or graph.is_constant(name) for name in inputs):
             continue
         # Too large results would be discarded after their computation.
         if any(_is_larger(graph, name, budget) for name in node.outputs):
             continue
-        outputs = [name for name in node.outputs if name]
+        outputs = node.results
         if all(graph.elem_type(name) in _EXCHANGED for name in outputs):
             result.append(node)
             known.update(node.outputs)
     return result
 
 
+def _may_fold(node: Node) -> bool:
+    """Return whether the results of a node depend on its inputs alone."""
+    if node.domain or node.op_type in _RANDOM | _QUANTIZED:
+        return False
+    return bool(node.inputs) and not node.captures and not node.has_subgraph
+
+
 def _is_larger(graph: Graph, name: str, budget: int) -> bool:
     """Return whether a result is known to be too large, before its computation."""
-    shape = graph.shape(name) or ()
-    size = math.prod(dim for dim in shape if isinstance(dim, int))
+    shape = graph.sizes(name)
+    size = math.prod(of_type(shape, int))
     width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
     return size * width > _LARGE and size > budget
 

@@ -18,10 +18,9 @@ def fold_gemm_alpha_beta(graph: Graph) -> int:
 
 
 def _fold(graph: Graph, node: Node) -> bool:
-    factors = {
-        1: float(node.attribute("alpha", 1.0)),
-        2: float(node.attribute("beta", 1.0)) if node.input(2) else 1.0,
-    }
+    factors = {1: float(node.attribute("alpha", 1.0))}
+    if node.input(2):
+        factors[2] = float(node.attribute("beta", 1.0))
     arrays = {
         index: graph.constant(node.input(index))
         for index, factor in factors.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register
 
@@ -23,13 +24,12 @@ def _fold(graph: Graph, node: Node) -> bool:
     start = node.attribute("start", 0)
     end = node.attribute("end")
     dims = shape[start:end] if node.kind == "Shape" else shape
-    sizes = [size for size in dims if isinstance(size, int)]
+    sizes = of_type(dims, int)
     if len(sizes) < len(dims):
         return False
-    value = np.array(
-        sizes if node.kind == "Shape" else np.prod(sizes, dtype=np.int64),
-        np.int64,
-    )
+    value = np.array(sizes, np.int64)
+    if node.kind == "Size":
+        value = np.array(np.prod(value), np.int64)
     graph.remove([node])
     graph.set_constant(node.outputs[0], value)
     return True

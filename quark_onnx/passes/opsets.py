@@ -17,6 +17,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.session import tensor_bytes
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes, subgraphs
@@ -105,7 +106,7 @@ def _without_large(light: ModelProto, model: ModelProto) -> list[TensorProto]:
         for tensor in model.graph.initializer
         if tensor_bytes(tensor) > _LARGE
     }
-    declared = {value.name for value in light.graph.input}
+    declared = set(names_of(light.graph.input))
     small = [tensor for tensor in light.graph.initializer if tensor.name not in large]
     del light.graph.initializer[:]
     light.graph.initializer.extend(small)

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register
 
@@ -78,8 +79,8 @@ def _shuffle_before(graph: Graph, node: Node) -> list[Node]:
 
 def _static(graph: Graph, tensor: str) -> tuple[int, ...]:
     """Return the sizes of a tensor; empty if a size is open."""
-    shape = graph.shape(tensor) or ()
-    sizes = tuple(size for size in shape if isinstance(size, int))
+    shape = graph.sizes(tensor)
+    sizes = tuple(of_type(shape, int))
     return sizes if len(sizes) == len(shape) else ()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register
 
@@ -19,7 +17,7 @@ def _is_identity(graph: Graph, node: Node) -> bool:
         # Sequences and optionals have no element type, and are left alone.
         return graph.elem_type(node.inputs[0]) != 0
     if node.kind == "Dropout":
-        training = graph.constant(node.input(2)) if node.input(2) else np.False_
+        training = graph.optional_constant(node.input(2), False)
         mask_read = any(
             name and (graph.consumers(name) or graph.is_output(name))
             for name in node.outputs[1:]

@@ -19,7 +19,7 @@ def unshare_initializers(graph: Graph) -> int:
     """Copy a shared weight or bias for every reader but the first, with its DequantizeLinear."""
     taken = set[str]()
     count = 0
-    for node in [node for node in graph.nodes if node.kind in _LAYERS]:
+    for node in graph.nodes_of(_LAYERS):
         for index in range(1, len(node.inputs)):
             codes = constant_behind(graph, node.inputs[index])
             if codes in taken:

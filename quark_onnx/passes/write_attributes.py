@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pool_windows import overhang
 from quark_onnx.passes.base import register
@@ -58,7 +59,7 @@ def _kernel(graph: Graph, node: Node) -> tuple[int, ...] | None:
     shape = graph.shape(node.input(1))
     if shape is None or len(shape) < 3:
         return None
-    sizes = [size for size in shape[2:] if isinstance(size, int)]
+    sizes = of_type(shape[2:], int)
     if len(sizes) == len(shape) - 2:
         return tuple(sizes)
     return None
@@ -113,7 +114,9 @@ def _pads(
         return None, []
     if rounds_up and mode not in _SAME:
         rounded = _pads_rounding_up(pads, axes, kernel)
-        return (rounded, [*replaced, "ceil_mode"]) if rounded else (pads, replaced)
+        if not rounded:
+            return (pads, replaced)
+        return (rounded, [*replaced, "ceil_mode"])
     if rounds_up:
         # With SAME padding, ceil_mode has no effect.
         replaced.append("ceil_mode")
@@ -189,8 +192,8 @@ def _same_totals(
 def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis] | None:
     """Return the spatial axes of a node's input; None if a size is unknown."""
     rank = len(kernel)
-    shape = graph.shape(node.input(0)) or ()
-    sizes = [size for size in shape[2:] if isinstance(size, int)]
+    shape = graph.sizes(node.input(0))
+    sizes = of_type(shape[2:], int)
     if len(sizes) != rank:
         return None
     strides = node.attribute("strides", [1] * rank)

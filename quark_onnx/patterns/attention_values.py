@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.kernels.hadamard import Rotation
@@ -67,9 +68,9 @@ class Heads:
 
 def heads(graph: Graph) -> list[Heads]:
     """Return the attentions of a graph with unshared values."""
-    products = [node for node in graph.nodes if node.kind == "MatMul"]
+    products = graph.nodes_of(("MatMul",))
     candidates = [_heads(graph, node) for node in products]
-    return [candidate for candidate in candidates if candidate is not None]
+    return present(candidates)
 
 
 def _heads(graph: Graph, node: Node) -> Heads | None:
@@ -184,7 +185,7 @@ class _ValueTrace:
         return node.inputs[0] if _passes(self.graph, node, self.size) else ""
 
     def _split(self, tensor: str, node: Node) -> str:
-        rank = len(self.graph.shape(node.inputs[0]) or ())
+        rank = len(self.graph.sizes(node.inputs[0]))
         if node.attribute("axis", 0) not in (-1, rank - 1):
             return ""
         before = node.outputs[: node.outputs.index(tensor)]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from quark_onnx.containers import of_type, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
 from quark_onnx.patterns.activation import gate_and_product
@@ -102,7 +103,7 @@ class Pair:
 def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
     """Return the pairs in graph order."""
     pairs = [_pair(graph, node, passed) for node in graph.nodes]
-    return [pair for pair in pairs if pair is not None]
+    return present(pairs)
 
 
 def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
@@ -192,7 +193,7 @@ class _PairSearch:
 
         They do in images and matrices.
         """
-        return self.spatial or len(self.graph.shape(tensor) or ()) == MATRIX
+        return self.spatial or len(self.graph.sizes(tensor)) == MATRIX
 
     def _fills(self, at: _Channels) -> bool:
         """Return whether the channels are all of a tensor's, along the second axis."""
@@ -210,7 +211,7 @@ class _PairSearch:
         layer = Layer.of(self.graph, node)
         if layer is None or not reads_activation(node, at.tensor):
             return False
-        matrix = len(self.graph.shape(at.tensor) or ()) == MATRIX
+        matrix = len(self.graph.sizes(at.tensor)) == MATRIX
         same_axis = self.spatial == (node.kind in SPATIAL) or matrix
         shared = len(self.graph.consumers(node.input(1))) > 1
         if not same_axis or shared:
@@ -260,7 +261,9 @@ def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
         return after
     if node.kind == "Concat" and node.attribute("axis") == 1:
         before = _concat_offset(graph, node, at.tensor)
-        return None if before is None else replace(after, offset=at.offset + before)
+        if before is None:
+            return None
+        return replace(after, offset=at.offset + before)
     if node.kind == "Flatten" and node.attribute("axis", 1) == 1:
         area = _area(graph.shape(at.tensor))
         if area is not None:
@@ -298,7 +301,7 @@ def _area(shape: Sequence[int | str | None] | None) -> int | None:
     """Return the number of values of a channel, if known."""
     if shape is None:
         return None
-    sizes = [dim for dim in shape[2:] if isinstance(dim, int)]
+    sizes = of_type(shape[2:], int)
     if len(sizes) < len(shape[2:]):
         return None
     return int(np.prod(sizes, initial=1))
@@ -318,7 +321,7 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
     assert high is not None
     source = node.inputs[0]
     result = node.outputs[0]
-    rank = len(graph.shape(source) or ())
+    rank = len(graph.sizes(source))
     shape = (1, factor.size, *[1] * (rank - 2))
     bounds = graph.add_constant(
         f"{result}_bounds",
@@ -350,7 +353,7 @@ def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node]
 def _scale(graph: Graph, node: Node, factor: Doubles) -> None:
     """Insert a Mul by a factor per channel before a function."""
     source = node.input(0)
-    shape = (1, factor.size, *[1] * (len(graph.shape(source) or ()) - 2))
+    shape = (1, factor.size, *[1] * (len(graph.sizes(source)) - 2))
     factors = graph.add_constant(
         f"{node.outputs[0]}_factors",
         factor.astype(np.float32).reshape(shape),

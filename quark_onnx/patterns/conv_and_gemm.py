@@ -151,6 +151,11 @@ def reads_activation(node: Node, tensor: str) -> bool:
     return node.input(0) == tensor and node.inputs.count(tensor) == 1
 
 
+def output_axis(gemm: Node) -> int:
+    """Return the axis of the output channels in the weight of a Gemm."""
+    return 0 if gemm.attribute("transB", 0) else 1
+
+
 def unscaled(node: Node) -> bool:
     """Return whether a Gemm has no factors alpha and beta."""
     return bool(node.attribute("alpha", 1.0) == 1.0 == node.attribute("beta", 1.0))

@@ -32,11 +32,9 @@ class Fold:
         """
         if self.stored.node.kind in _ARITHMETIC:
             self.stored.node.stay_float(_FLOAT)
-        self.stored.scale(
-            graph,
-            key,
-            1 / factor if self.inverse else factor,
-        )
+        if self.inverse:
+            factor = 1 / factor
+        self.stored.scale(graph, key, factor)
 
 
 def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold] | None:
@@ -78,7 +76,7 @@ def _sum(graph: Graph, node: Node, size: int) -> list[Fold] | None:
 
 def _affine(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     """Return scale and shift of a normalization over the last axis, or None."""
-    rank = len(graph.shape(node.input(0)) or ())
+    rank = len(graph.sizes(node.input(0)))
     if node.attribute("axis", -1) not in (-1, rank - 1):
         return None
     folds = list[Fold]()

@@ -60,7 +60,7 @@ class Linear:
     def of(cls, graph: Graph, node: Node) -> Linear | None:
         """Return the layer of a node; None for another node, or a computed bias."""
         weight = node.input(1)
-        shape = graph.shape(weight) or ()
+        shape = graph.sizes(weight)
         if len(shape) != MATRIX or not plain_matrix(node, shape):
             return None
         if not graph.is_constant(weight) or node.inputs.count(weight) > 1:
@@ -80,12 +80,15 @@ class Linear:
     @classmethod
     def reading(cls, graph: Graph, node: Node, tensor: str) -> Linear | None:
         """Return the layer of a node if a tensor is its activation and nothing else."""
-        return cls.of(graph, node) if reads_activation(node, tensor) else None
+        if not reads_activation(node, tensor):
+            return None
+        return cls.of(graph, node)
 
     def matrix(self, graph: Graph) -> Floats:
         """Return the weight, of shape (inputs, outputs)."""
         side = self.weight[0]
-        return side.value(graph) if side.axis == -2 else side.value(graph).T
+        value = side.value(graph)
+        return value if side.axis == -2 else value.T
 
     def add_to_bias(self, graph: Graph, key: str, vector: Floats) -> None:
         """Add a vector to the bias, which is created if need be."""
@@ -110,7 +113,9 @@ def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     if node.input(2):
         bias = ConstantInput(node, 2)
         return bias if bias.spread(graph, size) else None
-    return _added(graph, node, size) if node.kind == "MatMul" else None
+    if node.kind != "MatMul":
+        return None
+    return _added(graph, node, size)
 
 
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quark_onnx.containers import present
 from quark_onnx.graph.constant_input import ConstantInput, is_number, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
@@ -87,17 +88,17 @@ def norms(graph: Graph) -> list[Norm]:
             candidates.append(_operator(graph, node))
         else:
             candidates.append(_parts(graph, node, _LAST))
-    return [norm for norm in candidates if norm is not None]
+    return present(candidates)
 
 
 def image_norms(graph: Graph) -> list[Norm]:
     """Return the decomposed normalizations over images, per channel."""
     candidates = [_parts(graph, node, _IMAGE) for node in graph.nodes]
-    return [norm for norm in candidates if norm is not None]
+    return present(candidates)
 
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
-    rank = len(graph.shape(node.input(0)) or ())
+    rank = len(graph.sizes(node.input(0)))
     last = node.attribute("axis", -1) in (-1, rank - 1)
     places = [place for place in SCALE[node.kind] if node.input(place)]
     stored = [ConstantInput(node, place) for place in places]
@@ -165,7 +166,7 @@ def _parts(graph: Graph, mean: Node, axes: _Axes) -> Norm | None:
         mean.name,
         (source,),
         shifted,
-        frozenset(nodes) if centered else frozenset({square, result}),
+        frozenset(nodes if centered else (square, result)),
         centered,
         scale,
         shift,
@@ -204,7 +205,7 @@ def _is_over(graph: Graph, node: Node, axes: _Axes) -> bool:
     given = node.attribute("axes")
     if node.input(1):
         given = graph.constant(node.input(1))
-    rank = len(graph.shape(node.inputs[0]) or ())
+    rank = len(graph.sizes(node.inputs[0]))
     wanted = axes.of(rank)
     if given is None or not wanted or not node.attribute("keepdims", 1):
         return False
@@ -321,9 +322,9 @@ def _constant(
     node = readers[0]
     stored = ConstantInput(node, 1 - node.inputs.index(tensor))
     name = node.inputs[stored.index]
-    rank = len(graph.shape(tensor) or ())
+    rank = len(graph.sizes(tensor))
     if not graph.is_constant(name) or not axes.channels(
-        graph.shape(name) or (),
+        graph.sizes(name),
         rank,
     ):
         return None, tensor

@@ -244,7 +244,7 @@ class _Search:
         """Add a constant table of vectors; return False if the node reads none."""
         if node.kind != "Gather" or not self.graph.is_constant(node.inputs[0]):
             return False
-        rank = len(self.graph.shape(node.inputs[0]) or ())
+        rank = len(self.graph.sizes(node.inputs[0]))
         if node.attribute("axis", 0) or rank != 2:
             raise Unknown(f"{node.name} (Gather) does not look up vectors")
         self.constant(ConstantInput(node, 0))
@@ -309,13 +309,15 @@ class _Search:
         if node.kind not in _MOVING or not self._keeps_width(node):
             return False
         graph = self.graph
-        rank = len(graph.shape(node.inputs[0]) or ())
+        rank = len(graph.sizes(node.inputs[0]))
         if node.kind == "Transpose":
             return last_stays(node)
         if node.kind == "Gather":
             return node.attribute("axis", 0) not in (-1, rank - 1)
         if node.kind == "Slice":
-            axes = graph.constant(node.input(3)) if node.input(3) else None
+            axes = None
+            if node.input(3):
+                axes = graph.constant(node.input(3))
             if axes is None or rank == 0:
                 return False
             return not {-1, rank - 1} & set(axes.ravel().tolist())

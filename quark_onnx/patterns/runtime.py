@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 
@@ -51,9 +52,9 @@ def _multiply_adds(graph: Graph, node: Node) -> float:
     """Return the number of multiply-adds of a layer with a constant weight; 0 of any other node."""
     if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
         return 0.0
-    weight = graph.shape(node.input(1)) or ()
+    weight = graph.sizes(node.input(1))
     # of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose
-    sizes = [size for size in weight if isinstance(size, int)]
+    sizes = of_type(weight, int)
     results = _elements(graph, node.outputs[0])
     return results * prod(sizes) / max(_channels(graph, node, sizes), 1)
 
@@ -63,7 +64,7 @@ def _node_runtime(graph: Graph, node: Node) -> float:
         return _multiply_adds(graph, node) * _MULTIPLY_ADD
     if node.kind in _FREE or _is_absorbed(graph, node):
         return 0.0
-    return unfused_runtime(graph, [name for name in node.outputs if name])
+    return unfused_runtime(graph, node.results)
 
 
 def _is_absorbed(graph: Graph, node: Node) -> bool:
@@ -87,5 +88,5 @@ def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
 
 def _elements(graph: Graph, name: str) -> int:
     """Return the number of values of a tensor; a size that is not known counts as 1."""
-    shape = graph.shape(name) or ()
-    return prod(size for size in shape if isinstance(size, int))
+    shape = graph.sizes(name)
+    return prod(of_type(shape, int))

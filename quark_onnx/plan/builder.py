@@ -307,7 +307,7 @@ class PlanBuilder(Plan):
 
     def _channels(self, tensor: str) -> int | None:
         """Return the channel axis of an activation, 1; None for an unknown shape."""
-        shape = self.graph.shape(tensor) or ()
+        shape = self.graph.sizes(tensor)
         known = len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0
         return 1 if known else None
 

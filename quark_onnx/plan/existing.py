@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import Graph, Node
@@ -55,7 +56,7 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
             f" {everywhere[0].name!r}; give the float model, or keep what is quantized"
             " and go on with the rest (keep_existing, --keep-existing)",
         )
-    touched = dict.fromkeys(node.name for node in quantizing)
+    touched = dict.fromkeys(names_of(quantizing))
     for node in quantizing:
         for neighbour in (*graph.leaders(node), *graph.followers(node)):
             touched[neighbour.name] = None

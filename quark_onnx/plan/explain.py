@@ -22,8 +22,8 @@ def _paragraph(plan: Plan, node: Node) -> str:
     reason = plan.kept.get(node.name)
     if reason:
         title += f"  float: {reason}"
-    uses = [("<", tensor, plan.use(tensor, node)) for tensor in node.inputs if tensor]
-    uses += [(">", tensor, Use(tensor)) for tensor in node.outputs if tensor]
+    uses = [("<", tensor, plan.use(tensor, node)) for tensor in node.operands]
+    uses += [(">", tensor, Use(tensor)) for tensor in node.results]
     lines = [title]
     for sign, tensor, use in uses:
         entry = plan.entries.get(use)

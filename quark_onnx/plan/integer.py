@@ -19,7 +19,7 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
     if node.kind == "Conv":
         bias = node.input(2)
         return not bias or graph.is_constant(bias)
-    return plain_matrix(node, graph.shape(node.input(1)) or ())
+    return plain_matrix(node, graph.sizes(node.input(1)))
 
 
 def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpec:

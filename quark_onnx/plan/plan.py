@@ -163,8 +163,8 @@ class Plan:
         """Return whether a node that is not kept float reads or computes quantized tensors."""
         if node.name in self.kept:
             return False
-        inputs = [name for name in node.inputs if name]
-        outputs = [name for name in node.outputs if name]
+        inputs = node.operands
+        outputs = node.results
         return any(self.quantized(name, node) for name in inputs) or any(
             self.quantized(name) for name in outputs
         )
@@ -186,13 +186,15 @@ class Plan:
             return "it is sparse"
         if tensor in self.graph.initializers and self.graph.is_input(tensor):
             return OVERRIDABLE
-        if 0 in (self.graph.shape(tensor) or ()):
+        if 0 in self.graph.sizes(tensor):
             return "it has no elements"
         array = self.graph.constant(tensor)
         if array is not None and not np.isfinite(array).all():
             return "it holds values that are not finite"
         why = self.shapes.reason(tensor)
-        return f"it {why}" if why else ""
+        if not why:
+            return ""
+        return f"it {why}"
 
     def is_low_bit(self, node: Node) -> bool:
         """Return whether ``node`` needs protection from too few bits: below 16, and ``safe``."""

@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
+from quark_onnx.containers import by_name, flattened, names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import inner_nodes
 from quark_onnx.plan.existing import existing
+from quark_onnx.wording import counted
 
 #: Reason to keep a node float that an override or ``exclude`` names.
 EXCLUDED = "excluded"
@@ -131,9 +133,7 @@ def looks_up(graph: Graph, node: Node) -> bool:
 
 def _check_tensors(graph: Graph, config: QConfig) -> None:
     """Raise an error for the first tensor override without a match in the graph."""
-    known = set[str]()
-    for node in (*graph.nodes, *inner_nodes(graph.nodes)):
-        known.update(node.inputs, node.outputs)
+    known = _tensors_of((*graph.nodes, *inner_nodes(graph.nodes)))
     missing = TensorOverrides(config.tensors).unmatched(known)
     if missing:
         raise ConfigError(
@@ -153,55 +153,77 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
     Raises:
         ConfigError: ``strict``, and a pattern matches nothing; the message has the nearest name.
     """
-    matched: dict[Node, None] = {}
-    names = {node.name: node for node in graph.nodes}
-    for pattern in override.nodes:
-        hits = [names[name] for name in _by_name(pattern, names)]
-        if (
-            strict
-            and not hits
-            and not _by_name(pattern, [node.name for node in inner_nodes(graph.nodes)])
-        ):
-            raise ConfigError(
-                f"no node of the model matches {pattern!r}{_hint(pattern, names)}",
-            )
-        matched.update(dict.fromkeys(hits))
-    kinds = {node.kind for node in graph.nodes}
-    for op_type in override.op_types:
-        if strict and op_type not in kinds | {
-            node.kind for node in inner_nodes(graph.nodes)
-        }:
+    matched = [
+        *_named(graph, override.nodes, strict),
+        *_of_types(graph, override.op_types, strict),
+        *_on_paths(graph, override, strict),
+    ]
+    return dict.fromkeys(matched)
+
+
+def _named(graph: Graph, patterns: Iterable[str], strict: bool) -> list[Node]:
+    """Return the nodes whose names match a pattern, pattern by pattern."""
+    names = by_name(graph.nodes)
+    found = list[Node]()
+    for pattern in patterns:
+        hits = _matches(pattern, names)
+        if strict and not hits:
+            _check_matches_inside(graph, pattern, names)
+        found += [names[name] for name in hits]
+    return found
+
+
+def _check_matches_inside(graph: Graph, pattern: str, names: Iterable[str]) -> None:
+    """Raise ConfigError unless a pattern matches a node in a subgraph."""
+    if not _matches(pattern, names_of(inner_nodes(graph.nodes))):
+        raise ConfigError(
+            f"no node of the model matches {pattern!r}{_hint(pattern, names)}",
+        )
+
+
+def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]:
+    """Return the nodes of operator types, type by type."""
+    found = list[Node]()
+    for op_type in op_types:
+        hits = graph.nodes_of((op_type,))
+        inside = (node.kind == op_type for node in inner_nodes(graph.nodes))
+        if strict and not hits and not any(inside):
+            kinds = {node.kind for node in graph.nodes}
             raise ConfigError(
                 "the model has no operator of type"
                 f" {op_type!r}{nearest(op_type, kinds)}",
             )
-        matched.update(
-            dict.fromkeys(node for node in graph.nodes if node.kind == op_type),
+        found += hits
+    return found
+
+
+def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
+    """Return the nodes between the two ends of an override."""
+    if not override.between:
+        return []
+    starts, ends = override.between
+    hits = _between(graph, starts, ends, strict)
+    if strict and not hits:
+        raise ConfigError(
+            f"no node lies between {override.where}; is a start downstream of an end?",
         )
-    if override.between:
-        starts, ends = override.between
-        hits = _between(graph, starts, ends, strict)
-        if strict and not hits:
-            raise ConfigError(
-                f"no node lies between {override.where}; is a start downstream of an"
-                " end?",
-            )
-        matched.update(dict.fromkeys(hits))
-    return matched
+    return hits
 
 
 def _hint(pattern: str, names: Iterable[str]) -> str:
     """Suggest a glob if a pattern is part of a node's name, else the nearest name."""
     names = list(names)
     plain = not pattern.startswith("re:") and not any(sign in pattern for sign in "*?[")
-    hits = [name for name in names if pattern in name] if plain else []
+    if plain:
+        hits = [name for name in names if pattern in name]
+    else:
+        hits = []
     if not hits or (len(hits) == 1 and "did you mean" in nearest(pattern, hits)):
         return nearest(pattern, names)
-    nodes = "1 node" if len(hits) == 1 else f"{len(hits)} nodes"
-    return f"; did you mean '*{pattern}*' ({nodes})?"
+    return f"; did you mean '*{pattern}*' ({counted(len(hits), 'node')})?"
 
 
-def _by_name(pattern: str, names: Iterable[str]) -> list[str]:
+def _matches(pattern: str, names: Iterable[str]) -> list[str]:
     names = list(names)
     if pattern in names:
         return [pattern]
@@ -236,26 +258,29 @@ def _nodes_at(
     reading: bool,
 ) -> list[Node]:
     """Return nodes by name, or the readers or the producer of a tensor by its name."""
-    by_name = {node.name: node for node in graph.nodes}
+    nodes = by_name(graph.nodes)
     result = list[Node]()
     for name in names:
         producer = graph.producer(name)
-        if name in by_name:
-            result.append(by_name[name])
+        if name in nodes:
+            result.append(nodes[name])
         elif reading and graph.consumers(name):
             result += graph.consumers(name)
         elif not reading and producer is not None:
             result.append(producer)
         elif strict:
-            tensors = set[str]()
-            for node in graph.nodes:
-                tensors.update(node.inputs, node.outputs)
+            tensors = _tensors_of(graph.nodes)
             if name in tensors:
                 raise ConfigError(
                     f"between: no node {'reads' if reading else 'computes'} {name!r}",
                 )
             raise ConfigError(
                 f"between: {name!r} is no node or tensor of the"
-                f" model{nearest(name, {*by_name, *tensors})}",
+                f" model{nearest(name, {*nodes, *tensors})}",
             )
     return result
+
+
+def _tensors_of(nodes: Iterable[Node]) -> set[str]:
+    """Return the names of the tensors that nodes read or compute."""
+    return set(flattened((*node.inputs, *node.outputs) for node in nodes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quark_onnx.containers import flattened, names_of, of_type
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 
@@ -49,8 +50,8 @@ def kind_of(graph: Graph) -> tuple[str, str]:
         return "superres", reason
     if reason := _is_speech(graph):
         return "speech", reason
-    products = [node for node in graph.nodes if node.kind in LAYERS]
-    convolutions = [node for node in products if node.kind == "Conv"]
+    products = graph.nodes_of(LAYERS)
+    convolutions = graph.nodes_of(("Conv",))
     last = _last(graph, products)
     if len(last) >= _HEADS and convolutions:
         return (
@@ -72,18 +73,14 @@ def _attends(graph: Graph, node: Node) -> bool:
 
 def _is_superres(graph: Graph) -> str:
     """Return the evidence for an image-to-image model; empty without evidence."""
-    images = [
-        shape
-        for value in graph.inputs
-        if not graph.is_constant(value.name)
-        and (shape := graph.shape(value.name)) is not None
-        and len(shape) == _IMAGE_RANK
-    ]
-    results = [graph.shape(value.name) for value in graph.outputs]
+    inputs = [name for name in names_of(graph.inputs) if not graph.is_constant(name)]
+    shapes = [graph.sizes(name) for name in inputs]
+    images = [shape for shape in shapes if len(shape) == _IMAGE_RANK]
+    results = [graph.sizes(name) for name in names_of(graph.outputs)]
     if len(images) != 1 or len(results) != 1:
         return ""
     before, after = images[0], results[0]
-    if after is None or len(after) != _IMAGE_RANK:
+    if len(after) != _IMAGE_RANK:
         return ""
     channels = after[1]
     if not isinstance(channels, int) or not 0 < channels <= _COLORS:
@@ -91,9 +88,9 @@ def _is_superres(graph: Graph) -> str:
     if before[1] != channels and channels not in (1, 3):
         return ""
     sizes = (before[2], after[2])
-    known = [size for size in sizes if isinstance(size, int)]
+    known = of_type(sizes, int)
     grows = len(known) == len(sizes) and known[1] >= known[0]
-    upsampling = any(node.kind in _UPSAMPLING for node in graph.nodes)
+    upsampling = bool(graph.nodes_of(_UPSAMPLING))
     if grows or (len(known) < len(sizes) and upsampling):
         return f"an image of {channels} channels from an image"
     return ""
@@ -101,28 +98,24 @@ def _is_superres(graph: Graph) -> str:
 
 def _is_speech(graph: Graph) -> str:
     """Return the evidence for an audio model; empty without evidence."""
-    for node in graph.nodes:
-        if node.kind in _SPECTRA:
-            return f"{node.kind}, as spectra of sound are computed by"
-    layers = [node for node in graph.nodes if node.kind in LAYERS]
-    one_dimensional = [
-        node
-        for node in layers
-        if node.kind == "Conv"
-        and len(graph.shape(node.input(1)) or ()) == _SEQUENCE_RANK
-    ]
-    convolutions = [node for node in layers if node.kind == "Conv"]
-    if one_dimensional and len(one_dimensional) == len(convolutions):
-        return f"{len(one_dimensional)} convolutions along one axis"
-    recurrent = [node for node in graph.nodes if node.kind in _RECURRENT]
-    return f"{len(recurrent)} recurrent layers" if recurrent else ""
+    spectra = graph.nodes_of(_SPECTRA)
+    if spectra:
+        return f"{spectra[0].kind}, as spectra of sound are computed by"
+    convolutions = graph.nodes_of(("Conv",))
+    ranks = {len(graph.sizes(node.input(1))) for node in convolutions}
+    if ranks == {_SEQUENCE_RANK}:
+        return f"{len(convolutions)} convolutions along one axis"
+    recurrent = graph.nodes_of(_RECURRENT)
+    if not recurrent:
+        return ""
+    return f"{len(recurrent)} recurrent layers"
 
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:
     """Return the last weighted nodes, without a path to a further weighted node."""
     behind = set(
         reach(
-            [leader for node in products for leader in graph.leaders(node)],
+            flattened(graph.leaders(node) for node in products),
             graph.leaders,
         ),
     )
@@ -130,5 +123,5 @@ def _last(graph: Graph, products: list[Node]) -> list[Node]:
 
 
 def _is_depthwise(graph: Graph, node: Node) -> bool:
-    weight = graph.shape(node.input(1)) or ()
+    weight = graph.sizes(node.input(1))
     return len(weight) > 2 and weight[1] == 1 and weight[0] not in (1, None)

@@ -59,7 +59,9 @@ class InputMeans:
         self._seen: dict[int, dict[MeanKey, Doubles]] = {}
         for node in graph.nodes:
             layer = Layer.of(graph, node) if node.kind in LAYERS else None
-            weight = graph.initializers.get(node.input(1)) if layer else None
+            weight = None
+            if layer:
+                weight = graph.initializers.get(node.input(1))
             if layer is None or weight is None or weight.data_type != TensorProto.FLOAT:
                 continue  # onnxruntime has no means of other types
             key = _key(node)

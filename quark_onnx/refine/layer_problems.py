@@ -80,11 +80,10 @@ def places_in(
         if not isinstance(plan.entry(plan.use(node.input(1), node)), Quantize):
             continue
         layer = Layer.of(graph, node)
-        found = (
-            _place(graph, plan, params, layer)
-            if layer
-            else "its weight or its attributes are of another kind"
-        )
+        if layer:
+            found = _place(graph, plan, params, layer)
+        else:
+            found = "its weight or its attributes are of another kind"
         if isinstance(found, LayerTask):
             places.append(found)
         else:
@@ -380,11 +379,10 @@ class RowCollector:
         xs, ys, *others = (
             [tensors[at] for tensors in run] for at in range(len(run[0]))
         )
-        inputs = (
-            self._windowed(xs, places, ys[0].shape[2:])
-            if self._spatial
-            else im2col.rows_at(xs, places)
-        )
+        if self._spatial:
+            inputs = self._windowed(xs, places, ys[0].shape[2:])
+        else:
+            inputs = im2col.rows_at(xs, places)
         targets = self._results(ys, places)
         if self.beside is not None and all(
             other[0].shape == ys[0].shape for other in others
@@ -400,11 +398,9 @@ class RowCollector:
         ys: Sequence[NDArray[T]],
         places: NDArray[np.int64],
     ) -> NDArray[T]:
-        return (
-            im2col.at_places(ys, places, self.place.layer.groups)
-            if self._spatial
-            else im2col.rows_at(ys, places)
-        )
+        if self._spatial:
+            return im2col.at_places(ys, places, self.place.layer.groups)
+        return im2col.rows_at(ys, places)
 
     def _windowed(
         self,
@@ -424,7 +420,7 @@ class RowCollector:
 
     @property
     def _kernel(self) -> tuple[int, ...]:
-        shape = self.floating.graph.shape(self.place.weight) or ()
+        shape = self.floating.graph.sizes(self.place.weight)
         return tuple(int(size) for size in shape[2:] if size is not None)
 
     def _mean(self, groups: int) -> Doubles:
@@ -432,11 +428,8 @@ class RowCollector:
         source = self.place.node.input(0)
         total, count = np.zeros(1), np.zeros(1, np.int64)
         for x in self.floating.values(source):
-            axes = tuple(
-                axis
-                for axis in range(x.ndim)
-                if axis != (1 if self._spatial else x.ndim - 1)
-            )
+            channel_axis = 1 if self._spatial else x.ndim - 1
+            axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
             known = np.isfinite(x)
             total = total + np.sum(x, axis=axes, dtype=np.float64, where=known)
             count = count + known.sum(axis=axes)
@@ -445,7 +438,9 @@ class RowCollector:
             self.place.node.kind == "ConvTranspose"
         ):  # strides of a transposed convolution insert zeros between the inputs
             mean = mean / np.prod(self.place.node.attribute("strides", [1]))
-        taps = int(np.prod(self._kernel)) if self._spatial else 1
+        taps = 1
+        if self._spatial:
+            taps = int(np.prod(self._kernel))
         return np.repeat(mean, taps, axis=1)
 
     def _gram(self, which: Sequence[int]) -> tuple[Doubles, int]:
@@ -512,7 +507,10 @@ def window_of(
     dilations = tuple(node.attribute("dilations", [1] * rank))
     turned = node.kind == "ConvTranspose"
     auto = node.attribute("auto_pad", "NOTSET")
-    fixed = list(node.attribute("output_shape", ())) if turned else []
+    if turned:
+        fixed = list(node.attribute("output_shape", ()))
+    else:
+        fixed = []
     if auto in ("NOTSET", "") and not fixed:
         return Window(
             kernel,
@@ -522,7 +520,10 @@ def window_of(
             turned,
         )
     pads = []
-    extra = node.attribute("output_padding", [0] * rank) if turned else [0] * rank
+    if turned:
+        extra = node.attribute("output_padding", [0] * rank)
+    else:
+        extra = [0] * rank
     for axis in range(rank):
         reach = (kernel[axis] - 1) * dilations[axis] + 1
         if turned:

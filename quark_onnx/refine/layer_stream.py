@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
+from quark_onnx.containers import flattened, subset
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
@@ -75,7 +76,7 @@ class LayerStream:
         kept = [
             name for name in self._at_hand if name in tensors or self._awaited(name)
         ]
-        made = dict.fromkeys(name for node in piece for name in node.outputs if name)
+        made = dict.fromkeys(flattened(node.results for node in piece))
         results = [name for name in made if name in tensors or self._awaited(name)]
         if not piece and len(kept) == len(self._at_hand):
             return
@@ -117,7 +118,7 @@ class LayerStream:
         return any(node not in self._done for node in self.graph.consumers(tensor))
 
     def _advance(self, piece: list[Node], kept: list[str], results: list[str]) -> None:
-        read = {name for node in piece for name in (*node.inputs, *node.captures)}
+        read = set(flattened((*node.inputs, *node.captures) for node in piece))
         given = [name for name in self._at_hand if name in read]
         before = self._values
         start = before[0]
@@ -131,19 +132,16 @@ class LayerStream:
 
         def run(place: int) -> dict[str, Any]:
             values = before[place]
-            found = (
-                session.run(results, {name: values[name] for name in given})
-                if session is not None
-                else []
-            )
+            if session is not None:
+                found = session.run(results, {name: values[name] for name in given})
+            else:
+                found = []
             return {name: values[name] for name in kept} | dict(
                 zip(results, found, strict=True),
             )
 
         after = Spool(memory=self._memory)
-        self._shapes = {
-            name: self._shapes[name] for name in kept if name in self._shapes
-        } | {n: [] for n in results}
+        self._shapes = subset(self._shapes, kept) | {n: [] for n in results}
         size = sum(
             start[name].nbytes for name in given if isinstance(start[name], np.ndarray)
         )

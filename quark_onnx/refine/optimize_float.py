@@ -284,11 +284,9 @@ def _rounding(config: QConfig) -> Rounding:
 
 def _steps(spec: QuantizationSpec | None) -> int:
     """Return the number of steps in a range; 0 for float formats."""
-    return (
-        spec.grid.qmax - spec.grid.qmin
-        if spec is not None and isinstance(spec.dtype, Integer)
-        else 0
-    )
+    if spec is not None and isinstance(spec.dtype, Integer):
+        return spec.grid.qmax - spec.grid.qmin
+    return 0
 
 
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:

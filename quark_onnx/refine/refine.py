@@ -14,6 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
+from quark_onnx.containers import by_name
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.levels import Levels
@@ -142,7 +143,7 @@ class _Run:
                 self._lattice(place).nearest(flat(place.layer.weight(self._float))),
                 self._quantized,
             )
-        self._nodes = {node.name: node for node in self._quantized.nodes}
+        self._nodes = by_name(self._quantized.nodes)
         self._rooms = (Room(), Room())
         self._walks = [
             LayerStream(each, samples, memory=_MEMORY)
@@ -175,14 +176,10 @@ class _Run:
         floating, quantized = self._walks
         source = store_activation(quantized, self._nodes[place.node.name].input(0))
         quantized.reach(source.name)
-        floating.reach(
-            place.result,
-            *(
-                [place.node.input(0)]
-                if any(each.reads_mean for each in optimizers)
-                else []
-            ),
-        )
+        wanted = [place.result]
+        if any(optimizer.reads_mean for optimizer in optimizers):
+            wanted.append(place.node.input(0))
+        floating.reach(*wanted)
         if beside := self._beside(place):
             quantized.reach(source.name, beside[1].name)
         gatherer = RowCollector(place, source, floating, quantized, self._rooms, beside)

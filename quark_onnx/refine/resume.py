@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.scratch import sweep_files, written
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
@@ -93,11 +94,9 @@ class Journal:
                 problem.bias_lattice.least,
                 problem.bias_lattice.greatest,
             ]
-        arrays += [
-            part
-            for rows in (problem.train, problem.held)
-            for part in (rows.inputs, rows.targets)
-        ]
+        arrays += flattened(
+            (rows.inputs, rows.targets) for rows in (problem.train, problem.held)
+        )
         for array in arrays:
             digest.update(f"{array.shape} {array.dtype}".encode())
             digest.update(np.ascontiguousarray(array).data)
@@ -136,11 +135,9 @@ class Journal:
             found.weight.shape == problem.weight.shape
             and found.bias.shape == problem.bias.shape
         )
-        return (
-            (found, result)
-            if fits and found.weight.dtype == found.bias.dtype == np.float32
-            else None
-        )
+        if fits and found.weight.dtype == found.bias.dtype == np.float32:
+            return (found, result)
+        return None
 
     def keep(self, key: str, solution: Solution, result: LayerResult) -> None:
         """Store a solution atomically."""

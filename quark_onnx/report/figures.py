@@ -21,7 +21,9 @@ def size_change(before: int, after: int) -> str:
     """
     sizes = f"{before:,} -> {after:,} bytes"
     ratio = f"{before / max(1, after):.2f}"
-    return f"{sizes} ({ratio}x smaller)" if float(ratio) > 1 else sizes
+    if float(ratio) > 1:
+        return f"{sizes} ({ratio}x smaller)"
+    return sizes
 
 
 def percent(share: float, digits: int = 2) -> str:

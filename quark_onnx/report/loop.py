@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.worker import Session
+from quark_onnx.containers import names_of, subset
 from quark_onnx.graph.states import State
 from quark_onnx.report.measure import OutputError, Total
 
@@ -82,8 +83,8 @@ class _Recurrent:
 
     def step(self, sample: Sample, names: Sequence[str]) -> dict[str, Any]:
         """Run a sample with the states of the last one; return outputs by name."""
-        inputs = [value.name for value in self._session.get_inputs()]
-        feeds = {name: sample[name] for name in inputs if name in sample}
+        inputs = names_of(self._session.get_inputs())
+        feeds = subset(sample, inputs)
         values = self._session.run(names, feeds | self._carried)
         outputs = dict(zip(names, values, strict=True))
         self._carried = {state.input: outputs[state.output] for state in self._states}

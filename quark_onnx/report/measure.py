@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.worker import Session
+from quark_onnx.containers import flattened, names_of, subset
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def measure(
         samples: inputs by name.
         observe: called after each sample.
     """
-    names = [value.name for value in reference.get_outputs()]
+    names = names_of(reference.get_outputs())
     totals = {name: Total() for name in names}
     feeds: dict[str, Any] | None = None
     expected: dict[str, Any] = {}
@@ -125,7 +126,7 @@ def observe_runs(
     observe: Observe,
 ) -> None:
     """Run two sessions on equal samples, and pass the outputs to ``observe``."""
-    names = [value.name for value in reference.get_outputs()]
+    names = names_of(reference.get_outputs())
     for sample in samples:
         feeds = _feeds(reference, sample)
         expected = _run(reference, names, feeds)
@@ -144,8 +145,8 @@ def _run(
 
 def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Return the part of a sample for the inputs of a session."""
-    names = [value.name for value in session.get_inputs()]
-    return {name: sample[name] for name in names if name in sample}
+    names = names_of(session.get_inputs())
+    return subset(sample, names)
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:
@@ -167,7 +168,7 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
     if isinstance(value, Mapping):
         return [np.asarray(list(value.values()))]
     if isinstance(value, list):
-        return [leaf for item in value for leaf in _leaves(item)]
+        return flattened(_leaves(item) for item in value)
     return [np.asarray(value)]
 
 
@@ -193,7 +194,9 @@ class Total:
 
     @property
     def agreement(self) -> float:
-        return self.equal / self.count if self.count else 1.0
+        if not self.count:
+            return 1.0
+        return self.equal / self.count
 
     def add(self, reference: Any, other: Any) -> None:
         before = _leaves(reference)

@@ -80,7 +80,9 @@ class Report(Reported):
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
         total = sum(count for _, count in self.operators.values())
-        calibrated = f", calibrated on {self.samples} samples" if self.samples else ""
+        calibrated = ""
+        if self.samples:
+            calibrated = f", calibrated on {self.samples} samples"
         lines = [
             f"size      {size_change(self.bytes_before, self.bytes_after)}",
             f"quantized {self.quantized} of {total} nodes{calibrated}",

@@ -40,7 +40,7 @@ def _is_bias(node: Node, plan: PlanBuilder, index: int) -> bool:
     """Return whether an operand is a constant vector added to an unshared matrix product."""
     bias = node.inputs[index]
     product = node.inputs[1 - index]
-    if not plan.graph.is_constant(bias) or len(plan.graph.shape(bias) or ()) > 1:
+    if not plan.graph.is_constant(bias) or len(plan.graph.sizes(bias)) > 1:
         return False
     layer = plan.graph.producer(product)
     if layer is None or layer.kind not in _PRODUCTS:

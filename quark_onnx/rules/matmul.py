@@ -7,7 +7,7 @@ only if a reader requests it. Integer-only hardware needs a quantized result in 
 from __future__ import annotations
 
 from quark_onnx.graph import Node
-from quark_onnx.patterns.conv_and_gemm import unscaled
+from quark_onnx.patterns.conv_and_gemm import output_axis, unscaled
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import rule
 
@@ -23,7 +23,7 @@ def matmul(node: Node, plan: PlanBuilder) -> None:
     """
     a, b = node.inputs
     _operand(node, plan, a, along=-1, axis=-2)
-    rank = len(plan.graph.shape(b) or ())
+    rank = len(plan.graph.sizes(b))
     # a tensor times itself has one scale, along the axis of the left operand
     along = -1 if rank == 1 or a == b else -2
     _operand(node, plan, b, along=along, axis=None if rank > 2 else -1)
@@ -48,7 +48,7 @@ def _operand(
         along: axis of the sum, from the end.
         axis: axis of the output channels, from the end; None for one scale.
     """
-    rank = len(plan.graph.shape(tensor) or ())
+    rank = len(plan.graph.sizes(tensor))
     if rank < 2 or not plan.graph.is_constant(tensor):
         plan.activation(node, tensor, along=along)
         return
@@ -68,7 +68,7 @@ def fused_matmul(node: Node, plan: PlanBuilder) -> None:
     A stack of matrices has one scale.
     """
     for letter, tensor in zip("AB", node.inputs, strict=False):
-        rank = len(plan.graph.shape(tensor) or ())
+        rank = len(plan.graph.sizes(tensor))
         transposed = bool(node.attribute(f"trans{letter}", 0))
         batch_last = bool(node.attribute(f"transBatch{letter}", 0))
         along = -1 if (letter == "A") != transposed else -2
@@ -104,9 +104,9 @@ def gemm(node: Node, plan: PlanBuilder) -> None:
     c = node.input(2)
     along = 0 if node.attribute("transA", 0) else 1
     plan.activation(node, a, along=along)
-    axis = 0 if node.attribute("transB", 0) else 1
+    axis = output_axis(node)
     plan.weight(node, b, axis, along=1 - axis)
-    channels = (plan.graph.shape(b) or ())[axis : axis + 1]
+    channels = plan.graph.sizes(b)[axis : axis + 1]
     if unscaled(node) and channels and plan.graph.shape(c) == channels:
         plan.bias(node, c, a, b)
     if plan.rounds_results(node):

@@ -73,7 +73,7 @@ def passthrough(node: Node, plan: PlanBuilder) -> None:
 @rule("Dropout")
 def dropout(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale with the result, unless the node may run in training mode."""
-    training = plan.graph.constant(node.input(2)) if node.input(2) else np.False_
+    training = plan.graph.optional_constant(node.input(2), False)
     if training is None or np.any(training):
         plan.keep_node(node, "it may be asked to drop values at random")
     else:
@@ -91,7 +91,7 @@ def gather(node: Node, plan: PlanBuilder) -> None:
     """
     table = node.inputs[0]
     if plan.fuses and not plan.static(node) and looks_up(plan.graph, node):
-        shape = plan.graph.shape(table) or ()
+        shape = plan.graph.sizes(table)
         if len(shape) == 2:
             plan.weight(node, table, axis=0, along=1)
         return

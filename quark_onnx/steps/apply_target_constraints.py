@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.config import QConfig
+from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
@@ -43,11 +44,11 @@ class Limits:
             _Planned(graph, plan, params),
         )
         self._tied = self._constraints.tied()
-        self.uses = [key for key in self._constraints.keys if isinstance(key, Use)]
+        self.uses = of_type(self._constraints.keys, Use)
 
     def tied(self, use: Use) -> list[Use]:
         """Return the uses that share a scale with ``use``, including ``use``."""
-        return [key for key in self._tied.get(use, (use,)) if isinstance(key, Use)]
+        return of_type(self._tied.get(use, (use,)), Use)
 
     def settled(self, scales: dict[Use, float]) -> dict[Use, float]:
         """Return the scales to move, close to ``scales``, to meet every constraint.
@@ -103,11 +104,9 @@ class _Planned:
         if not isinstance(entry, Quantize) or known is None or known.scale.size != 1:
             return None
         spec = entry.spec
-        return (
-            root
-            if spec.pow2 and spec.symmetric and isinstance(spec.dtype, Integer)
-            else None
-        )
+        if spec.pow2 and spec.symmetric and isinstance(spec.dtype, Integer):
+            return root
+        return None
 
     def _behind(self, node: Node) -> list[Node]:
         return chain(

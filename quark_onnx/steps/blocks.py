@@ -71,12 +71,14 @@ def _lower(graph: Graph, node: Node) -> None:
         steps.append(("Transpose", None, {"perm": back}))
     for place, (op_type, constant, attributes) in enumerate(steps, 1):
         source = result
-        result = output if place == len(steps) else graph.fresh(f"{output}_{op_type}")
-        more = (
-            []
-            if constant is None
-            else [graph.add_constant(f"{output}_{op_type}_by", constant)]
-        )
+        if place == len(steps):
+            result = output
+        else:
+            result = graph.fresh(f"{output}_{op_type}")
+        if constant is None:
+            more = []
+        else:
+            more = [graph.add_constant(f"{output}_{op_type}_by", constant)]
         graph.add(op_type, [source, *more], [result], **attributes)
 
 

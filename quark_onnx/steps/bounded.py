@@ -84,7 +84,9 @@ def within(
     """
     low, high = bounds
     if found is not None:
-        used_low = float(-found.lo.min()) / -low if low < 0 else 0.0
+        used_low = 0.0
+        if low < 0:
+            used_low = float(-found.lo.min()) / -low
         used_high = float(found.hi.max()) / high
         if grid.pow2:
             used_low = used_high = _octaves(max(used_low, used_high))
@@ -101,4 +103,6 @@ def _octaves(used: float) -> float:
 def _quarters(used: float) -> float:
     """Return the least of 1, 3/4, 1/2, 3/8, 1/4, ... that is not below a share."""
     octave = _octaves(used)
-    return 0.75 * octave if used <= 0.75 * octave else octave
+    if used <= 0.75 * octave:
+        return 0.75 * octave
+    return octave

@@ -16,6 +16,7 @@ from onnx import ModelProto
 from calibrators import Extremes, Histogram, Statistic
 from calibrators.onnx_runtime.control_flow import Observation, Scope
 from calibrators.onnx_runtime.runner import Progress, Receive, collect
+from quark_onnx.containers import flattened, names_of
 from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, PlanBuilder, Quantize, Use
@@ -144,12 +145,10 @@ def calibrate_each(
         DataError: a sample that does not fit or cannot be run.
     """
     wanted = [_wanted(graph, plan) for plan in plans]
-    every = list(dict.fromkeys(each for group in wanted for each in group))
+    every = list(dict.fromkeys(flattened(wanted)))
     known = {} if keyed is None else keyed.known(every)
     watched = list(
-        dict.fromkeys(
-            each for group in wanted for each in _watched(graph, group, known)
-        ),
+        dict.fromkeys(flattened(_watched(graph, group, known) for group in wanted)),
     )
     if keyed is not None:
         watched = keyed.richer(watched)
@@ -187,7 +186,7 @@ def _scope(
         )
         for i in insides
     ]
-    inputs = frozenset(value.name for value in model.graph.input)
+    inputs = frozenset(names_of(model.graph.input))
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
 
 
@@ -196,11 +195,10 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
     wanted: dict[Observation, list[Use]] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
-            calibrator = (
-                entry.spec.calibrator
-                if entry.bounds is None
-                else bounded.calibrator_for(entry.spec)
-            )
+            if entry.bounds is None:
+                calibrator = entry.spec.calibrator
+            else:
+                calibrator = bounded.calibrator_for(entry.spec)
             wanted.setdefault(
                 Observation(use.tensor, calibrator, entry.axis),
                 [],
@@ -344,7 +342,9 @@ def stretch(length: int | None) -> range:
         return range(_EVERY // 2, _EVERY // 2 + _AT_MOST)
     count = min(_RUN_AT_MOST, length // _RUN_EVERY)
     start = min(_EVERY // 2, length // 2)
-    return range(start, start + count) if count > 1 else range(0)
+    if count > 1:
+        return range(start, start + count)
+    return range(0)
 
 
 class _Reservoir:
@@ -473,7 +473,8 @@ class HoldOut:
     def __iter__(self) -> Iterator[Any]:
         for index, sample in enumerate(self._source):
             single = index % _EVERY == _EVERY // 2 and len(self.samples) < _AT_MOST
-            if index in self._run if self._run else single:
+            is_chosen = index in self._run if self._run else single
+            if is_chosen:
                 self.samples.append(sample)
             elif self._held_late(index, sample):
                 self.late.append(sample)

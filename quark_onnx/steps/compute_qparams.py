@@ -182,11 +182,9 @@ def _all_codes(spec: QuantizationSpec) -> bool:
 
 def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
     params = params_for(found, entry.spec.grid, entry.axis)
-    return (
-        entry.placed(params, tuple(graph.initializers[use.tensor].dims))
-        if entry.spec.block_size
-        else params
-    )
+    if not entry.spec.block_size:
+        return params
+    return entry.placed(params, tuple(graph.initializers[use.tensor].dims))
 
 
 def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:

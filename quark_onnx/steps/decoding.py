@@ -30,7 +30,7 @@ _SIZES = frozenset({"Shape", "Size"})
 def tail_of(graph: Graph) -> dict[Node, None]:
     """Return the nodes without a path to a weighted operator."""
     before = reach(
-        [node for node in graph.nodes if node.kind in WEIGHTED],
+        graph.nodes_of(WEIGHTED),
         graph.leaders,
     )
     return dict.fromkeys(node for node in graph.nodes if node not in before)
@@ -54,7 +54,7 @@ def spare_decoding(plan: PlanBuilder) -> None:
     weighted operator. Formats of 16 bits and more are precise enough; block formats are not.
     """
     graph = plan.graph
-    layers = [node for node in graph.nodes if node.kind in WEIGHTED]
+    layers = graph.nodes_of(WEIGHTED)
     if not layers:
         return
     behind = reach(layers, graph.followers)
@@ -104,13 +104,17 @@ def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
             (tensor for tensor in node.inputs if _is_grid(graph, tensor, positions)),
             "",
         )
-        return f"computes with the priors or grid {grid!r}" if grid else ""
+        if not grid:
+            return ""
+        return f"computes with the priors or grid {grid!r}"
     if node.kind == "Concat":
         counts = Counter(
             filter(None, (_sum_of_parts(graph, name) for name in node.inputs)),
         )
         twice = next((tensor for tensor, count in counts.items() if count > 1), "")
-        return f"joins sums of parts of {twice!r}" if twice else ""
+        if not twice:
+            return ""
+        return f"joins sums of parts of {twice!r}"
     return ""
 
 

@@ -89,11 +89,9 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
 def _stored_beside(model: Path) -> set[str]:
     """Return the external data files of a model; empty for other files."""
     try:
-        return (
-            external_files(read_stored(model))
-            if mentions(model, b"location")
-            else set()
-        )
+        if mentions(model, b"location"):
+            return external_files(read_stored(model))
+        return set()
     except ModelError:
         return set()
 

@@ -383,7 +383,9 @@ class Gate:
 
 
 def _in_loop(steps: int) -> str:
-    return f" after {steps} samples with its own state" if steps else ""
+    if not steps:
+        return ""
+    return f" after {steps} samples with its own state"
 
 
 class _Loss(NamedTuple):
@@ -401,7 +403,9 @@ class _Loss(NamedTuple):
                 f"output {exact.name!r} has {here.sqnr:.1f} dB there, {exact.sqnr:.1f}"
                 " dB elsewhere"
             )
-            return cls(lost / _WORSE, text) if lost >= _WORSE else None
+            if lost >= _WORSE:
+                return cls(lost / _WORSE, text)
+            return None
         if exact.agreement is not None and here.agreement is not None:
             lost = exact.agreement - here.agreement
             shares = percent(here.agreement, 1), percent(exact.agreement, 1)
@@ -409,7 +413,9 @@ class _Loss(NamedTuple):
                 f"output {exact.name!r} agrees in {shares[0]}% there, in {shares[1]}%"
                 " elsewhere"
             )
-            return cls(lost / _OTHER, text) if lost >= _OTHER else None
+            if lost >= _OTHER:
+                return cls(lost / _OTHER, text)
+            return None
         return None
 
 

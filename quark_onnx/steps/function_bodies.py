@@ -45,7 +45,8 @@ def define_functions(graph: Graph) -> None:
     ]
     while todo:
         node = todo.pop()
-        nodes += [node] if node.domain in DOMAINS else []
+        if node.domain in DOMAINS:
+            nodes.append(node)
         for body in subgraphs(node):
             types |= {tensor.name: tensor.data_type for tensor in body.initializer}
             todo += body.node

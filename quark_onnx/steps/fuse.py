@@ -59,7 +59,8 @@ def fuse(
             ``quantized_before``; they are not changed.
     """
     plain = graph.copy()
-    plain = plain if lower_blocks(plain) else graph
+    if not lower_blocks(plain):
+        plain = graph
     fused, done = _lowered(graph, None, before)
     if not done:
         return plain, []
@@ -209,9 +210,9 @@ def _slow(graph: Graph) -> list[str]:
         f"{signed} operators multiply int8 activations, for which onnxruntime has no"
         " fast kernel on x86 processors"
     )
-    return (
-        [f"{slow}: uint8 ones (A8W8) run several times faster there"] if signed else []
-    )
+    if not signed:
+        return []
+    return [f"{slow}: uint8 ones (A8W8) run several times faster there"]
 
 
 class Agreement:
@@ -233,7 +234,9 @@ class Agreement:
             return f"onnxruntime does not run it ({error})"
         if worst >= AGREEMENT or worst >= self._usual - MARGIN:
             return ""
-        why = f" ({SATURATION}; if that is why, {ADVICE})" if saturates() else ""
+        why = ""
+        if saturates():
+            why = f" ({SATURATION}; if that is why, {ADVICE})"
         return f"its results are {worst:.1f} dB from those of the Q/DQ pairs{why}"
 
     @cached_property

@@ -20,6 +20,7 @@ from quark_onnx.rules.passthrough import HANDING_ON
 
 #: Two-bit codes, four per byte: onnxruntime misreads rows of other lengths than multiples of four.
 _TWO_BITS, _PER_BYTE = 2, 4
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
 _BYTE = 8
 _CLIPPING = frozenset({"Relu", "Clip"})
 
@@ -65,32 +66,30 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
         if plan.use(use.tensor, node) == use
     ]
     weighted = [node for node in readers if node.kind in WEIGHTED]
-    if isinstance(dtype, Minifloat) and not isinstance(dtype, Float4):
-        return any(_reads_integers(plan, node) for node in weighted)
-    if dtype is INT32:
-        return any(_reads_integers(plan, node) for node in weighted)
+    kinds = {node.kind for node in weighted}
+    in_integer_product = any(_reads_integers(plan, node) for node in weighted)
+    if dtype is INT32 or _is_float8(dtype):
+        return in_integer_product
     if dtype.bits == _TWO_BITS:
-        columns = (graph.shape(use.tensor) or (0,))[-1]
-        uneven = not isinstance(columns, int) or columns % _PER_BYTE != 0
-        unpacked = (
-            plan.fuses and params.block_size in BLOCK_SIZES
-        )  # an operator that handles it correctly
-        products = not unpacked and any(
-            node.kind in ("MatMul", "Gemm") for node in weighted
-        )
-        return (uneven and products) or any(
-            _reads_integers(plan, node) for node in weighted
-        )
-    if (
-        params.block_size
-        and dtype.bits == _BYTE
-        and any(_reads_integers(plan, node) for node in weighted)
-    ):
+        # MatMulNBits unpacks rows that do not fill their bytes correctly
+        unpacked = plan.fuses and params.block_size in BLOCK_SIZES
+        misread = _fills_no_bytes(graph, use.tensor) and not unpacked
+        return in_integer_product or (misread and not kinds.isdisjoint(_PRODUCTS))
+    if params.block_size and dtype.bits == _BYTE and in_integer_product:
         return True
-    left = any(
-        node.kind == "MatMul" and node.inputs[0] == use.tensor for node in weighted
-    )
-    return left and params.axis is not None and bool(np.any(params.zero_point))
+    lefts = {node.inputs[0] for node in weighted if node.kind == "MatMul"}
+    has_zero_points = params.axis is not None and bool(np.any(params.zero_point))
+    return use.tensor in lefts and has_zero_points
+
+
+def _is_float8(dtype: Scaled) -> bool:
+    return isinstance(dtype, Minifloat) and not isinstance(dtype, Float4)
+
+
+def _fills_no_bytes(graph: Graph, tensor: str) -> bool:
+    """Return whether rows of 2-bit codes may end within a byte."""
+    columns = (graph.shape(tensor) or (0,))[-1]
+    return not isinstance(columns, int) or columns % _PER_BYTE != 0
 
 
 def _reads_integers(plan: Plan, node: Node) -> bool:

@@ -16,6 +16,7 @@ from onnx import TensorProto
 import calibrators
 from calibrators import Grid, QParams, quantize
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.containers import by_name, present
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4, mx
 from quark_onnx.fusions.base import CONTRIB
@@ -129,7 +130,7 @@ class _Writer:
         self._scales: dict[Use, _Scale] = {}
         self._shared: dict[str, str] = {}
         self._dynamics: dict[str, str] = {}
-        self._nodes = {node.name: node for node in self.graph.nodes}
+        self._nodes = by_name(self.graph.nodes)
         self._clipped_codes: list[tuple[Node, Use]] = []
 
     def write_all(self) -> None:
@@ -230,11 +231,8 @@ class _Writer:
         value = quantized = self._release(tensor, uses)
         for use in uses:
             source = quantized if tensor in self.plan.spoken else value
-            result = self._form(
-                source,
-                use,
-                tensor if value != tensor and not use.node else "",
-            )
+            is_renamed = value != tensor and not use.node
+            result = self._form(source, use, tensor if is_renamed else "")
             if use.node is None:
                 quantized = result
             for place, node in enumerate(readers[use]):
@@ -275,12 +273,13 @@ class _Writer:
         everybody = [
             node for node in self.graph.consumers(tensor) if node.name not in own
         ]
-        return {
-            use: everybody
-            if use.node is None
-            else [self._nodes[use.node]] * (use.node in self._nodes)
-            for use in uses
-        }
+        readers = dict[Use, list[Node]]()
+        for use in uses:
+            if use.node is None:
+                readers[use] = everybody
+            else:
+                readers[use] = present([self._nodes.get(use.node)])
+        return readers
 
     def _release(self, tensor: str, uses: list[Use]) -> str:
         """Return the name of the float value.
@@ -305,7 +304,10 @@ class _Writer:
         apart = (
             is_small(scale.dtype) or scale.params.axis is not None
         )  # unsupported by operators on codes
-        plain = self.graph.fresh(f"{use_name(use)}_plain") if apart else result
+        if apart:
+            plain = self.graph.fresh(f"{use_name(use)}_plain")
+        else:
+            plain = result
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
         if (apart and moves_codes(producer)) or behind_softmax(
@@ -334,7 +336,9 @@ class _Writer:
             use,
             scale,
         )
-        return self._apart(plain, use, scale, result) if apart else result
+        if not apart:
+            return result
+        return self._apart(plain, use, scale, result)
 
     def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
         """Write a Min without effect, to prevent a fusion.
@@ -525,7 +529,7 @@ class _Writer:
         stem, axis, rule = use_name(use), entry.axis, entry.spec.exponent
         result = result or self.graph.fresh(f"{stem}_{dtype.name}")
         if axis is None:
-            axis = 1 if len(self.graph.shape(use.tensor) or ()) > 1 else -1
+            axis = 1 if len(self.graph.sizes(use.tensor)) > 1 else -1
         array = self.graph.constant(source) if rule == "best" else None
         if array is not None and dtype.element in ELEMENTS:
             rounded = better_mx(array, axis, dtype.element, dtype.block_size)
@@ -624,11 +628,9 @@ class _Writer:
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
         """Write a scale or a zero point, large for blocked formats."""
         plain = array.ndim <= 1 and array.dtype in _PLAIN
-        return (
-            add_parameter(self.graph, name, array)
-            if plain
-            else self.graph.add_constant(name, array)
-        )
+        if plain:
+            return add_parameter(self.graph, name, array)
+        return self.graph.add_constant(name, array)
 
     def _node(
         self,
@@ -734,7 +736,9 @@ def _least_opset(dtype: Scaled, params: QParams) -> int:
     """Return the first opset whose DequantizeLinear supports a format."""
     if params.block_size:
         return max(dtype.min_opset, _BLOCK_OPSET)
-    return dtype.min_opset if params.axis is None else max(dtype.min_opset, _AXIS_OPSET)
+    if params.axis is None:
+        return dtype.min_opset
+    return max(dtype.min_opset, _AXIS_OPSET)
 
 
 def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:
@@ -743,4 +747,6 @@ def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:
 
 def use_name(use: Use) -> str:
     """Return the stem of a use's names."""
-    return use.tensor if use.node is None else f"{use.tensor}_{use.node}"
+    if use.node is None:
+        return use.tensor
+    return f"{use.tensor}_{use.node}"

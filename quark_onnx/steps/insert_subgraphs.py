@@ -50,10 +50,9 @@ def quantize_insides(
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
         if count or deeper:
             put_back(graph, body, result)
-            notes += (
-                [f"{count} tensors inside {body.node.name!r} ({body.attribute})"]
-                if count
-                else []
-            )
+            if count:
+                notes.append(
+                    f"{count} tensors inside {body.node.name!r} ({body.attribute})"
+                )
             notes += [*found, *params.notes, *deeper]
     return notes

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from calibrators.readers.files import find_files
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec
 from calibrators.readers.open import CalibrationData
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
@@ -47,7 +48,7 @@ def scorer_for(labels: str | Path, data: CalibrationData | None) -> Scorer:
     files = find_files(Path(data.args[0]), IMAGE_SUFFIXES)
     return Scorer(
         read_labels(Path(labels)),
-        [file.name for file in files],
+        names_of(files),
         partial(placed, images),
     )
 

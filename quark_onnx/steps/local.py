@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import by_name, flattened, names_of, of_type
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import ir_version_for
@@ -61,7 +62,7 @@ class LocalErrors:
         self._graph, self._samples = graph, samples
         self._live, names = insert_live(graph, plan, params, uses)
         self._live.infer()
-        self._float_nodes = {node.name: node for node in graph.nodes}
+        self._float_nodes = by_name(graph.nodes)
         self._places = {node: place for place, node in enumerate(self._live.nodes)}
         windows = {use: self._window(names[use]) for use in uses if names[use]}
         self._windows = {
@@ -93,11 +94,11 @@ class LocalErrors:
             threads=1,
             what="the float model with roundings next to it",
         )
-        wanted = [value.name for value in model.graph.output]
+        wanted = names_of(model.graph.output)
         given = {
             _scale_name(place): scale for place, scale in enumerate(scales.values())
         }
-        read = {value.name for value in session.get_inputs()}
+        read = set(names_of(session.get_inputs()))
         found: dict[Step, list[float]] = {step: [] for step in scales}
         for sample in self._samples:
             feeds = {
@@ -167,11 +168,7 @@ class LocalErrors:
         for place, step in enumerate(steps):
             use, _ = step
             window, prefix = self._windows[use], f"{_PREFIX}{place}/"
-            shape = [
-                dim
-                for dim in self._live.shape(window.scale) or ()
-                if isinstance(dim, int)
-            ]
+            shape = of_type(self._live.sizes(window.scale), int)
             part.input.append(
                 helper.make_tensor_value_info(
                     _scale_name(place),
@@ -213,16 +210,15 @@ class LocalErrors:
 
         Inputs from outside the window are read from the float model.
         """
-        made = {name for node in window.nodes for name in node.outputs}
+        made = set(flattened(node.outputs for node in window.nodes))
         copies = list[NodeProto]()
         for node in window.nodes:
             proto = node.to_proto()
             original = self._float_nodes.get(node.name)
-            around = (
-                original.inputs
-                if original
-                else [self._float_name(name) for name in node.inputs]
-            )
+            if original:
+                around = original.inputs
+            else:
+                around = tuple(self._float_name(name) for name in node.inputs)
             for index, name in enumerate(node.inputs):
                 if name == window.scale:
                     proto.input[index] = _scale_name(place)
@@ -240,12 +236,10 @@ class LocalErrors:
         """Add the nodes' initializers, preferring the float graph's."""
         constants = {**self._live.initializers, **self._graph.initializers}
         read = dict.fromkeys(
-            name
-            for node in self._graph.nodes
-            for name in (*node.inputs, *node.captures)
+            flattened((*node.inputs, *node.captures) for node in self._graph.nodes)
         )
         read.update(
-            dict.fromkeys(name for node in model.graph.node for name in node.input),
+            dict.fromkeys(flattened(node.input for node in model.graph.node)),
         )
         model.graph.initializer.extend(
             constants[name] for name in read if name in constants

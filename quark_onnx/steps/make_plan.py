@@ -10,6 +10,7 @@ import numpy as np
 import quark_onnx.rules  # noqa: F401
 import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig, TensorOverrides
+from quark_onnx.containers import flattened
 from quark_onnx.dtypes import INT16
 from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
@@ -232,9 +233,9 @@ def _spare_outputs(plan: PlanBuilder) -> None:
     greatest of them.
     """
     graph = plan.graph
-    weighted = [node for node in graph.nodes if node.kind in WEIGHTED]
+    weighted = graph.nodes_of(WEIGHTED)
     before = reach(
-        [leader for node in weighted for leader in graph.leaders(node)],
+        flattened(graph.leaders(node) for node in weighted),
         graph.leaders,
     )
     for use, entry in plan.entries.items():

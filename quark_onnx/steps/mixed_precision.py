@@ -18,6 +18,7 @@ from onnx import ModelProto
 from calibrators import QParams, Statistic
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import Override, QConfig
+from quark_onnx.containers import by_name, names_of, of_type, subset
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
@@ -102,11 +103,7 @@ def mix(  # noqa: PLR0913
         keyed: earlier statistics; new statistics are added.
         show: whether to show progress.
     """
-    found = [
-        optimizer
-        for optimizer in config.optimizers
-        if isinstance(optimizer, AutoMixedPrecision)
-    ]
+    found = of_type(config.optimizers, AutoMixedPrecision)
     if not found:
         return config, None
     if len(found) > 1:
@@ -148,7 +145,7 @@ class _Search:
         self._float = open_session(graph.to_model())
         self._expected: dict[int, list[list[Any]]] = {}
         self._candidates = _candidates(graph, settings)
-        every = tuple(node.name for node in graph.nodes)
+        every = tuple(names_of(graph.nodes))
         either = (config,) if settings.of_weights else (config, self._with(every))
         plans = [make_plan(graph, each, strict=False) for each in either]
         with Progress(show, len(samples), "measuring ranges", "sample") as bar:
@@ -211,7 +208,7 @@ class _Search:
         settings = self._settings
         if settings.metric or settings.distance or settings.of_weights:
             return plain  # noise is not additive there, or runtime does not change
-        nodes = {node.name: node for node in self._graph.nodes}
+        nodes = by_name(self._graph.nodes)
         costs = {name: raised_runtime(self._graph, nodes[name]) for name in order}
 
         def worth(name: str) -> float:
@@ -451,11 +448,8 @@ def _split(
 
 def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
     """Return the outputs of a model for every sample."""
-    names = [value.name for value in session.get_inputs()]
-    return [
-        session.run(None, {name: sample[name] for name in names if name in sample})
-        for sample in samples
-    ]
+    names = names_of(session.get_inputs())
+    return [session.run(None, subset(sample, names)) for sample in samples]
 
 
 def _slowdown(reference: Any, other: Any, sample: Sample) -> float:
@@ -470,7 +464,9 @@ def _slowdown(reference: Any, other: Any, sample: Sample) -> float:
             _outputs(session, [sample])
             times[place].append(perf_counter() - start)
     before, after = median(times[0]), median(times[1])
-    return after / before if before > _LEAST_RUNTIME else 0.0
+    if before > _LEAST_RUNTIME:
+        return after / before
+    return 0.0
 
 
 def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
@@ -484,7 +480,7 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
         named = Override(settings.nodes, settings.op_types, keep=True)
         found = matching(graph, named, strict=False)
         if not found:
-            present = [node.name for node in graph.nodes] if settings.nodes else []
+            present = names_of(graph.nodes) if settings.nodes else []
             wanted = (*settings.nodes, *settings.op_types)
             raise ConfigError(
                 f"no node of the model is one of {', '.join(wanted)}, which"

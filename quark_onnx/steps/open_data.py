@@ -10,6 +10,7 @@ from onnx import helper
 from calibrators.readers.open import CalibrationData, InputSpec, Reader, open_reader
 from calibrators.shown import short
 from quark_onnx.config import QConfig
+from quark_onnx.containers import names_of
 from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.steps.make_plan import make_plan
@@ -28,7 +29,9 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
             continue
         kind = graph.elem_type(value.name)
         try:
-            dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind)) if kind else None
+            dtype = None
+            if kind:
+                dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
         except (KeyError, TypeError):
             dtype = None
         tensor = value.type.WhichOneof("value") in ("tensor_type", None)
@@ -78,7 +81,7 @@ def _check_names(graph: Graph, reader: Reader) -> None:
         DataError: the model has other inputs.
     """
     inputs = [v.name for v in graph.inputs if v.name not in graph.initializers]
-    known = {value.name for value in graph.inputs}
+    known = set(names_of(graph.inputs))
     missing = [name for name in inputs if name not in reader.names]
     unknown = [name for name in reader.names if name not in known]
     if missing or unknown:

@@ -9,6 +9,7 @@ from onnx import TensorProto, defs, helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import QConfig
+from quark_onnx.containers import of_type
 from quark_onnx.dtypes import BODY_OPSET, INT32, Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
@@ -88,16 +89,15 @@ def lower_opset(
         The graph, and notes: the conversion, or why it failed.
     """
     notes = list[str]()
-    ceilings = (
-        [
+    if target:
+        ceilings = [
             (
                 TARGETS[target].opset,
                 f"the target {target} advises {TARGETS[target].opset}",
             ),
         ]
-        if target
-        else []
-    )
+    else:
+        ceilings = []
     newest = newest_with_pairs()
     for ceiling, why in [
         *ceilings,
@@ -151,9 +151,7 @@ def raise_opset_for(  # noqa: PLR0913
         ModelError: the com.microsoft domain lacks the format as well.
         ConfigError: a higher opset would help, and the config forbids it.
     """
-    quantized = [
-        entry for entry in plan.entries.values() if isinstance(entry, Quantize)
-    ]
+    quantized = of_type(plan.entries.values(), Quantize)
     vendor = BODY_OPSET if config.form == "vendor" else 0
     biases = [
         entry.alone
@@ -165,11 +163,9 @@ def raise_opset_for(  # noqa: PLR0913
         *inside,
         *(bias for bias in biases if bias.spec.dtype != INT32),
     ]
-    needed = (
-        max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted))
-        if wanted
-        else 0
-    )
+    needed = 0
+    if wanted:
+        needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted))
     before, limit = graph.opset, config.max_opset or needed
     if (
         config.target
@@ -178,43 +174,57 @@ def raise_opset_for(  # noqa: PLR0913
     ):
         limit = min(needed, max(before, TARGETS[config.target].opset))
     if needed > limit:
-        for entry in wanted:
-            if not (entry.min_opset <= limit or contributed(entry)):
-                raise ConfigError(
-                    f"{entry.spec.dtype.name} needs opset {entry.min_opset}, but"
-                    f" max_opset is {limit}; raise it, or choose another format",
-                )
-        needed = max(
-            opset
-            for opset in (ROUND_OPSET, vendor, *(e.min_opset for e in wanted))
-            if opset <= limit
-        )
+        _check_allowed(wanted, limit)
+        opsets = (ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted))
+        needed = max(opset for opset in opsets if opset <= limit)
     if before >= needed:
         _check_not_beyond(graph, plan, vendor=config.form == "vendor")
         return graph, []
-    raised = graph
-    for opset in sorted(
-        {needed, ROUND_OPSET, _CODES_OPSET, *(e.min_opset for e in wanted)},
-        reverse=True,
-    ):
-        candidate = (
-            _raised(graph, opset, reference, sample)
-            if before < opset <= needed
-            else None
-        )
-        if candidate is not None:
-            raised = candidate
-            break
+    targets = {
+        needed,
+        ROUND_OPSET,
+        _CODES_OPSET,
+        *(entry.min_opset for entry in wanted),
+    }
+    candidates = sorted(opset for opset in targets if before < opset <= needed)
+    raised = _first_raised(graph, candidates[::-1], reference, sample)
     _check_reach(graph, plan, raised.opset, needed)
-    notes = (
-        [f"opset raised from {before} to {raised.opset}"] if raised is not graph else []
-    )
+    notes = list[str]()
+    if raised is not graph:
+        notes.append(f"opset raised from {before} to {raised.opset}")
     if any(entry.min_opset > raised.opset for entry in quantized):
         low = f"opset {before} could not be raised to {needed}"
         notes.append(
             f"{low}: operators that it lacks are those of the com.microsoft domain",
         )
     return raised, notes
+
+
+def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
+    """Raise an error for a format that no domain has at the highest opset allowed."""
+    for entry in entries:
+        if entry.min_opset > limit and not contributed(entry):
+            raise ConfigError(
+                f"{entry.spec.dtype.name} needs opset {entry.min_opset}, but"
+                f" max_opset is {limit}; raise it, or choose another format",
+            )
+
+
+def _first_raised(
+    graph: Graph,
+    opsets: Sequence[int],
+    reference: Reference,
+    sample: Sample | None,
+) -> Graph:
+    """Return the graph at the first of some opsets that leaves its outputs unchanged.
+
+    The graph itself if none does.
+    """
+    for opset in opsets:
+        candidate = _raised(graph, opset, reference, sample)
+        if candidate is not None:
+            return candidate
+    return graph
 
 
 def _raised(
@@ -286,11 +296,10 @@ def _wanting(graph: Graph, use: Use) -> str:
     readers = [
         node for node in graph.consumers(use.tensor) if use.node in (None, node.name)
     ]
-    named = (
-        f"Node {readers[0].name!r} ({readers[0].op_type}) reads"
-        if readers
-        else "The model hands out"
-    )
+    if readers:
+        named = f"Node {readers[0].name!r} ({readers[0].op_type}) reads"
+    else:
+        named = "The model hands out"
     return f"{named} {use.tensor!r}, which is to have that format"
 
 

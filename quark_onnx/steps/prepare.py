@@ -88,9 +88,10 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
     result, notes = graph.copy(), list[str]()
     for single in passes:
         try:
-            count = (
-                _everywhere(result, single) if single in CLEANING else single(result)
-            )
+            if single in CLEANING:
+                count = _everywhere(result, single)
+            else:
+                count = single(result)
         except Exception as error:  # a defect of a pass must not fail the run
             logger.warning(
                 "pass %s failed (%s); it was left out",

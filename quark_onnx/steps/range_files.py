@@ -215,7 +215,9 @@ def _number(value: Any) -> float:
 def _given(path: str | Path, ends: dict[str, tuple[float, float]]) -> GivenRanges:
     bad = [name for name, pair in ends.items() if not np.isfinite(pair).all()]
     if not ends or bad:
-        what = f"the range of {short(bad[0])} is not finite" if bad else "it is empty"
+        what = "it is empty"
+        if bad:
+            what = f"the range of {short(bad[0])} is not finite"
         raise _damaged(path, what)
     return GivenRanges(str(path), ends)
 

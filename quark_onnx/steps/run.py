@@ -19,6 +19,7 @@ from calibrators.onnx_runtime.remembering import (
 )
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.steps.function_bodies import with_bodies
 
@@ -147,8 +148,8 @@ def _open(
 
 
 def _run(session: Session, sample: Sample) -> dict[str, Any]:
-    wanted = {value.name for value in session.get_inputs()}
-    names = [value.name for value in session.get_outputs()]
+    wanted = set(names_of(session.get_inputs()))
+    names = names_of(session.get_outputs())
     try:
         values = session.run(
             names,

@@ -12,6 +12,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import names_of
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.report.shapes import other_shape
 from quark_onnx.steps.run import Reference, Sample
@@ -55,7 +56,7 @@ class ScaleTrial:
         self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
         self._results = list(dict.fromkeys(self._judged))
         self._session = _open(_with_outputs(live, self._results))
-        self._read = [value.name for value in self._session.get_inputs()]
+        self._read = names_of(self._session.get_inputs())
         self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
         for values in _outputs(graph, self._names, samples, reference):
             self._references.append(
@@ -170,7 +171,9 @@ def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
     if value.shape != reference.shape:
         return float(np.log(1 + _FLOOR))
     error = np.square(value - reference).sum() / np.square(reference).sum()
-    return float(np.log(error + _FLOOR)) if np.isfinite(error) else float("inf")
+    if np.isfinite(error):
+        return float(np.log(error + _FLOOR))
+    return float("inf")
 
 
 def _parts(graph: Graph) -> list[tuple[str, Node | None]]:

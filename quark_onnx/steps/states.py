@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.states import State
@@ -82,9 +83,8 @@ def moved(graph: Graph, tensor: str) -> list[str]:
 
 def _path(graph: Graph, state: State) -> dict[Node, None]:
     """Return the nodes between the two ends of a state."""
-    producer = graph.producer(state.output)
     downstream = reach(graph.consumers(state.input), graph.followers)
-    upstream = reach([producer] if producer is not None else [], graph.leaders)
+    upstream = reach(present([graph.producer(state.output)]), graph.leaders)
     return dict.fromkeys(node for node in downstream if node in upstream)
 
 

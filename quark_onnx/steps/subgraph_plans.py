@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, TypeProto
 
 from calibrators import Statistic
 from calibrators.onnx_runtime.control_flow import Control, Scope
 from quark_onnx.config import Override, QConfig
+from quark_onnx.containers import flattened, names_of
 from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
@@ -138,14 +139,12 @@ def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
         for entry in inside.plan.entries.values()
         if isinstance(entry, Quantize)
     ]
-    return entries + [entry for inside in insides for entry in wanted(inside.insides)]
+    return entries + flattened(wanted(inside.insides) for inside in insides)
 
 
 def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
     """Return the plans of bodies, nested bodies included."""
-    return [
-        plan for inside in insides for plan in (inside.plan, *all_plans(inside.insides))
-    ]
+    return flattened((inside.plan, *all_plans(inside.insides)) for inside in insides)
 
 
 def give_up_late(
@@ -159,11 +158,10 @@ def give_up_late(
         opset = inside.graph.opset
         changes: dict[Use, Entry] = {}
         for use, entry in inside.plan.entries.items():
-            least = (
-                max(entry.min_opset, BODY_OPSET * vendor)
-                if isinstance(entry, Quantize)
-                else 0
-            )
+            if isinstance(entry, Quantize):
+                least = max(entry.min_opset, BODY_OPSET * vendor)
+            else:
+                least = 0
             if (
                 isinstance(entry, Quantize)
                 and least > opset
@@ -204,7 +202,10 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
     own = [
         value for value in model.graph.input if value.name not in inside.body.borrowed
     ]
-    pinned = [value.name for value in own[:2]] if node.kind == "Loop" else []
+    if node.kind == "Loop":
+        pinned = names_of(own[:2])
+    else:
+        pinned = []
     for value in model.graph.input:
         if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
             value.type.tensor_type.ClearField("shape")
@@ -218,7 +219,7 @@ def _spare_carried(plan: PlanBuilder, body: Body) -> None:
         for value in body.model.graph.input
         if value.name not in body.borrowed
     ]
-    results = [value.name for value in body.model.graph.output]
+    results = names_of(body.model.graph.output)
     scanned = int(body.node.attribute("num_scan_inputs", 0))
     if body.node.kind == "Loop":
         carried = own[2:] + results[1 : len(own) - 1]
@@ -238,23 +239,23 @@ def _spare_carried(plan: PlanBuilder, body: Body) -> None:
 def _playable(graph: Graph, node: Node) -> bool:
     if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
         return False
-    types = [
-        value.type for body in bodies(graph, node) for value in body.model.graph.input
-    ]
-    return all(
-        kind.tensor_type.elem_type in _EXCHANGED
-        if kind.WhichOneof("value") == "tensor_type"
-        else kind.WhichOneof("value")
-        for kind in types
-    )
+    inputs = flattened(body.model.graph.input for body in bodies(graph, node))
+    return all(_is_exchanged(value.type) for value in inputs)
+
+
+def _is_exchanged(kind: TypeProto) -> bool:
+    """Return whether onnxruntime exchanges values of a type with numpy."""
+    value = kind.WhichOneof("value")
+    if value != "tensor_type":
+        return value is not None
+    return kind.tensor_type.elem_type in _EXCHANGED
 
 
 def _control(node: Node, scopes: dict[str, Scope]) -> Control:
-    inputs = (
-        node.inputs + ("",) * (2 - len(node.inputs))
-        if node.kind == "Loop"
-        else node.inputs
-    )
+    if node.kind == "Loop":
+        inputs = node.inputs + ("",) * (2 - len(node.inputs))
+    else:
+        inputs = node.inputs
     if node.kind != "Scan":
         return Control(node.name, node.kind, inputs, scopes)
     count = node.attribute("num_scan_inputs", 0)

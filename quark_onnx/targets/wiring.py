@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.targets.constraints import (
     NAMES,
@@ -129,10 +130,10 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
     if o is None or not inputs or inputs[0] is None:
         return []
     i = inputs[0]
-    both = tuple(key for key in inputs[:2] if key is not None)
+    both = tuple(present(inputs[:2]))
     constraints = list[Constraint]()
     if kind == "Concat":
-        known = tuple(key for key in inputs if key is not None)
+        known = tuple(present(inputs))
         constraints = [Equal("C1", name, (*known, o))]
     elif kind in _EQUAL:
         constraints = [Equal(_EQUAL[kind], name, (i, o))]

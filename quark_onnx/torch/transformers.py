@@ -38,8 +38,9 @@ from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.models.attention import reinstall_attention_hooks
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
+from quark_onnx.torch.models.names import instances, within, within_any
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.models.structure import set_module, within
+from quark_onnx.torch.models.structure import set_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -123,17 +124,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
                 self._layout,
                 self._sources,
             )
-        stacks = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, UNFUSED)
-        ]
+        stacks = instances(model, UNFUSED)
         self._stacked = {name: fused[name] for name in stacks}
-        single = [
-            name
-            for name in self._layers
-            if not any(within(name, stack) for stack in stacks)
-        ]
+        single = [name for name in self._layers if not within_any(name, stacks)]
         self._waiting = {
             name: _Waiting(model.get_submodule(name)) for name in (*stacks, *single)
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from quark_onnx.analysis.findings import Bins
+from quark_onnx.containers import present
 from quark_onnx.page.svg import Scale, drawing, linear, power, short, tag, ticks
 
 _WIDTH, _HEIGHT = 400.0, 200.0
@@ -38,13 +39,14 @@ def against_grid(  # noqa: PLR0913
         The plot as SVG.
     """
     first, last = values.edges[0], values.edges[-1]
-    ends = [end for end in (lo, hi) if end is not None]
+    ends = present((lo, hi))
     least, most = min([first, *ends]), max([last, *ends])
     margin = 0.03 * (most - least or 1.0)
     x = linear(least - margin, most + margin, _LEFT, _RIGHT)
-    powers = (
-        math.log10(max(values.counts)) if max(values.counts, default=0) > 0 else 1.0
-    )
+    if max(values.counts, default=0) > 0:
+        powers = math.log10(max(values.counts))
+    else:
+        powers = 1.0
     y = linear(math.log10(0.5), max(1.0, powers) * 1.04, _BOTTOM, _TOP)
     parts = []
     if lo is not None and hi is not None:

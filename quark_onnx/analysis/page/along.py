@@ -104,7 +104,9 @@ def family(op_type: str) -> tuple[str, str]:
         for p in begins
         if op_type.startswith(p)
     ]
-    return max(fitting)[1:] if fitting else _OTHER
+    if not fitting:
+        return _OTHER
+    return max(fitting)[1:]
 
 
 def along(found: Analysis, width: float, height: float, class_: str) -> str:

@@ -286,7 +286,10 @@ def _row(place: int, candidate: Candidate, on_front: bool) -> str:
     remark = "front" if on_front else ""
     if candidate.pruned:
         remark = f"ended early, after {candidate.judged} samples"
-    name = f"<b>{escape(candidate.name)}</b>" if place == 1 else escape(candidate.name)
+    if place == 1:
+        name = f"<b>{escape(candidate.name)}</b>"
+    else:
+        name = escape(candidate.name)
     return (
         f'<tr><td>{place}</td><td>{name}</td><td class="number">{_score(candidate)}</td>'
         f'<td class="number">{_size(candidate.bytes)}</td>'
@@ -313,7 +316,9 @@ def _best(found: SearchResult) -> str:
 
 
 def _score(candidate: Candidate) -> str:
-    return "–" if candidate.score is None else decibels(candidate.score)
+    if candidate.score is None:
+        return "–"
+    return decibels(candidate.score)
 
 
 def _span(found: SearchResult) -> str:
@@ -336,4 +341,6 @@ def _size(count: int | None) -> str:
 def _time(seconds: float) -> str:
     if seconds >= 120:
         return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s"

@@ -11,6 +11,7 @@ from pathlib import Path
 from quark_onnx.analysis.findings import Analysis, Cause, TensorError, WeightError
 from quark_onnx.analysis.page.against_grid import against_grid
 from quark_onnx.analysis.page.along import along, family
+from quark_onnx.containers import flattened
 from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
 from quark_onnx.report import decibels, percentage
@@ -135,7 +136,7 @@ def _ranking(found: Analysis) -> str:
 
 def _weights_of(tensor: TensorError, found: Analysis) -> list[WeightError]:
     """Return the weight with a histogram that the causes cite or the node reads."""
-    cited = {word for cause in tensor.causes for word in cause.options}
+    cited = set(flattened(cause.options for cause in tensor.causes))
     return [
         w
         for w in found.weights
@@ -183,7 +184,9 @@ def _origin(tensor: TensorError) -> str:
 def _cause(cause: Cause) -> str:
     percent = max(2, round(100 * cause.share))
     words = [f"<span>{escape(shlex.quote(word))}</span>" for word in cause.options]
-    option = f": <code>{' '.join(words)}</code>" if words else ""
+    option = ""
+    if words:
+        option = f": <code>{' '.join(words)}</code>"
     return (
         f'<li><div class="share" title="{percent} % of the noise"><i'
         f' style="width:{percent}%"></i></div><div><p>{escape(cause.text)}</p><p'

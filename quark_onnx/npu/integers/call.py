@@ -109,11 +109,10 @@ class Call:
     def refused(self, reason: str) -> ModelError:
         """Return the error for a node that cannot be simulated."""
         first = self.node.input(0)
-        way = (
-            f"; until={first!r} stops in front of it"
-            if self.graph.producer(first)
-            else ""
-        )
+        if self.graph.producer(first):
+            way = f"; until={first!r} stops in front of it"
+        else:
+            way = ""
         return ModelError(f"{self.node!r} cannot be simulated: {reason}{way}")
 
     def evaluated(self, arrays: Mapping[int, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -159,4 +158,6 @@ def reals(value: Value) -> NDArray[np.float64]:
     """Return a value as floats, rounded to nearest."""
     if isinstance(value, Fixed):
         return value.reals()
-    return value.values if isinstance(value, Real) else value.astype(np.float64)
+    if isinstance(value, Real):
+        return value.values
+    return value.astype(np.float64)

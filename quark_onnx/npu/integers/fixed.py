@@ -59,18 +59,18 @@ class Fixed:
         last = (
             exponent - 54 + np.frexp((whole & -whole).astype(np.float64))[1]
         )  # exponent of the last bit that is set
-        position = -int(last.min()) if last.size else 0
+        position = 0
+        if last.size:
+            position = -int(last.min())
         _fits(int(np.ceil(np.ldexp(np.abs(reals).max(initial=0), position))))
         return cls(np.ldexp(reals, position).astype(np.int64), position)
 
     @property
     def reach(self) -> int:
         """Return the greatest magnitude of the values."""
-        return (
-            max(-int(self.values.min()), int(self.values.max()))
-            if self.values.size
-            else 0
-        )
+        if not self.values.size:
+            return 0
+        return max(-int(self.values.min()), int(self.values.max()))
 
     def reals(self) -> NDArray[np.float64]:
         """Return the values as floats, rounded to nearest."""

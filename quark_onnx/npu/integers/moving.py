@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.containers import of_type
 from quark_onnx.npu.integers.call import Call, Operator, Real, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 
@@ -41,7 +42,7 @@ def join(call: Call) -> list[Value]:
     """Join values at their finest position: Concat, and the fill value of Pad."""
     joined = _joined(call)
     inputs = [call.inputs[place] for place in joined]
-    real = [value for value in inputs if isinstance(value, Real)]
+    real = of_type(inputs, Real)
     if not real:
         values, position, divisor = aligned([call.fixed(place) for place in joined])
         results = call.evaluated(dict(zip(joined, values, strict=True)))
@@ -79,11 +80,10 @@ def resize(call: Call) -> list[Value]:
     )
     for index, axis in enumerate(node.attribute("axes", range(rank))):
         size = call.size()[axis]
-        output = int(
-            sizes[index]
-            if sizes.size
-            else np.floor(np.float32(size) * np.float32(scales[index])),
-        )
+        if sizes.size:
+            output = int(sizes[index])
+        else:
+            output = int(np.floor(np.float32(size) * np.float32(scales[index])))
         scale = np.float32(scales[index] if scales.size else output / size)
         if scale != 1:
             taken.append((axis, _nearest(call, size, output, scale)))

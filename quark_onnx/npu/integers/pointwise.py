@@ -71,9 +71,10 @@ def leaky(call: Call) -> list[Value]:
     models (amd-quark 0.13, onnx/postprocess/simulation/simulate_dpu.py).
     """
     x = call.fixed(0)
-    slope = (
-        call.fixed(1) if call.has(1) else _number(call.node.attribute("alpha", 0.01))
-    )
+    if call.has(1):
+        slope = call.fixed(1)
+    else:
+        slope = _number(call.node.attribute("alpha", 0.01))
     return [_leaky(x, slope)]
 
 
@@ -115,7 +116,9 @@ def _clipped(x: Fixed, low: float, high: float) -> Fixed:
         low >= -most
     ):  # a bound beyond all values, at times the greatest float, does nothing
         x = together(np.maximum, x, _number(low))
-    return together(np.minimum, x, _number(high)) if high <= most else x
+    if high <= most:
+        return together(np.minimum, x, _number(high))
+    return x
 
 
 def _number(value: float) -> Fixed:

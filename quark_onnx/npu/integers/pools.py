@@ -76,7 +76,10 @@ def global_max(call: Call) -> list[Value]:
 def reduce_mean(call: Call) -> list[Value]:
     """Compute ReduceMean over constant axes."""
     shape = call.fixed(0).values.shape
-    axes = call.known(1).tolist() if call.has(1) else call.node.attribute("axes", [])
+    if call.has(1):
+        axes = call.known(1).tolist()
+    else:
+        axes = call.node.attribute("axes", [])
     if not axes and call.node.attribute("noop_with_empty_axes", 0):
         return [call.fixed(0)]
     chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))

@@ -88,11 +88,9 @@ def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
     if not call.has(2):
         return sums
     bias = times(call.fixed(2), _factor(call, "beta"))
-    return together(
-        np.add,
-        sums,
-        bias if shape is None else bias.shaped(lambda values: values.reshape(shape)),
-    )
+    if shape is not None:
+        bias = bias.shaped(lambda values: values.reshape(shape))
+    return together(np.add, sums, bias)
 
 
 def _factor(call: Call, name: str) -> Fixed:

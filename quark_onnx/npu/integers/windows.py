@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quark_onnx.graph import Node
+from quark_onnx.kernels.axes import along
 from quark_onnx.kernels.im2col import Window
 from quark_onnx.refine.layer_problems import window_of
 
@@ -39,7 +40,10 @@ def placed(
         node.attribute("output_padding", [0] * rank),
     )
     auto = node.attribute("auto_pad", "NOTSET")
-    output = list(node.attribute("output_shape", ()))[-rank:] if turned else []
+    if turned:
+        output = list(node.attribute("output_shape", ()))[-rank:]
+    else:
+        output = []
     for axis in range(rank) if not output else ():
         reach, stride = (kernel[axis] - 1) * dilations[axis] + 1, strides[axis]
         before, after = (0, 0) if auto == "VALID" else (pads[axis], pads[rank + axis])
@@ -87,7 +91,10 @@ def covered(
         node.attribute("pads", [0] * 2 * rank),
         node.attribute("auto_pad", "NOTSET") in _SAME,
     )
-    seen = replace(window, pads=(0,) * rank) if padded else window
+    if padded:
+        seen = replace(window, pads=(0,) * rank)
+    else:
+        seen = window
     counts: NDArray[np.int64] = np.ones((1,) * rank, np.int64)
     for axis in range(rank):
         room = size[axis]
@@ -99,9 +106,7 @@ def covered(
             )
             room = last if automatic else room + pads[axis] + pads[rank + axis]
         inside = seen.seen(axis, room, output[axis])[1].sum(axis=0)
-        counts = counts * inside.reshape(
-            [-1 if other == axis else 1 for other in range(rank)],
-        )
+        counts = counts * inside.reshape(along(axis, rank))
     return np.broadcast_to(counts, output)
 
 

@@ -15,6 +15,7 @@ from onnx import ModelProto
 
 from calibrators.readers.open import RandomData
 from calibrators.readers.samples import InputSpec, Sample
+from quark_onnx.containers import names_of
 from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.graph.io import load
@@ -78,7 +79,7 @@ class PathDataReader(CalibrationDataReader):
         data_path: str | Path,
         input_shape: Sequence[int] = (),
     ) -> None:
-        self._names = [spec.name for spec in _inputs(model_input)]
+        self._names = names_of(_inputs(model_input))
         self._files = {
             name: _files(Path(data_path), name, alone=len(self._names) == 1)
             for name in self._names
@@ -165,7 +166,9 @@ def _turned(array: NDArray[Any]) -> NDArray[Any]:
 
 def _halved(array: NDArray[Any]) -> NDArray[Any]:
     """Convert float32 arrays to float16; return other arrays unchanged."""
-    return array.astype(np.float16) if array.dtype == np.float32 else array
+    if array.dtype != np.float32:
+        return array
+    return array.astype(np.float16)
 
 
 def _inputs(model: str | Path | ModelProto) -> list[InputSpec]:

@@ -17,6 +17,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 from calibrators.readers.open import RandomData
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig as Native
+from quark_onnx.containers import by_name, names_of
 from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, DataError, QuarkError
 from quark_onnx.graph import Graph
@@ -267,7 +268,7 @@ def _without_initializers(options: argparse.Namespace) -> None:
     """Remove initializers from the inputs."""
     source, target = _models(options)
     model = onnx.load(source)
-    constants = {tensor.name for tensor in model.graph.initializer}
+    constants = set(names_of(model.graph.initializer))
     kept = [value for value in model.graph.input if value.name not in constants]
     del model.graph.input[:]
     model.graph.input.extend(kept)
@@ -322,7 +323,9 @@ def _bits(graph: Graph, tensor: str) -> int:
     if node is None or node.op_type != "DequantizeLinear":
         return 0
     kind = graph.elem_type(node.inputs[0])
-    return 8 * tensor_dtype_to_np_dtype(kind).itemsize if kind else 0
+    if not kind:
+        return 0
+    return 8 * tensor_dtype_to_np_dtype(kind).itemsize
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -331,7 +334,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         Path(options.baseline_results_folder),
         Path(options.quantized_results_folder),
     )
-    names = sorted(path.name for path in first.glob("*.npy"))
+    names = sorted(names_of(first.glob("*.npy")))
     if not names:
         raise DataError(f"{first}: there is no .npy file")
     for name in names:
@@ -343,11 +346,10 @@ def _evaluate(options: argparse.Namespace) -> None:
         )
         norms = np.linalg.norm(a) * np.linalg.norm(b)
         error = np.linalg.norm(a - b)
-        peak = (
-            20 * np.log10(np.abs(a).max() * np.sqrt(a.size) / error)
-            if error
-            else np.inf
-        )
+        if error:
+            peak = 20 * np.log10(np.abs(a).max() * np.sqrt(a.size) / error)
+        else:
+            peak = np.inf
         print(
             f"{name}: cosine {a @ b / norms if norms else 1.0:.6f}, L2 {error:.6g},"
             f" PSNR {peak:.2f} dB",
@@ -457,4 +459,4 @@ _ROWS = (
 )
 
 #: The tools by name.
-TOOLS = {tool.name: tool for tool in _ROWS}
+TOOLS = by_name(_ROWS)

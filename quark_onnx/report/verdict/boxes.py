@@ -172,7 +172,8 @@ def _candidates(
 ) -> list[tuple[Floats, Floats, Floats]]:
     """Return boxes (n, 4), scores (n,) and classes (n,) of every image."""
     boxes = outputs[layout.boxes].astype(np.float64)
-    boxes = boxes if boxes.ndim == 3 else boxes[None]
+    if boxes.ndim != 3:
+        boxes = boxes[None]
     if layout.form == "columns":
         boxes = boxes.transpose(0, 2, 1)
     if layout.form == "selected":
@@ -198,7 +199,9 @@ def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
 
     Rows have an objectness, columns do not.
     """
-    return row[:, 4:5] * row[:, 5:] if layout.form == "rows" else row[:, 4:]
+    if layout.form == "rows":
+        return row[:, 4:5] * row[:, 5:]
+    return row[:, 4:]
 
 
 def _paired(

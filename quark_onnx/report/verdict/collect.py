@@ -109,7 +109,13 @@ class VerdictCollector:
         if self.task is None:
             return None
         task, shown = self._shown(errors)
-        band: Band = "unknown" if random else self._band(task, shown, errors)
+        band: Band
+        if random:
+            band = "unknown"
+            measured_on = "random data, which tells that the model runs and little more"
+        else:
+            band = self._band(task, shown, errors)
+            measured_on = _measured_on(self.samples, held_out, calibrated=calibrated)
         advice = settings is not None and band in ("risky", "poor")
         return Verdict(
             task,
@@ -118,11 +124,7 @@ class VerdictCollector:
             shown,
             self.samples,
             held_out,
-            (
-                "random data, which tells that the model runs and little more"
-                if random
-                else _measured_on(self.samples, held_out, calibrated=calibrated)
-            ),
+            measured_on,
             next_steps(self._model, settings, task) if advice and settings else (),
         )
 

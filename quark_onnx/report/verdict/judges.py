@@ -152,7 +152,8 @@ class Detections:
             extra += len(detected) - len(matched(detected, loosely_expected))
         if not count:
             return ()
-        f1 = _f1(found / count, 1 - extra / shown if shown else 0.0)
+        precision = 1 - extra / shown if shown else 0.0
+        f1 = _f1(found / count, precision)
         overlap = _mean(overlaps)
         change = _mean(changes)
         return (
@@ -181,7 +182,9 @@ def _f1(recall: float, precision: float) -> float:
 
 def _mean(values: list[float]) -> float:
     """Return the mean; 0 without values."""
-    return float(np.mean(values)) if values else 0.0
+    if not values:
+        return 0.0
+    return float(np.mean(values))
 
 
 class Vectors:
@@ -341,10 +344,14 @@ def _peak(least: float, greatest: float) -> float:
         return 255.0
     if least > -0.2 and greatest < 1.2:
         return 1.0
-    return greatest - least if greatest > least else 1.0
+    if greatest > least:
+        return greatest - least
+    return 1.0
 
 
 def _psnr(peak: float, error: float) -> float:
     if error == 0:
         return math.inf
-    return 10 * math.log10(peak * peak / error) if math.isfinite(error) else -math.inf
+    if not math.isfinite(error):
+        return -math.inf
+    return 10 * math.log10(peak * peak / error)

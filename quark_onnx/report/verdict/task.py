@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
+from quark_onnx.containers import by_name, names_of
 from quark_onnx.report.verdict.boxes import DetectorLayout, detector_layout
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -49,7 +50,7 @@ class Traits:
     def of(cls, model: ModelProto) -> Traits:
         """Return the properties of a model."""
         graph = model.graph
-        constants = {tensor.name: tensor for tensor in graph.initializer}
+        constants = by_name(graph.initializer)
         tables = set[int]()
         probabilities = set[str]()  # results of a Softmax or Sigmoid
         for node in graph.node:
@@ -59,7 +60,7 @@ class Traits:
                 shape = constants[node.input[0]].dims
                 if len(shape) == 2:
                     tables.add(int(shape[0]))
-        outputs = {value.name for value in graph.output}
+        outputs = set(names_of(graph.output))
         return cls(
             _token_input(model),
             frozenset(tables),
@@ -68,7 +69,7 @@ class Traits:
 
 
 def _token_input(model: ModelProto) -> str:
-    constants = {tensor.name for tensor in model.graph.initializer}
+    constants = set(names_of(model.graph.initializer))
     for value in model.graph.input:
         if value.name not in constants and _may_hold_tokens(value):
             return value.name

@@ -169,4 +169,6 @@ def worst_band(bands: Sequence[Band]) -> Band:
     ('risky', 'unknown')
     """
     known = [band for band in bands if band != "unknown"]
-    return max(known, key=BANDS.index) if known else "unknown"
+    if not known:
+        return "unknown"
+    return max(known, key=BANDS.index)

@@ -93,7 +93,9 @@ class Shapes:
     def batches(self) -> int:
         """Return the number of batches in which the blocks run the samples."""
         together = max(1, int(BATCH_TOKENS // max(1.0, self.length)))
-        return -(-self.samples // together) if self.tokens else 0
+        if not self.tokens:
+            return 0
+        return -(-self.samples // together)
 
     def products(self, length: float) -> float:
         """Return the multiply-accumulates of all blocks for a token.

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from quark_onnx.containers import flattened
 from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
@@ -190,6 +191,6 @@ def _layer_hessians(
             for group in stage.groups:
                 hessian = stats.pop(group[0]).xx
                 yield from ((name, hessian) for name in group)
-            done += [name for group in stage.groups for name in group]
+            done += flattened(stage.groups)
         job.replay.begin(len(stages))
     yield from ((name, None) for name in made if name not in done)

@@ -361,7 +361,7 @@ class _Recorder:
                         f"the model runs {name} more than once for a sample;"
                         f" {_NO_WALK}",
                     )
-                return hidden if isinstance(form, torch.Tensor) else (hidden, *form[1:])
+                return _in_form(hidden, form)
 
             return hand_on
 
@@ -376,7 +376,7 @@ class _Recorder:
         hidden, form = self.hidden[index], self._form
 
         def hand_on(*args: Any, **kwargs: Any) -> Any:
-            return hidden if isinstance(form, torch.Tensor) else (hidden, *form[1:])
+            return _in_form(hidden, form)
 
         self._call(model, batch, index, dict.fromkeys(self._blocks, hand_on))
 
@@ -410,17 +410,11 @@ class _Recorder:
 
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            if not args and "hidden_states" not in kwargs:
-                raise NotWalkable(
-                    f"{name} is called with {', '.join(kwargs) or 'nothing'} and no"
-                    f" hidden states; {_NO_WALK}",
-                )
-            hidden, rest = (
-                (args[0], args[1:]) if args else (kwargs.pop("hidden_states"), ())
-            )
+            hidden, rest = _hidden_states(name, args, kwargs)
             if _filled(kwargs.get("past_key_values")):
                 raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
-            kwargs |= {"past_key_values": None} if "past_key_values" in kwargs else {}
+            if "past_key_values" in kwargs:
+                kwargs["past_key_values"] = None
             if name not in names:  # the iterator continues after the name
                 raise NotWalkable(
                     f"the model does not run {name} once for a sample, in its turn;"
@@ -440,13 +434,34 @@ class _Recorder:
             if name == self._last:
                 raise _Enough
             self._handed = hidden
-            return (
-                hidden
-                if isinstance(self._form, torch.Tensor)
-                else (hidden, *self._form[1:])
-            )
+            return _in_form(hidden, self._form)
 
         return stand_in
+
+
+def _hidden_states(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the hidden states that a block reads, taken out of ``kwargs``, and further arguments.
+
+    Raises:
+        NotWalkable: the block is called without hidden states.
+    """
+    if args:
+        return args[0], args[1:]
+    if "hidden_states" not in kwargs:
+        raise NotWalkable(
+            f"{name} is called with {', '.join(kwargs) or 'nothing'} and no"
+            f" hidden states; {_NO_WALK}",
+        )
+    return kwargs.pop("hidden_states"), ()
+
+
+def _in_form(hidden: Any, form: Any) -> Any:
+    """Return hidden states in the form of a block's output: alone, or the first of several."""
+    if isinstance(form, torch.Tensor):
+        return hidden
+    return (hidden, *form[1:])
 
 
 def _filled(cache: Any) -> bool:

@@ -64,11 +64,10 @@ class Tasks:
                 found = manager(include_path=name, include_defaults=False).all_subtasks
             if not found:
                 known = nearest(name, self._manager.all_tasks)
-                what = (
-                    "has no definition of a task"
-                    if name in folders
-                    else f"is no task of lm-eval{known}"
-                )
+                if name in folders:
+                    what = "has no definition of a task"
+                else:
+                    what = f"is no task of lm-eval{known}"
                 raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
             self.names += [each for each in found if each not in self.names]
         self._evaluate = evaluator.simple_evaluate

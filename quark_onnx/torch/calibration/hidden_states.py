@@ -66,11 +66,9 @@ class HiddenStates:
     def __getitem__(self, place: slice) -> list[Any]: ...
     def __getitem__(self, place: int | slice) -> Any:
         found = self._kept[place]
-        return (
-            [_read(each) for each in found]
-            if isinstance(place, slice)
-            else _read(found)
-        )
+        if isinstance(place, slice):
+            return [_read(each) for each in found]
+        return _read(found)
 
     def __setitem__(self, place: int, state: torch.Tensor) -> None:
         before = self._kept[place]

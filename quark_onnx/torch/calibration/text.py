@@ -90,7 +90,9 @@ def read_windows(
             length,
             count,
         )
-    return found if count is None else found[: count + spare]
+    if count is None:
+        return found
+    return found[: count + spare]
 
 
 def local_source(source: Path | str) -> Path | str:
@@ -180,12 +182,12 @@ def _texts_of_file(path: Path) -> Iterator[str]:
         if path.suffix not in (".json", ".jsonl"):
             yield content
             return
-        rows = (
-            [json.loads(line) for line in content.splitlines() if line.strip()]
-            if path.suffix == ".jsonl"
-            else None
-        )
-        rows = json.loads(content) if rows is None else rows
+        if path.suffix == ".jsonl":
+            rows = [json.loads(line) for line in content.splitlines() if line.strip()]
+        else:
+            rows = None
+        if rows is None:
+            rows = json.loads(content)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as text: {error}") from error
     for row in rows if isinstance(rows, list) else [rows]:

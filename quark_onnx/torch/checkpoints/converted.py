@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quark_onnx.containers import flattened, of_type
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.models.experts import stack_names
@@ -97,7 +98,7 @@ class Converted:
 
     def keys(self, name: str) -> list[str]:
         """Return the names of the stored tensors from which a parameter is computed."""
-        return [key for keys in self._groups[name].keys.values() for key in keys]
+        return flattened(self._groups[name].keys.values())
 
     def names(self, name: str) -> tuple[str, ...]:
         """Return the names of the parameters computed from the same stored tensors."""
@@ -124,8 +125,8 @@ class Converted:
         )
 
         mapping = get_model_conversion_mapping(model)
-        renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-        converters = [each for each in mapping if isinstance(each, WeightConverter)]
+        renamings = of_type(mapping, WeightRenaming)
+        converters = of_type(mapping, WeightConverter)
         owners = {
             pattern: each for each in converters for pattern in each.source_patterns
         }
@@ -143,23 +144,19 @@ class Converted:
                 prefix,
                 known | stacks,
             )
-            if pattern is None and name != key:
-                self.renamed[name] = (
-                    key  # scales of quantized layers among them, which the float model lacks
-                )
-            elif (
-                pattern is not None and name in stacks and "*" in pattern
-            ):  # one layer of one expert
-                self.renamed[
-                    rename_source_key(key, renamings, [], prefix, known)[0]
-                ] = key
-            elif pattern is not None and (
-                name in known or (name in stacks and name not in self._reader)
-            ):
+            if pattern is None:
+                # scales of quantized layers are among them, which the float model lacks
+                if name != key:
+                    self.renamed[name] = key
+            elif name in stacks and "*" in pattern:
+                # one layer of one expert
+                renamed, _ = rename_source_key(key, renamings, [], prefix, known)
+                self.renamed[renamed] = key
+            elif name in known or (name in stacks and name not in self._reader):
                 group = groups.setdefault(name, _Group(name, owners[pattern]))
                 group.keys.setdefault(pattern, []).append(key)
         for group in groups.values():
-            stored = [key for keys in group.keys.values() for key in keys]
+            stored = flattened(group.keys.values())
             hollow = {
                 key: torch.empty(self._reader.shape(key), device="meta")
                 for key in stored

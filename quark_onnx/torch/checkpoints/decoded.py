@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.containers import flattened, without
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.layouts import read_layout
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
@@ -66,7 +67,8 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
     """
     reader = Reader(folder)
     found = read_json(folder / "config.json").get("quantization_config")
-    found = found if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        found = {}
     method = found.get("quant_method")
     if method not in METHODS:
         raise ModelError(
@@ -90,8 +92,8 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
         raise ModelError(
             f"{folder} is quantized already ({method}), but none of its tensors are",
         )
-    used = {part for _, parts in made for part in parts}
-    kept = {name: each for name, each in reader.tensors.items() if name not in used}
+    used = set(flattened(parts for _, parts in made))
+    kept = without(reader.tensors, used)
     reader.tensors = kept | {tensor.name: tensor for tensor, _ in made}
     return reader
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.meta_model import is_tied
@@ -22,9 +23,9 @@ from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import UNFUSED
 from quark_onnx.torch.models.fused_groups import experts_of
 from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.names import instances, joined, within_any
 from quark_onnx.torch.models.online_rotation import OnlineRotation
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, kind_of
-from quark_onnx.torch.models.structure import within
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,17 +68,12 @@ def write_checkpoint(  # noqa: PLR0913
             " checkpoint",
         )
     check_config(form, config)
-    for name, module in model.named_modules():
-        if isinstance(module, OnlineRotation):
-            raise ConfigError(
-                f"each run rotates what {name} reads, which nothing does that loads a"
-                " checkpoint; set r4 to false",
-            )
-    quantized = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLayer)
-    }
+    for name in instances(model, OnlineRotation):
+        raise ConfigError(
+            f"each run rotates what {name} reads, which nothing does that loads a"
+            " checkpoint; set r4 to false",
+        )
+    quantized = instances(model, QuantizedLayer)
     for name, layer in quantized.items():
         form.check_layer(name, layer.origin, layer.spec, layer.shape)
     names = DiskNames(model)
@@ -126,19 +122,15 @@ def check_experts(
         model: model with unfused experts.
         keys: names of layers in files, by their names in the model.
     """
-    stacks = [
-        name for name, module in model.named_modules() if isinstance(module, UNFUSED)
-    ]
-    taken = [name for name in keys if any(within(name, stack) for stack in stacks)]
+    stacks = instances(model, UNFUSED)
+    taken = [name for name in keys if within_any(name, stacks)]
     if not taken or not layout.keeps_names:
         return
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    sources = [
-        each
-        for conversion in get_model_conversion_mapping(model)
-        for each in conversion.source_patterns
-    ]
+    sources = flattened(
+        conversion.source_patterns for conversion in get_model_conversion_mapping(model)
+    )
     known = [
         re.escape(each).replace(r"\*", r"\d+")
         for each in sources
@@ -304,12 +296,11 @@ def tensors_of(model: nn.Module, layout: Layout) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a checkpoint with their names; tied tensors appear once."""
     seen = set[int]()
     for prefix, module in model.named_modules():
-        start = f"{prefix}." if prefix else ""
         if isinstance(module, Rounding):
             continue
         if isinstance(module, QuantizedLayer):
             for name, tensor in layout.tensors(module, prefix).items():
-                yield start + name, tensor
+                yield joined(prefix, name), tensor
             continue
         own = dict(module.named_parameters(recurse=False))
         own |= {
@@ -320,4 +311,4 @@ def tensors_of(model: nn.Module, layout: Layout) -> Iterator[tuple[str, Any]]:
         for name, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield start + name, tensor
+                yield joined(prefix, name), tensor

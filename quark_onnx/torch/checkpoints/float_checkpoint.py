@@ -62,11 +62,9 @@ class FloatCheckpoint:
         trust_code: bool = False,
     ) -> FloatCheckpoint:
         """Open a folder; an open checkpoint is returned unchanged."""
-        return (
-            source
-            if isinstance(source, FloatCheckpoint)
-            else cls(source, trust_code=trust_code)
-        )
+        if isinstance(source, FloatCheckpoint):
+            return source
+        return cls(source, trust_code=trust_code)
 
     @property
     def model(self) -> PreTrainedModel:

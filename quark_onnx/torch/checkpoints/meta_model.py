@@ -139,7 +139,8 @@ def _suits(architecture: Any, config: PreTrainedConfig, transformers: Any) -> bo
 def dtype_of(config: PreTrainedConfig) -> torch.dtype:
     """Return the dtype of a model's weights; float32 if not configured."""
     found = getattr(config, "dtype", None) or torch.float32
-    found = getattr(torch, found, None) if isinstance(found, str) else found
+    if isinstance(found, str):
+        found = getattr(torch, found, None)
     if found not in (torch.float32, torch.float16, torch.bfloat16):
         raise ConfigError(
             f"the dtype of the model is {found}; it must be float32, float16 or"

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.containers import without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
+from quark_onnx.torch.models.names import instances, joined
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: Computes the tensor of a name from tensors that a function returns by name.
@@ -39,11 +41,7 @@ class Sources:
     def __init__(self, reader: Reader, model: Any) -> None:
         self.reader = reader
         self._model = model
-        self._parallel = {
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, ParallelExperts)
-        }
+        self._parallel = set(instances(model, ParallelExperts))
         self.used: set[str] = set()
         prefix = str(getattr(model, "base_model_prefix", "") or "")
         self._prefixes = ("", f"{prefix}.") if prefix else ("",)
@@ -78,7 +76,9 @@ class Sources:
         family.
         """
         found = self._own(name)
-        return self._usual(name) if found is None or found[1] is not None else found[0]
+        if found is None or found[1] is not None:
+            return self._usual(name)
+        return found[0]
 
     def change(self, names: Collection[str], change: Change) -> None:
         """Compute tensors of these names from their previous values on later reads.
@@ -90,9 +90,7 @@ class Sources:
             change: function of a name and of a function that returns previous tensors by name.
         """
         self._changes.append((names, change))
-        self.tied = {
-            name: twin for name, twin in self.tied.items() if name not in names
-        }
+        self.tied = without(self.tied, names)
 
     def get(self, name: str) -> torch.Tensor:
         """Return the tensor of a parameter after the registered changes.
@@ -126,10 +124,13 @@ class Sources:
             )
         key, expert = found
         self._use(key)
-        stored = (
-            self.reader.get(key) if key in self.reader else self._converted.get(key)
-        )
-        return stored if expert is None else self._part(stored, name, expert)
+        if key in self.reader:
+            stored = self.reader.get(key)
+        else:
+            stored = self._converted.get(key)
+        if expert is None:
+            return stored
+        return self._part(stored, name, expert)
 
     def mark(self, name: str) -> None:
         """Mark the tensor of a parameter as used."""
@@ -158,11 +159,9 @@ class Sources:
 
         Empty if the parameter itself is stored.
         """
-        return (
-            self._converted.names(name)
-            if self._find(name) is None and name in self._converted
-            else ()
-        )
+        if self._find(name) is None and name in self._converted:
+            return self._converted.names(name)
+        return ()
 
     def rest(self) -> Iterator[str]:
         """Return the names of the checkpoint's unused tensors."""
@@ -171,51 +170,60 @@ class Sources:
     def _find(self, name: str) -> tuple[str, int | None] | None:
         """Return the key of a tensor, or of the tensor to which it is tied."""
         found = self._own(name)
-        return (
-            self._own(self._twins[name])
-            if found is None and name in self._twins
-            else found
-        )
+        if found is None and name in self._twins:
+            return self._own(self._twins[name])
+        return found
 
-    def _own(self, name: str) -> tuple[str, int | None] | None:  # noqa: C901, PLR0911
+    def _own(self, name: str) -> tuple[str, int | None] | None:
         """Return the key of a tensor or of a converted stack, with the expert's index.
 
         The index is None for a tensor that is not part of a stack.
         """
         if (renamed := self._converted.renamed.get(name)) is not None:
             return renamed, None
-        for key in self._spellings(name):
-            if key in self.reader:
-                return key, None
-        if (parallel := self._expert_of(name)) is not None:
-            stored = (
-                key
-                for key in self._spellings(f"{parallel[0]}.weight")
-                if key in self.reader
-            )
-            return next(((key, parallel[1]) for key in stored), None)
+        key = self._stored_key(name)
+        if key is not None:
+            return key, None
+        parallel = self._expert_of(name)
+        if parallel is None:
+            return self._in_stack(name)
+        key = self._stored_key(f"{parallel[0]}.weight")
+        return None if key is None else (key, parallel[1])
+
+    def _stored_key(self, name: str) -> str | None:
+        """Return the first spelling of a name that the checkpoint has."""
+        stored = (key for key in self._spellings(name) if key in self.reader)
+        return next(stored, None)
+
+    def _in_stack(self, name: str) -> tuple[str, int] | None:
+        """Return the stack with the weight or bias of an expert, and the expert's index."""
         found = _EXPERT.fullmatch(name)
         if found is None or found[4] not in ("weight", "bias"):
             return None
         stack, index, side, kind = found.groups()
-        ends = [f"{side}_proj"] if side == "down" else ["gate_up_proj", f"{side}_proj"]
+        ends = [f"{side}_proj"]
+        if side != "down":
+            ends.insert(0, "gate_up_proj")
         for end in ends:
-            whole = f"{stack}.{end}" + "_bias" * (kind == "bias")
-            if whole in self._converted:
-                return whole, int(index)
-            if whole in self._converted.renamed:
-                return self._converted.renamed[whole], int(index)
-            for key in self._spellings(whole):
-                if key in self.reader:
-                    return key, int(index)
+            key = self._stack_key(f"{stack}.{end}" + "_bias" * (kind == "bias"))
+            if key is not None:
+                return key, int(index)
         return None
+
+    def _stack_key(self, name: str) -> str | None:
+        """Return the key of a stack that is converted, renamed or stored as it is."""
+        if name in self._converted:
+            return name
+        return self._converted.renamed.get(name) or self._stored_key(name)
 
     def _expert_of(self, name: str) -> tuple[str, int] | None:
         """Return the stack and the index of an expert in a stack of a single weight."""
         stack, _, index = name.removesuffix(".weight").rpartition(".")
         if not index.isdigit() or not name.endswith(".weight"):
             return None
-        return (stack, int(index)) if stack in self._parallel else None
+        if stack not in self._parallel:
+            return None
+        return (stack, int(index))
 
     def _spellings(self, name: str) -> Iterator[str]:
         names = [name, self._usual(name)]
@@ -273,32 +281,29 @@ def fill(  # noqa: PLR0913
     Raises:
         ModelError: a tensor has another shape, or is not a float tensor.
     """
-    start = f"{prefix}." if prefix else ""
     for owner_name, owner in module.named_modules() if recurse else [("", module)]:
-        place = start + (f"{owner_name}." if owner_name else "")
+        place = joined(prefix, owner_name)
         for name, parameter in list(owner.named_parameters(recurse=False)):
-            if parameter.device.type != "meta" or place + name not in sources:
+            key = joined(place, name)
+            if parameter.device.type != "meta" or key not in sources:
                 continue
-            value = sources.get(place + name)
+            value = sources.get(key)
             if value.shape != parameter.shape:
                 raise ModelError(
-                    f"{place + name} is {list(value.shape)}, and"
-                    f" {list(parameter.shape)} in the model",
+                    f"{key} is {list(value.shape)}, and {list(parameter.shape)} in the"
+                    " model",
                 )
             if parameter.is_floating_point() and value.dtype not in _FLOATS:
                 raise ModelError(
-                    f"{place + name} is {value.dtype}; start from a checkpoint of float"
-                    " weights",
+                    f"{key} is {value.dtype}; start from a checkpoint of float weights",
                 )
             value = value.to(parameter.dtype if dtype is None else dtype)
             value = _aligned(value) if device is None else value.to(device)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
         for name, _ in list(owner.named_buffers(recurse=False)):
-            if (
-                name not in owner._non_persistent_buffers_set
-                and place + name in sources
-            ):
-                setattr(owner, name, sources.get(place + name).to(device))
+            key = joined(place, name)
+            if name not in owner._non_persistent_buffers_set and key in sources:
+                setattr(owner, name, sources.get(key).to(device))
 
 
 def move_filled(module: nn.Module, device: torch.device | str) -> None:
@@ -319,7 +324,9 @@ def _aligned(tensor: Any) -> Any:
     Some processors sum products in another order if memory is not aligned, as in a mapped file.
     Results of a model from a file would differ in the last bits.
     """
-    return tensor.clone() if tensor.data_ptr() % _ALIGNMENT else tensor
+    if tensor.data_ptr() % _ALIGNMENT:
+        return tensor.clone()
+    return tensor
 
 
 def tie(model: nn.Module, tied: Mapping[str, str]) -> None:

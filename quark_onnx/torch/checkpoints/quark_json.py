@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
+from quark_onnx.containers import without
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.number_formats import (
@@ -20,7 +20,12 @@ from quark_onnx.torch.config.number_formats import (
     block_of,
 )
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
-from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.config.torch_config import (
+    Attention,
+    KVCache,
+    TorchConfig,
+    matches,
+)
 
 #: The release whose keys are written.
 VERSION = "0.13"
@@ -37,6 +42,19 @@ _NAMES = {
 _IN_BLOCKS = {"fp8_e4m3": "mxfp8e4m3", "fp8_e5m2": "mxfp8e5m2"}
 #: Formats that always have blocks, whatever an entry says of its scales.
 _BLOCKS = ("mx", "mx6", "mx9", "bfp16")
+#: Formats of microscaling blocks whose name differs from the name of the element.
+_MX_ELEMENTS = {"int8": "mxint8"}
+#: Formats with two levels of scales, by the dtypes of the stages: the place, key and value of the
+#: setting that tells them apart, and the format.
+_STAGED: dict[tuple[str, ...], tuple[int, str, object, TensorSpec]] = {
+    ("fp4", "fp8_e4m3"): (0, "group_size", 16, TensorSpec("nvfp4")),
+    ("fp8_e4m3", "int4"): (
+        1,
+        "qscheme",
+        "per_channel",
+        TensorSpec("int4fp8", per_channel=True, scale="float32"),
+    ),
+}
 #: AMD's FP4, by the size of its blocks.
 _FLOAT_SCALED = {16: "amdfp4", 32: "amdfp4g32"}
 #: AMD Quark's rules for shared exponents, called ``scale_calculation_mode``.
@@ -65,25 +83,26 @@ def to_json(
         method: order of nibbles.
     """
     kv, attention = config.kv_cache, config.attention
+    queries = attention.queries if attention else None
     layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
-    if attention is not None and attention.queries is not None:
+    if queries is not None:
         # vLLM forgets outputs of queries under the glob alone, and refuses them elsewhere
         layers |= {
             glob: entry | {"output_tensors": None}
-            for glob, entry in _named(layers, attention.layers)
+            for glob, entry in _named(layers, config.attending)
         }
     cache = {}
     if kv is not None:
-        output = {"output_tensors": _spec(kv.spec) | {"scale_type": None}}
+        output = {"output_tensors": _unscaled(kv.spec)}
         layers |= {glob: entry | output for glob, entry in _named(layers, kv.layers)}
         cache = {
             glob: layers.pop(glob, layer_to_json(config.default)) | output
             for glob in kv.layers
         }
     rounded = dict(cache)
-    if attention is not None and attention.queries is not None:
-        output = {"output_tensors": _spec(attention.queries) | {"scale_type": None}}
-        for glob in attention.layers:
+    if queries is not None:
+        output = {"output_tensors": _unscaled(queries)}
+        for glob in config.attending:
             rounded[glob] = (
                 cache.get(glob)
                 or layers.pop(glob, layer_to_json(config.default)) | output
@@ -92,7 +111,7 @@ def to_json(
         "algo_config": None,
         "exclude": list(config.exclude if exclude is None else exclude),
         "export": {
-            "kv_cache_group": list(kv.layers) if kv else [],
+            "kv_cache_group": list(config.cached),
             "min_kv_scale": kv.least if kv else 0.0,
             "pack_method": method,
             "weight_format": "real_quantized",
@@ -112,9 +131,7 @@ def to_json(
         "quant_method": "quark",
         "quant_mode": "eager_mode",
         "softmax_quant_spec": (
-            None
-            if attention is None
-            else _spec(attention.probabilities) | {"scale_type": None}
+            _unscaled(attention.probabilities) if attention else None
         ),
         "version": VERSION,
     }
@@ -122,11 +139,7 @@ def to_json(
 
 def _named(layers: Mapping[str, Any], globs: Iterable[str]) -> list[tuple[str, Any]]:
     """Return the entries whose names match a glob."""
-    return [
-        (name, entry)
-        for name, entry in layers.items()
-        if any(fnmatchcase(name, glob) for glob in globs)
-    ]
+    return [(name, entry) for name, entry in layers.items() if matches(name, globs)]
 
 
 def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
@@ -210,7 +223,7 @@ def with_layers(  # noqa: PLR0913
         *(attention.layers if attention and attention.queries else ()),
     ]
     own = {glob: layers[glob].with_(output=None) for glob in rounded if glob in layers}
-    others = {glob: spec for glob, spec in layers.items() if glob not in own}
+    others = without(layers, own)
     if (
         own
         and not others
@@ -246,17 +259,20 @@ def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> At
 
 def layer_to_json(spec: LayerSpec) -> dict[str, Any]:
     """Return the entry of a layer."""
+    dynamic = spec.input is not None and _by_each_run(spec.input)
     return {
         "bias": None,
-        "input_tensors": (
-            None
-            if spec.input is None
-            else _spec(spec.input, dynamic=_by_each_run(spec.input))
-        ),
-        "output_tensors": None if spec.output is None else _spec(spec.output),
+        "input_tensors": _spec(spec.input, dynamic=dynamic),
+        "output_tensors": _spec(spec.output),
         "target_device": None,
-        "weight": None if spec.weight is None else _spec(spec.weight),
+        "weight": _spec(spec.weight),
     }
+
+
+def _unscaled(spec: TensorSpec) -> dict[str, Any]:
+    """Return the entry of a tensor of attention, whose type of scales is not stored."""
+    entry: dict[str, Any] = _spec(spec)
+    return entry | {"scale_type": None}
 
 
 def _by_each_run(spec: TensorSpec) -> bool:
@@ -279,8 +295,10 @@ def _mode(spec: TensorSpec, dynamic: bool) -> str:
     return "even"
 
 
-def _spec(spec: TensorSpec, dynamic: bool = False) -> Any:
-    """Return the entry of a tensor; two entries for two levels of scales."""
+def _spec(spec: TensorSpec | None, dynamic: bool = False) -> Any:
+    """Return the entry of a tensor: None if it is float, two entries for two levels of scales."""
+    if spec is None:
+        return None
     if isinstance(spec.dtype, TwoLevel):
         inner = _entry("fp4", "per_group", "PerBlockMXObserver") | {
             "ch_axis": -1,
@@ -380,7 +398,7 @@ def layer_from_json(entry: Mapping[str, Any]) -> LayerSpec:
     )
 
 
-def spec_from_json(entry: Any, where: str) -> TensorSpec | None:  # noqa: C901, PLR0911, PLR0912
+def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
     """Return the tensor specification of an entry or a list of stages; None for None.
 
     Args:
@@ -393,57 +411,60 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:  # noqa: C901, 
     if entry is None:
         return None
     if isinstance(entry, list):
-        if len(entry) == 1:
-            return spec_from_json(entry[0], where)
-        first = entry[0]
-        if [each.get("dtype") for each in entry] == ["fp4", "fp8_e4m3"] and first.get(
-            "group_size",
-        ) == 16:
-            return TensorSpec("nvfp4")
-        if [each.get("dtype") for each in entry] == ["fp8_e4m3", "int4"] and entry[
-            1
-        ].get("qscheme") == "per_channel":
-            return TensorSpec("int4fp8", per_channel=True, scale="float32")
-        raise ConfigError(
-            f"{where} has stages {[each.get('dtype') for each in entry]}, which cannot"
-            " be read",
-        )
-    name, scheme, dynamic = (
-        str(entry.get("dtype")),
-        entry.get("qscheme"),
-        bool(entry.get("is_dynamic")),
-    )
+        return _staged(entry, where)
+    name = str(entry.get("dtype"))
     if name == "mx":
-        name = (
-            "mxint8"
-            if (element := str(entry.get("mx_element_dtype"))) == "int8"
-            else element
-        )
+        element = str(entry.get("mx_element_dtype"))
+        name = _MX_ELEMENTS.get(element, element)
     if name == "fp4" and entry.get("scale_format") == "e5m3":
         return TensorSpec(_float_scaled(entry.get("group_size"), where))
     if entry.get("scale_format") == "e8m0" or entry.get("dtype") in _BLOCKS:
-        spec = TensorSpec(
-            _IN_BLOCKS.get(name) or _NAMES.get(name, name),
-            exponent=str(entry.get("scale_calculation_mode") or "even"),
+        return _in_mx_blocks(name, entry, where)
+    return _with_scales(name, entry, where)
+
+
+def _staged(stages: list[Any], where: str) -> TensorSpec | None:
+    """Return the specification of a list of stages, which are levels of scales."""
+    if len(stages) == 1:
+        return spec_from_json(stages[0], where)
+    dtypes = [stage.get("dtype") for stage in stages]
+    known = _STAGED.get(tuple(map(str, dtypes)))
+    if known is not None:
+        place, key, value, spec = known
+        if stages[place].get(key) == value:
+            return spec
+    raise ConfigError(f"{where} has stages {dtypes}, which cannot be read")
+
+
+def _in_mx_blocks(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec:
+    """Return the specification of a format whose blocks share an exponent."""
+    spec = TensorSpec(
+        _IN_BLOCKS.get(name) or _NAMES.get(name, name),
+        exponent=str(entry.get("scale_calculation_mode") or "even"),
+    )
+    if entry.get("group_size") not in (None, block_of(spec.dtype)):
+        raise ConfigError(
+            f"{where} has blocks of {entry['group_size']}; those of {name} have"
+            f" {block_of(spec.dtype)}",
         )
-        if entry.get("group_size") not in (None, block_of(spec.dtype)):
-            raise ConfigError(
-                f"{where} has blocks of {entry['group_size']}; those of {name} have"
-                f" {block_of(spec.dtype)}",
-            )
-        return spec
+    return spec
+
+
+def _with_scales(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec:
+    """Return the specification of a format with scales of a type and a granularity."""
     spec = TensorSpec(_NAMES.get(name, name))
     scales = {theirs: ours for ours, theirs in _SCALES.items()} | {"pof2": "model"}
     kind = str(entry.get("scale_type") or "float")
     if kind not in scales:
         raise ConfigError(f"{where} has scales of type {kind!r}{nearest(kind, scales)}")
     settings: dict[str, Any] = {
-        "dynamic": dynamic,
+        "dynamic": bool(entry.get("is_dynamic")),
         "scale": scales[kind],
         "pow2": kind == "pof2",
     }
     if isinstance(spec.dtype, Integer):
         settings["symmetric"] = entry.get("symmetric") is not False
+    scheme = entry.get("qscheme")
     if scheme == "per_group":
         settings["block_size"] = int(entry["group_size"])
     elif scheme == "per_channel":

@@ -56,7 +56,9 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
             "weight_scale": weight.scale,
         }
     parts = {"weight": _elements(weight), "weight_scale": weight.scale}
-    return parts if weight.whole is None else parts | {"weight_scale_2": weight.whole}
+    if weight.whole is None:
+        return parts
+    return parts | {"weight_scale_2": weight.whole}
 
 
 def has_place(spec: TensorSpec) -> bool:
@@ -67,26 +69,34 @@ def has_place(spec: TensorSpec) -> bool:
 
 def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
     """Raise ConfigError if the codes of a weight do not fill whole bytes."""
-    rows, columns = shape[0], math.prod(shape[1:])
+    for length in _packed_lengths(spec, shape[0], math.prod(shape[1:])):
+        each = codes_to_whole_bytes(_bits(spec))
+        if length % each:
+            raise ConfigError(
+                f"{name} is {list(shape)}, and {length} codes of {spec.dtype.name} do"
+                f" not fill whole bytes, as a multiple of {each} does; exclude this"
+                " layer, or choose another format for it",
+            )
+
+
+def _packed_lengths(spec: TensorSpec, rows: int, columns: int) -> list[int]:
+    """Return how many codes are packed into bytes in a row; none if codes are whole bytes."""
     if isinstance(spec.dtype, Integer):
         if spec.dtype.bits not in (2, 3) or spec.dtype.name == "int2":
-            return
-        lengths = (
-            [rows] if spec.group else [columns, rows] if spec.per_channel else [columns]
-        )
-    elif spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8:
-        return
-    else:
-        lengths = [columns]
-    each = codes_to_whole_bytes(
-        _bits(spec) if not isinstance(spec.dtype, Integer) else spec.dtype.bits,
-    )
-    if odd := next((length for length in lengths if length % each), None):
-        raise ConfigError(
-            f"{name} is {list(shape)}, and {odd} codes of {spec.dtype.name} do not fill"
-            f" whole bytes, as a multiple of {each} does; exclude this layer, or choose"
-            " another format for it",
-        )
+            return []
+        if spec.group:
+            return [rows]
+        return [columns, rows] if spec.per_channel else [columns]
+    if spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8:
+        return []
+    return [columns]
+
+
+def check_parts(parts: Mapping[str, Any], spec: TensorSpec) -> None:
+    """Raise ModelError if a tensor of a weight is missing."""
+    for name in ("weight",) if spec.is_cast else ("weight", "weight_scale"):
+        if name not in parts:
+            raise ModelError(f"a weight of {spec} lacks its {name!r}")
 
 
 def restored(
@@ -108,9 +118,7 @@ def restored(
     Raises:
         ModelError: a tensor is missing.
     """
-    for name in ("weight",) if spec.is_cast else ("weight", "weight_scale"):
-        if name not in parts:
-            raise ModelError(f"a weight of {spec} lacks its {name!r}")
+    check_parts(parts, spec)
     weight = parts["weight"]
     if spec.is_cast:
         return Quantized(
@@ -131,17 +139,14 @@ def restored(
         codes = weight.view(torch.uint8)
         if _bits(spec) < 8:
             codes = unpack_bits(codes, _bits(spec))
-    return Quantized(spec, shape, _in_blocks(codes, spec), scale, None, whole, dtype)
+    return Quantized(
+        spec, shape, in_blocks(codes, spec.group), scale, None, whole, dtype
+    )
 
 
 def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     spec, codes, scale = weight.spec, weight.matrix, weight.scale
-    zero = (
-        torch.zeros_like(scale, dtype=torch.float32)
-        if weight.zero is None
-        else weight.zero
-    )
-    zero = zero.to(affine.code_type(spec))
+    zero = affine.explicit_zero(weight.zero, scale).to(affine.code_type(spec))
     if spec.group:
         codes, scale, zero = (part.t().contiguous() for part in (codes, scale, zero))
     elif not spec.per_channel and spec.dtype.bits == 8:
@@ -151,8 +156,11 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     if not spec.group and spec.dtype.bits == 8:
         codes = codes.reshape(weight.shape)
     if isinstance(spec.dtype, Progressive):
-        zero = {"weight_zero_point_2": _packed(zero, spec, method)}
-        return {"weight": _packed(codes, spec, method)} | factors_of(weight) | zero
+        return {
+            "weight": _packed(codes, spec, method),
+            **factors_of(weight),
+            "weight_zero_point_2": _packed(zero, spec, method),
+        }
     return {
         "weight": _packed(codes, spec, method),
         "weight_scale": scale,
@@ -215,11 +223,11 @@ def _integers_back(
     if spec.group:
         codes, scale = codes.t().contiguous(), scale.t().contiguous()
         zero = None if zero is None else zero.t().contiguous()
-    zero = None if zero is None or not bool(zero.any()) else zero.float()
+    zero = affine.implicit_zero(zero)
     return Quantized(
         spec,
         shape,
-        _in_blocks(codes.reshape(rows, -1), spec),
+        in_blocks(codes.reshape(rows, -1), spec.group),
         scale,
         zero,
         None,
@@ -248,10 +256,10 @@ def _elements(weight: Quantized) -> Any:
 
 
 def _bits(spec: TensorSpec) -> int:
-    """Return the width of a block's element in bits."""
+    """Return the width of a code in bits: an integer's, or that of a block's element."""
+    if isinstance(spec.dtype, Integer):
+        return spec.dtype.bits
     element = element_of(spec.dtype)
-    return 4 if element is None else 1 + element.exponent_bits + element.mantissa_bits
-
-
-def _in_blocks(codes: torch.Tensor, spec: TensorSpec) -> Any:
-    return in_blocks(codes, spec.group) if spec.group else codes
+    if element is None:
+        return 4
+    return 1 + element.exponent_bits + element.mantissa_bits

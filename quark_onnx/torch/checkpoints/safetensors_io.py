@@ -100,7 +100,10 @@ class Reader:
             self.tensors = _listed(folder)
             return
         single = folder / SINGLE
-        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+        if single.is_file():
+            files = [single]
+        else:
+            files = sorted(folder.glob("*.safetensors"))
         self.tensors = {
             name: tensor for file in files for name, tensor in _heads(file).items()
         }

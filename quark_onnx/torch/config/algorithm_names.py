@@ -9,6 +9,7 @@ from dataclasses import fields
 from importlib.util import find_spec
 
 from quark_onnx.config.text import parse_call
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.config.refusals import (
@@ -87,7 +88,7 @@ def _settings_of(name: str) -> tuple[str, ...]:
         refusal = REFUSED_ALGORITHMS[name.lower()]
         raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
     if ALGORITHMS.plugins and find_spec("torch") is not None:
-        return tuple(field.name for field in fields(ALGORITHMS[name]))
+        return tuple(names_of(fields(ALGORITHMS[name])))
     if name.lower() not in ALGORITHM_SETTINGS:
         raise ConfigError(
             f"unknown algorithm {name!r}{nearest(name, ALGORITHM_SETTINGS)}",

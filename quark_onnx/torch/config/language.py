@@ -59,9 +59,10 @@ def config_for(  # noqa: PLR0913
         )
     fp8 = TensorSpec("fp8e4m3")
     where = "rope" if kv_cache == "fp8-rope" else "projection"
-    cache = (
-        None if kv_cache is None else KVCache(fp8, least=least_kv_scale, where=where)
-    )
+    if kv_cache is None:
+        cache = None
+    else:
+        cache = KVCache(fp8, least=least_kv_scale, where=where)
     own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
     rounded = None if attention is None else Attention(fp8, fp8)
     return TorchConfig(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.containers import by_name
 from quark_onnx.dtypes import INT4, Block, DType, Integer, Minifloat
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.kernels.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, MiniFloat
@@ -72,9 +73,8 @@ class Progressive(Integer):
 INT4_FP8 = Progressive(**vars(INT4) | {"name": "int4fp8"})
 
 #: Formats without a type in ONNX, or with a type since ONNX 1.20.
-_OWN: dict[str, DType] = {
-    row.name: row
-    for row in (
+_OWN: dict[str, DType] = by_name(
+    (
         _narrow("int3", 3, True),
         _narrow("uint3", 3, False),
         _narrow("int2", 2, True),
@@ -84,7 +84,7 @@ _OWN: dict[str, DType] = {
         FloatScaled("amdfp4g32", 4, 0, 32),
         INT4_FP8,
     )
-}
+)
 #: The elements of the microscaling formats that are floats.
 _ELEMENTS = {
     "mxfp8e4m3": E4M3,

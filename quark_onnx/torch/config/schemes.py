@@ -186,17 +186,19 @@ def _nearest_scheme(name: str) -> str:
     >>> _nearest_scheme("int4")
     "; did you mean 'int4_wo_128'? 'quark-onnx list schemes' has all"
     """
-    word = name.lower().replace("-", "_")
-    known = [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
-    dtype = re.search(r"(uint|int|mxfp|nvfp|amdfp|fp)\d", word)
-    alike = [each for each in SCHEMES if dtype and each.startswith(dtype[0])]
-    close = get_close_matches(word, alike or known, n=1)
-    found = _COMMON_NAMES.get(word)
-    if found is None and alike and dtype and word == dtype[0]:
-        found = next((each for each in alike if each.endswith("_wo_128")), alike[0])
-    elif found is None and close:
-        found = close[0]
-    elif found is None and alike:
-        found = alike[0]
+    found = _closest_scheme(name.lower().replace("-", "_"))
     hint = f"; did you mean {found!r}?" if found else ";"
     return f"{hint} 'quark-onnx list schemes' has all"
+
+
+def _closest_scheme(word: str) -> str:
+    """Return the known scheme that is closest to a word; empty if none is."""
+    if word in _COMMON_NAMES:
+        return _COMMON_NAMES[word]
+    dtype = re.search(r"(uint|int|mxfp|nvfp|amdfp|fp)\d", word)
+    alike = [each for each in SCHEMES if dtype and each.startswith(dtype[0])]
+    if alike and dtype and word == dtype[0]:
+        return next((each for each in alike if each.endswith("_wo_128")), alike[0])
+    known = [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
+    close = get_close_matches(word, alike or known, n=1)
+    return next(iter([*close, *alike]), "")

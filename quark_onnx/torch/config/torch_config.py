@@ -25,6 +25,11 @@ OPERATORS = (
 )
 
 
+def matches(name: str, globs: Iterable[str]) -> bool:
+    """Return whether one of some globs matches a name."""
+    return any(fnmatchcase(name, glob) for glob in globs)
+
+
 class DefaultExclude(str):
     """Glob of a model family's usual names; a model may lack such a layer."""
 
@@ -171,16 +176,12 @@ class TorchConfig:
         found = self._own_spec(name, kind)
         if found is None:
             return None
-        if self.kv_cache is not None and any(
-            fnmatchcase(name, glob) for glob in self.kv_cache.layers
-        ):
+        if self.kv_cache is not None and matches(name, self.cached):
             rotated = self.kv_cache.where == "rope" and _side(name) == "k"
             found = found.with_(output=self.kv_cache.spec, rotated=rotated)
-        if self.attention is not None and (
-            probabilities := self.probabilities_of(name)
-        ):
+        if self.attention is not None and matches(name, self.attending):
             found = found.with_(
-                probabilities=probabilities,
+                probabilities=self.attention.probabilities,
                 output=self.attention.queries or found.output,
             )
         return found if found != LayerSpec() else None
@@ -190,30 +191,36 @@ class TorchConfig:
 
         None if the probabilities stay float.
         """
-        attention = self.attention
-        named = attention is not None and any(
-            fnmatchcase(name, glob) for glob in attention.layers
-        )
-        return attention.probabilities if named and attention else None
+        if self.attention is None or not matches(name, self.attending):
+            return None
+        return self.attention.probabilities
+
+    @property
+    def cached(self) -> tuple[str, ...]:
+        """Globs of the layers that compute quantized keys and values."""
+        return self.kv_cache.layers if self.kv_cache else ()
+
+    @property
+    def attending(self) -> tuple[str, ...]:
+        """Globs of the layers that compute queries of quantized attention."""
+        return self.attention.layers if self.attention else ()
 
     @property
     def rounded(self) -> tuple[str, ...]:
         """Globs of the layers that compute rounded keys, values and queries."""
-        own = () if self.kv_cache is None else self.kv_cache.layers
-        queries = (
-            ()
-            if self.attention is None or self.attention.queries is None
-            else self.attention.layers
-        )
-        return tuple(dict.fromkeys((*own, *queries)))
+        if self.attention is None or self.attention.queries is None:
+            return tuple(dict.fromkeys(self.cached))
+        return tuple(dict.fromkeys((*self.cached, *self.attending)))
 
     def own_spec(self, name: str, kind: str) -> LayerSpec | None:
         """Return the specification of a layer without the rounding for attention."""
-        return None if self.excludes(name) else self._own_spec(name, kind)
+        if self.excludes(name):
+            return None
+        return self._own_spec(name, kind)
 
     def excludes(self, name: str) -> bool:
         """Return whether a glob of ``exclude`` matches a name."""
-        return any(fnmatchcase(name, glob) for glob in self.exclude)
+        return matches(name, self.exclude)
 
     def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
         for glob, spec in self.layers:
@@ -237,14 +244,8 @@ class TorchConfig:
             if not isinstance(glob, DefaultExclude)
         ]
         globs += [("layers", glob) for glob, _ in self.layers]
-        globs += [
-            ("kv_cache", glob)
-            for glob in (self.kv_cache.layers if self.kv_cache else ())
-        ]
-        globs += [
-            ("attention", glob)
-            for glob in (self.attention.layers if self.attention else ())
-        ]
+        globs += [("kv_cache", glob) for glob in self.cached]
+        globs += [("attention", glob) for glob in self.attending]
         for where, glob in globs:
             found = [name for name in names if fnmatchcase(name, glob)]
             if not found:
@@ -259,34 +260,37 @@ class TorchConfig:
                     f"{where} names {glob!r}, but these layers are excluded; exclude"
                     f" less, or no {where}",
                 )
-            if where == "kv_cache" and self.kv_cache and self.kv_cache.where == "rope":
-                for name in (name for name in found if _side(name) not in ("k", "v")):
-                    raise ConfigError(
-                        f"kv_cache names {glob!r}, but {name} computes more than keys"
-                        " or values, so that keys cannot be rounded after they are"
-                        " rotated; round them where they are projected"
-                        " (where='projection')",
-                    )
+            if where == "kv_cache":
+                self._check_rotated(glob, found)
+
+    def _check_rotated(self, glob: str, names: Iterable[str]) -> None:
+        """Raise ConfigError if keys that are rounded after the rotation have no layer alone."""
+        if self.kv_cache is None or self.kv_cache.where != "rope":
+            return
+        for name in names:
+            if not _side(name):
+                raise ConfigError(
+                    f"kv_cache names {glob!r}, but {name} computes more than keys"
+                    " or values, so that keys cannot be rounded after they are"
+                    " rotated; round them where they are projected"
+                    " (where='projection')",
+                )
 
     @property
     def specs(self) -> list[LayerSpec]:
         """The specifications of the configuration."""
         own = [self.default, *(spec for _, spec in (*self.layers, *self.types))]
-        own += [] if self.kv_cache is None else [LayerSpec(output=self.kv_cache.spec)]
-        return (
-            own
-            if self.attention is None
-            else [*own, LayerSpec(probabilities=self.attention.probabilities)]
-        )
+        if self.kv_cache is not None:
+            own.append(LayerSpec(output=self.kv_cache.spec))
+        if self.attention is not None:
+            own.append(LayerSpec(probabilities=self.attention.probabilities))
+        return own
 
     def least_of(self, name: str) -> float:
         """Return the lower bound of the scale of a layer's output."""
-        cache = self.kv_cache
-        return (
-            cache.least
-            if cache and any(fnmatchcase(name, glob) for glob in cache.layers)
-            else 0.0
-        )
+        if self.kv_cache is None or not matches(name, self.cached):
+            return 0.0
+        return self.kv_cache.least
 
     @property
     def measures(self) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,10 @@ from quark_onnx.torch.checkpoints.layouts import read_layout
 from quark_onnx.torch.checkpoints.load import in_memory, load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.config.spec import LayerSpec
-from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig, matches
 from quark_onnx.torch.export.config.config import ExporterConfig, JsonExporterConfig
 from quark_onnx.torch.models.attention import set_attention
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.config import QConfig
 
@@ -328,12 +328,10 @@ def _check_layout(custom_mode: str) -> None:
 
 def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:
     cache = config.kv_cache
-    if asked.kv_cache_group and set(asked.kv_cache_group) != set(
-        cache.layers if cache else (),
-    ):
+    if asked.kv_cache_group and set(asked.kv_cache_group) != set(config.cached):
         raise ConfigError(
             f"kv_cache_group is {asked.kv_cache_group}, but the model was quantized"
-            f" with {list(cache.layers) if cache else 'float keys and values'}",
+            f" with {list(config.cached) or 'float keys and values'}",
         )
     if cache is None:
         if asked.min_kv_scale:
@@ -348,7 +346,7 @@ def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfi
 
 def _check_model(model: nn.Module, config: TorchConfig) -> None:
     """Raise ConfigError if a model was quantized by a different configuration."""
-    layers = list(_quantized(model))
+    layers = list(instances(model, QuantizedLayer).items())
     if not layers:
         raise ConfigError(
             "no layer of the model is quantized; ModelQuantizer(config).quantize_model"
@@ -365,18 +363,10 @@ def _check_model(model: nn.Module, config: TorchConfig) -> None:
 
 
 def _raise_kv_scales(model: nn.Module, cache: KVCache) -> None:
-    for name, layer in _quantized(model):
+    for name, layer in instances(model, QuantizedLayer).items():
         if (
-            any(fnmatchcase(name, glob) for glob in cache.layers)
+            matches(name, cache.layers)
             and layer.output is not None
             and layer.output.scale is not None
         ):
             layer.output.scale = layer.output.scale.clamp(min=cache.least)
-
-
-def _quantized(model: nn.Module) -> Iterator[tuple[str, QuantizedLayer]]:
-    return (
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLayer)
-    )

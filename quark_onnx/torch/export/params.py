@@ -26,6 +26,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.quantization.config.type import QuantizationMode
 
@@ -68,11 +69,7 @@ def save_params(  # noqa: PLR0913
             " its state_dict(), or torch.export.save(torch.export.export(model, args),"
             " path)",
         )
-    quantized = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLayer)
-    }
+    quantized = instances(model, QuantizedLayer)
     if not quantized:
         raise ConfigError(
             "no layer of the model is quantized; ModelQuantizer(config).quantize_model"

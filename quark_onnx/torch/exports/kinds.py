@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
+from quark_onnx.containers import of_type
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -112,9 +113,7 @@ def _write(
     output.mkdir(parents=True, exist_ok=True)
     if "gguf" in kinds:
         notes += write_quantized_gguf(model, source.folder, output / "model.gguf").notes
-        layers = [
-            module for module in model.modules() if isinstance(module, QuantizedLayer)
-        ]
+        layers = of_type(model.modules(), QuantizedLayer)
         if any(layer.input is not None or layer.output is not None for layer in layers):
             notes.append(
                 "llama.cpp rounds activations its own way: model.gguf holds the weights"

@@ -300,8 +300,11 @@ def _compared(
 def _before_end(tokens: list[int], model: Any) -> list[int]:
     """Return tokens without the end-of-text token."""
     ends = model.generation_config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    return tokens[:-1] if tokens and tokens[-1] in ends else tokens
+    if not isinstance(ends, list):
+        ends = [ends]
+    if tokens and tokens[-1] in ends:
+        return tokens[:-1]
+    return tokens
 
 
 def _agreeing(one: list[int], other: list[int]) -> int:

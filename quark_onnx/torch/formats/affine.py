@@ -7,6 +7,7 @@ checkpoints have equal codes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,9 @@ from calibrators.grid import SMALLEST_SCALE
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.torch.config.spec import TensorSpec
 
-_TYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+#: The 16-bit floats by name.
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_TYPES = {"float32": torch.float32, **HALVES}
 _FLOAT8 = {"fp8e4m3": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2}
 _SHORT = (torch.float16, torch.bfloat16)
 
@@ -33,6 +32,22 @@ class Params(NamedTuple):
 
     scale: Any
     zero: Any = None
+
+    def each(self, change: Callable[[Any], Any]) -> Params:
+        """Return the parameters with a change of each tensor that is present."""
+        return Params(*(None if part is None else change(part) for part in self))
+
+
+def explicit_zero(zero: torch.Tensor | None, scale: torch.Tensor) -> torch.Tensor:
+    """Return zero points as a tensor: zeros in the shape of the scales if there are none."""
+    return torch.zeros_like(scale) if zero is None else zero
+
+
+def implicit_zero(zero: torch.Tensor | None) -> torch.Tensor | None:
+    """Return float zero points; None if all are 0, as in ``Params``."""
+    if zero is None or not bool(zero.any()):
+        return None
+    return zero.float()
 
 
 def scale_type(spec: TensorSpec, model: torch.dtype) -> torch.dtype:
@@ -106,13 +121,10 @@ def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
             torch.where(mantissa == 0.5, exponent - 1, exponent),
         )
     scale = _stored(scale, kept)
+    if grid.symmetric and not grid.zero:
+        return Params(scale)
     if grid.symmetric:
-        return Params(
-            scale,
-            None
-            if not grid.zero
-            else torch.full_like(scale, grid.zero, dtype=torch.float32),
-        )
+        return Params(scale, torch.full_like(scale, grid.zero, dtype=torch.float32))
     zero = (grid.qmin - torch.round(lo / scale.to(work))).clamp(grid.qmin, grid.qmax)
     if (
         kept not in _SHORT
@@ -153,11 +165,10 @@ def encode(x: torch.Tensor, params: Params, spec: TensorSpec) -> torch.Tensor:
     grid = spec.grid
     if not isinstance(spec.dtype, Integer):
         # AMD Quark divides in the dtype of the tensor if the scale has the same dtype
-        scaled: torch.Tensor = (
-            x / params.scale
-            if x.dtype == params.scale.dtype
-            else x.float() / params.scale.float()
-        )
+        scale = params.scale
+        if x.dtype != scale.dtype:
+            x, scale = x.float(), scale.float()
+        scaled: torch.Tensor = x / scale
         return scaled.clamp(grid.qmin, grid.qmax).to(code_type(spec))
     work = _work(code_type(spec))
     steps = torch.round(x.to(work) / params.scale.to(work))

@@ -61,8 +61,10 @@ def unpack_nibbles(
     for place, source in enumerate(ORDERS[method]):
         found[..., source] = (words >> 4 * place & 15).to(torch.uint8)
     codes = found.flatten(-2)[..., :count]
+    if not signed:
+        return codes
     # Sign extension without a branch: flipping the sign bit and subtracting it.
-    return (codes ^ 8).view(torch.int8) - 8 if signed else codes
+    return (codes ^ 8).view(torch.int8) - 8
 
 
 def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
@@ -184,7 +186,9 @@ def unpack_bits(octets: torch.Tensor, bits: int, signed: bool = False) -> torch.
     shifts = torch.tensor(_shifts(bits), dtype=torch.int32, device=octets.device)
     codes = (word[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.uint8)
     half = 1 << bits - 1
-    return (codes ^ half).view(torch.int8) - half if signed else codes
+    if not signed:
+        return codes
+    return (codes ^ half).view(torch.int8) - half
 
 
 #: For each width, how many codes fill how many bytes.
@@ -209,15 +213,16 @@ def _shifts(bits: int) -> list[int]:
 def in_blocks(x: torch.Tensor, size: int) -> torch.Tensor:
     """Reshape (..., n) to (..., blocks, size), with the last block padded by zeros.
 
+    Size 0 stands for no blocks, and leaves the tensor unchanged.
+
     >>> in_blocks(torch.tensor([1, 2, 3]), 2)
     tensor([[1, 2],
             [3, 0]])
     """
+    if not size:
+        return x
     short = -x.shape[-1] % size
-    blocks: torch.Tensor = (
-        torch.nn.functional.pad(x, (0, short)) if short else x
-    ).unflatten(
-        -1,
-        (-1, size),
-    )
+    if short:
+        x = torch.nn.functional.pad(x, (0, short))
+    blocks: torch.Tensor = x.unflatten(-1, (-1, size))
     return blocks

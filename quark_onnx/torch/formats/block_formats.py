@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import torch
 
 from quark_onnx.dtypes import Block, DType
-from quark_onnx.kernels.blockfloat import EXPONENT_AND_SIGN, FRACTION, threshold
+from quark_onnx.kernels.blockfloat import (
+    EXPONENT_AND_SIGN,
+    FRACTION,
+    emax_of,
+    threshold,
+)
 from quark_onnx.kernels.minifloat import E2M1, E4M3, MiniFloat
 from quark_onnx.torch.config.number_formats import (
     E5M3,
@@ -165,7 +170,7 @@ def shared_exponent(
             raised,
         )  # no exponent of a subnormal number is raised
     exponent = (bits >> 23) - BIAS
-    return (exponent - (0 if element is None else element.emax)).clamp(-BIAS, BIAS)
+    return (exponent - emax_of(element)).clamp(-BIAS, BIAS)
 
 
 def round_to(x: torch.Tensor, format: MiniFloat) -> torch.Tensor:

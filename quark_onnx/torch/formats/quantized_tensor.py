@@ -60,15 +60,11 @@ class Quantized:
         Args:
             dtype: dtype of the result; None for the float weight's dtype.
         """
-        dtype = self.dtype if dtype is None else dtype
+        if dtype is None:
+            dtype = self.dtype
         if isinstance(self.spec.dtype, Scaled):
-            ones = (
-                (..., *[None] * (self.codes.ndim - self.scale.ndim))
-                if self.scale.ndim
-                else ...
-            )
-            zero = None if self.zero is None else self.zero[ones]
-            values = affine.decode(self.codes, Params(self.scale[ones], zero), dtype)
+            params = _broadcast(Params(self.scale, self.zero), self.codes.ndim)
+            values = affine.decode(self.codes, params, dtype)
         elif self.spec.is_cast:
             values = self.codes.to(dtype)
         else:
@@ -106,7 +102,7 @@ def quantize(
     """
     check_finite(weight, name)
     if spec.is_cast:
-        kept = torch.float16 if spec.dtype.name == "float16" else torch.bfloat16
+        kept = affine.HALVES[spec.dtype.name]
         return Quantized(
             spec,
             tuple(weight.shape),
@@ -118,7 +114,8 @@ def quantize(
         )
     matrix = weight.reshape(len(weight), -1)
     if isinstance(spec.dtype, TwoLevel):
-        whole = global_scale_of([weight]) if whole is None else whole
+        if whole is None:
+            whole = global_scale_of([weight])
     elif (
         isinstance(spec.dtype, Scaled)
         and params is None
@@ -161,7 +158,7 @@ def _rows(
     whole: torch.Tensor | None,
 ) -> tuple[Any, Any, Any]:
     """Return codes, scales and zero points of rows."""
-    view = in_blocks(matrix, spec.group) if spec.group else matrix
+    view = in_blocks(matrix, spec.group)
     if not isinstance(spec.dtype, Scaled):
         shared = block_formats.encode(view, spec, whole)
         return shared.codes, shared.scale, None
@@ -171,20 +168,23 @@ def _rows(
         view = view.float()
     if params is None:
         params = solve(view, spec)
-    ones = (
-        (..., *[None] * (view.ndim - params.scale.ndim)) if params.scale.ndim else ...
-    )
-    zero = None if params.zero is None else params.zero[ones]
-    return affine.encode(view, Params(params.scale[ones], zero), spec), *params
+    return affine.encode(view, _broadcast(params, view.ndim), spec), *params
+
+
+def _broadcast(params: Params, rank: int) -> Params:
+    """Return the parameters with trailing axes of length 1, up to a rank."""
+    missing = rank - params.scale.ndim
+    if not params.scale.ndim or not missing:
+        return params
+    index = (..., *[None] * missing)
+    return params.each(lambda part: part[index])
 
 
 def _params_at(params: Params | None, start: int, count: int) -> Params | None:
     """Return the parameters of ``count`` rows."""
     if params is None or not params.scale.ndim:
         return params
-    return Params(
-        *(None if each is None else each[start : start + count] for each in params),
-    )
+    return params.each(lambda part: part[start : start + count])
 
 
 def joined(parts: Sequence[Any]) -> Any:
@@ -193,11 +193,9 @@ def joined(parts: Sequence[Any]) -> Any:
     A single part is returned uncopied. Scalars and None are returned unchanged.
     """
     first = parts[0]
-    return (
-        first
-        if len(parts) == 1 or first is None or not first.ndim
-        else torch.cat(list(parts))
-    )
+    if len(parts) == 1 or first is None or not first.ndim:
+        return first
+    return torch.cat(list(parts))
 
 
 def check_finite(weight: torch.Tensor, name: str) -> None:
@@ -241,10 +239,8 @@ def fake_quantize(
             [0.9961, 0.0000]])
     """  # noqa: E501
     if spec.is_cast:
-        return x.to(
-            torch.float16 if spec.dtype.name == "float16" else torch.bfloat16,
-        ).to(x.dtype)
-    view = in_blocks(x, spec.group) if spec.group else x
+        return x.to(affine.HALVES[spec.dtype.name]).to(x.dtype)
+    view = in_blocks(x, spec.group)
     if not isinstance(spec.dtype, Scaled):
         return _without_filling(block_formats.rounded(view, spec, whole).to(x.dtype), x)
     if params is None:

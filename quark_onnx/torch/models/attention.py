@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,7 +17,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.torch_config import TorchConfig, matches
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import Layers
 
 if TYPE_CHECKING:
@@ -76,9 +76,10 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
         except ModelError:
             undo()
             raise
-        wanted = (
-            _EAGER if spec.probabilities is not None else str(own).removeprefix(_PREFIX)
-        )
+        if spec.probabilities is not None:
+            wanted = _EAGER
+        else:
+            wanted = str(own).removeprefix(_PREFIX)
         if own != _PREFIX + wanted and own != _PREFIX + _EAGER:
             before.append((attention.config, str(own)))
             config: Any = attention.config
@@ -150,8 +151,7 @@ def notes_of(
         f" computes; {advice[last]}"
         for last, names in found.items()
     ]
-    globs = () if config.kv_cache is None else config.kv_cache.layers
-    if out := [name for name in kept if any(fnmatchcase(name, glob) for glob in globs)]:
+    if out := [name for name in kept if matches(name, config.cached)]:
         notes.append(
             f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and"
             " values do): vLLM keeps that in fp8 with a scale of 1.0, but for the"
@@ -205,11 +205,7 @@ def set_attention(model: nn.Module, implementation: str) -> None:
 def _quantized(model: nn.Module) -> dict[str, Any]:
     from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, QuantizedLayer)
-    }
+    return instances(model, QuantizedLayer)
 
 
 def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
@@ -276,7 +272,8 @@ def _registered(own: str) -> str:
         rounded = None
         for layer in module.children():
             round_keys = getattr(layer, "round_keys", None)
-            key = key if round_keys is None else round_keys(key)
+            if round_keys is not None:
+                key = round_keys(key)
             rounded = getattr(layer, "round_probabilities", None) or rounded
         code = _code_of(module)
         usual = getattr(code, _FUNCTION, None)

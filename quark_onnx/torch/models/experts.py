@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.structure import set_module
 
 
@@ -157,11 +158,10 @@ class Experts(nn.Module):
         if not self._gated:
             return self._activation(expert.up_proj(x))
         parts = (expert.gate_proj(x), expert.up_proj(x))
-        both = (
-            torch.stack(parts, -1).flatten(-2)
-            if self._interleaved
-            else torch.cat(parts, -1)
-        )
+        if self._interleaved:
+            both = torch.stack(parts, -1).flatten(-2)
+        else:
+            both = torch.cat(parts, -1)
         return self._activation(both)
 
 
@@ -237,9 +237,7 @@ _STACKED = {
 
 def stack_names(model: nn.Module) -> list[str]:
     """Return the parameter names of a model's expert stacks before unfusing."""
-    stacks = [
-        name for name, module in model.named_modules() if isinstance(module, Experts)
-    ]
+    stacks = instances(model, Experts)
     return [f"{name}.{own}" for name in stacks for own in sorted(_STACKED)]
 
 
@@ -359,11 +357,11 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
 def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
     """Return weight (outputs, inputs) and bias (outputs,) or None of every expert."""
     weight, bias = getattr(stacked, name), getattr(stacked, f"{name}_bias", None)
-    weight = weight.detach().transpose(1, 2) if turned else weight.detach()
-    return [
-        (weight[index], None if bias is None else bias.detach()[index])
-        for index in range(len(weight))
-    ]
+    weight = weight.detach()
+    if turned:
+        weight = weight.transpose(1, 2)
+    biases = [None] * len(weight) if bias is None else bias.detach()
+    return [(weight[index], biases[index]) for index in range(len(weight))]
 
 
 def _linear(weight: Any, bias: Any) -> Any:

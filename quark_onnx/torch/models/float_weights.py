@@ -10,6 +10,7 @@ from quark_onnx.report import percentage
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.mixtures import unknown_stacks_of
 from quark_onnx.torch.models.quantized_layer import unlike_its_base
+from quark_onnx.wording import first_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,9 +75,9 @@ def notes_on_stacks(model: nn.Module) -> list[str]:
     first = next(iter(stacks))
     count = sum(parameter.numel() for parameter in stacks.values())
     total = sum(parameter.numel() for parameter in model.parameters())
-    others = (
-        "" if len(stacks) == 1 else f" and {len(stacks) - 1} more stacks of experts"
-    )
+    others = ""
+    if len(stacks) > 1:
+        others = f" and {len(stacks) - 1} more stacks of experts"
     return [
         (
             f"{first}{others} stay float, {percentage(count / total)} of all weights:"
@@ -95,8 +96,7 @@ def check_not_all_float(chosen: Collection[str], kept: Mapping[str, str]) -> Non
         reasons.setdefault(reason, []).append(name)
     parts = []
     for reason, names in reasons.items():
-        others = "" if len(names) == 1 else f" and {len(names) - 1} more"
-        parts.append(f"{names[0]}{others}: {reason}")
+        parts.append(f"{first_of(names)}: {reason}")
     raise ConfigError(
         "no layer would be quantized;"
         f" {'; '.join(parts) or 'the model has no layer with a weight'}",

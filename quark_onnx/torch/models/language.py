@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
+from quark_onnx.containers import present
+
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel
@@ -50,9 +52,7 @@ def towers_of(model: nn.Module) -> list[str]:
     A part that contains the decoder is no tower, whatever its modalities are. Neither is the
     encoder of a sequence-to-sequence model.
     """
-    parts = [
-        part for part in (decoder_of(model), encoder_of(model)) if part is not None
-    ]
+    parts = present((decoder_of(model), encoder_of(model)))
     kept = {id(part) for part in parts}
     found = list[str]()
     for name, module in model.named_modules():

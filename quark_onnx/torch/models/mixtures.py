@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from quark_onnx.containers import without
+from quark_onnx.torch.models.names import joined
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
 #: Names of modules next to experts that are routers, with any number of layers.
@@ -35,7 +37,7 @@ def routers_of(model: nn.Module) -> list[str]:
     found = set[str]()
     for stack, mixture in _mixtures_of(model, stacks).items():
         for child, module in model.get_submodule(mixture).named_children():
-            name = f"{mixture}.{child}" if mixture else child
+            name = joined(mixture, child)
             if name not in stacks and name not in around_stacks:
                 found.update(_routers_in(name, module, stacks[stack]))
     return [
@@ -76,7 +78,7 @@ def _stacks_of(model: nn.Module) -> dict[str, int]:
         if count > 1:
             counts[name] = count
     outer = _ancestors_of(counts)
-    return {name: count for name, count in counts.items() if name not in outer}
+    return without(counts, outer)
 
 
 def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
@@ -107,7 +109,9 @@ def _expert_count(last: str, module: nn.Module) -> int:
         module: module to inspect.
     """
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
-        return len(module) if "expert" in last and "shared" not in last else 0
+        if "expert" in last and "shared" not in last:
+            return len(module)
+        return 0
     if not isinstance(module, _ConvNd):
         lengths = {
             len(each)

@@ -62,11 +62,10 @@ class OrthogonalMatrix:
         for factor in self.factors:
             inner //= len(factor)
             parts = result.reshape(-1, len(factor), inner)
-            result = (
-                parts.squeeze(-1) @ factor.to(x)
-                if inner == 1
-                else factor.to(x).T @ parts
-            )
+            if inner == 1:
+                result = parts.squeeze(-1) @ factor.to(x)
+            else:
+                result = factor.to(x).T @ parts
         return result.reshape(moved.shape).movedim(-1, axis)
 
 

@@ -52,8 +52,14 @@ class Rounding(_Coded):
     def __init__(self, spec: TensorSpec, params: Params | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.register_buffer("scale", None if params is None else params.scale)
-        self.register_buffer("zero", None if params is None else params.zero)
+        scale, zero = params or Params(None)
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero", zero)
+
+    @classmethod
+    def of(cls, spec: TensorSpec | None, params: Params | None) -> Rounding | None:
+        """Return the rounding of a tensor; None for a float tensor."""
+        return None if spec is None else cls(spec, params)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the dequantized activation."""
@@ -114,11 +120,9 @@ class QuantizedLayer(_Coded):
         self.float_weight: Any = layer.weight if weight is None else None
         self._turned = kind == "Conv1D"
         self.bias = getattr(layer, "bias", None)
-        self.input = Rounding(spec.input, input) if spec.input is not None else None
-        self.output = Rounding(spec.output, output) if spec.output is not None else None
-        self.probabilities: Rounding | None = None
-        if spec.probabilities is not None:
-            self.probabilities = Rounding(spec.probabilities, probabilities)
+        self.input = Rounding.of(spec.input, input)
+        self.output = Rounding.of(spec.output, output)
+        self.probabilities = Rounding.of(spec.probabilities, probabilities)
         factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
         self.register_buffer(
             "factor",
@@ -136,9 +140,9 @@ class QuantizedLayer(_Coded):
         self._settings: dict[str, Any] = {
             name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())
         }
-        self.shape = tuple(
-            layer.weight.shape[::-1] if self._turned else layer.weight.shape,
-        )
+        self.shape = tuple(layer.weight.shape)
+        if self._turned:
+            self.shape = self.shape[::-1]
 
     @property
     def quantized(self) -> Quantized | None:
@@ -242,10 +246,10 @@ class QuantizedLayer(_Coded):
             return F.conv2d(x, weight, self.bias, **settings)
         if self.kind == "ConvTranspose2d":
             size = more[0] if more else named.get("output_size")
-            extra: dict[str, Any] = (
-                {} if size is None else {"output_padding": self._extra(x, weight, size)}
-            )
-            return F.conv_transpose2d(x, weight, self.bias, **self._settings | extra)
+            settings = dict(self._settings)
+            if size is not None:
+                settings["output_padding"] = self._extra(x, weight, size)
+            return F.conv_transpose2d(x, weight, self.bias, **settings)
         return F.linear(x, weight, self.bias)
 
     def _extra(
@@ -303,7 +307,9 @@ def split_input(
     if args:
         return args[0], args[1:], dict(named)
     others = dict(named)
-    name = "input" if "input" in others else next(iter(others))
+    name = "input"
+    if "input" not in others:
+        name = next(iter(others))
     return others.pop(name), (), others
 
 
@@ -323,11 +329,9 @@ def kind_of(module: nn.Module) -> str | None:
     ):
         return str(cls.__name__)
     # transformers' own: a Linear whose weight has inputs first
-    return (
-        "Conv1D"
-        if type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-        else None
-    )
+    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
+        return "Conv1D"
+    return None
 
 
 def is_scaled_embedding(module: nn.Module) -> bool:
@@ -357,4 +361,6 @@ def outputs_first(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
 
     The function is its own inverse.
     """
-    return weight.transpose(0, 1) if kind in ("ConvTranspose2d", "Conv1D") else weight
+    if kind not in ("ConvTranspose2d", "Conv1D"):
+        return weight
+    return weight.transpose(0, 1)

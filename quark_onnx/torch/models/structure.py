@@ -10,6 +10,7 @@ from torch import nn
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.models.language import decoder_of, outside_language, towers_of
+from quark_onnx.torch.models.names import block_around, instances, within_any
 from quark_onnx.torch.models.quantized_layer import kind_of
 
 if TYPE_CHECKING:
@@ -44,9 +45,8 @@ def blocks_of(model: nn.Module) -> dict[str, Any]:
     towers = towers_of(model)
     lists = [
         (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        and not any(within(name, tower) for tower in towers)
+        for name, module in instances(model, nn.ModuleList).items()
+        if not within_any(name, towers)
     ]
     decoder = decoder_of(model)
     for inner in () if decoder is None else (decoder.children(), decoder.modules()):
@@ -79,15 +79,6 @@ def _weights(module: nn.Module) -> Iterator[int]:
     return (
         parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2
     )
-
-
-def within(name: str, block: str) -> bool:
-    """Return whether a module is a block or a part of the block, by their names.
-
-    >>> within("layers.1.up", "layers.1"), within("layers.10", "layers.1")
-    (True, False)
-    """
-    return name == block or name.startswith(f"{block}.")
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -128,7 +119,7 @@ def shared_parameter(model: nn.Module, blocks: Mapping[str, Any]) -> str | None:
     """
     owners = dict[int, str]()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        block = next((block for block in blocks if within(name, block)), "")
+        block = block_around(name, blocks)
         if owners.setdefault(id(parameter), block) != block:
             return str(name)
     return None
@@ -144,7 +135,7 @@ def shared_among(
     places = dict[int, set[str]]()
     for name, module in model.named_modules(remove_duplicate=False):
         if id(module) in own:
-            block = next((block for block in blocks if within(name, block)), "")
+            block = block_around(name, blocks)
             places.setdefault(id(module), set()).add(block)
     return any(len(found) > 1 for found in places.values())
 
@@ -195,7 +186,7 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
     outside = (
         (name, module)
         for name, module in model.named_modules()
-        if not any(within(name, b) for b in blocks)
+        if not within_any(name, blocks)
     )
     return tuple(
         name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
+from quark_onnx.containers import flattened
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.page.frame import Frame, series
@@ -53,7 +54,7 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
         names,
         width,
         height,
-        (error for each in outcomes for error in (each.before, each.after)),
+        flattened((each.before, each.after) for each in outcomes),
     )
     places = {name: place for place, name in enumerate(names)}
     algorithms = algorithms_of(report)
@@ -108,7 +109,9 @@ def _layer(
     dot = tag("circle", class_="filled", cx=at, cy=after, r=radius)
     if before == after:
         return dot
-    line = tag("line", class_="stem", x1=at, x2=at, y1=before, y2=after) if stem else ""
+    line = ""
+    if stem:
+        line = tag("line", class_="stem", x1=at, x2=at, y1=before, y2=after)
     return line + tag("circle", class_="hollow", cx=at, cy=before, r=radius) + dot
 
 
@@ -127,5 +130,8 @@ def _hover(report: TorchReport, outcome: Outcome) -> str:
         f"{outcome.algorithm}: {short(outcome.before)} → {short(outcome.after)}",
     ]
     spec = report.quantized.get(outcome.layer)
-    lines += [str(spec.weight)] if spec is not None else []
-    return "\n".join([*lines, outcome.note] if outcome.note else lines)
+    if spec is not None:
+        lines.append(str(spec.weight))
+    if outcome.note:
+        lines.append(outcome.note)
+    return "\n".join(lines)

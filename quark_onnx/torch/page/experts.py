@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
+from quark_onnx.containers import flattened
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.torch.algorithms.base import UNREACHED
 from quark_onnx.torch.page.frame import block_of
@@ -46,8 +47,8 @@ def experts(report: TorchReport, width: float, class_: str) -> str:
     rows = tokens_of(report)
     if not rows:
         return ""
-    count = 1 + max(number for row in rows.values() for number in row)
-    most = max(1, *(tokens for row in rows.values() for tokens in row.values()))
+    count = 1 + max(flattened(rows.values()))
+    most = max(1, *flattened(row.values() for row in rows.values()))
     high = _ROW if len(rows) <= _MANY else _LOW
     wide, bottom = (width - _LEFT - 12) / count, _TOP + high * len(rows)
     parts = [tag("text", "block", x=0, y=12)]
@@ -65,11 +66,9 @@ def experts(report: TorchReport, width: float, class_: str) -> str:
         )
         for number, tokens in row.items():
             hover = tag("title", escape(f"{block}, expert {number}: {tokens:,} tokens"))
-            shade = (
-                {"class_": "cell", "opacity": 0.08 + 0.92 * tokens / most}
-                if tokens
-                else {"class_": "none"}
-            )
+            shade: dict[str, str | float] = {"class_": "none"}
+            if tokens:
+                shade = {"class_": "cell", "opacity": 0.08 + 0.92 * tokens / most}
             box = {
                 "x": _LEFT + number * wide + 0.5,
                 "y": top + 1,

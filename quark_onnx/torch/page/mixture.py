@@ -7,6 +7,7 @@ from html import escape
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.page.frame import Frame, series
 from quark_onnx.torch.pipelines.mixed_precision import Group, Mixture
+from quark_onnx.wording import first_of
 
 #: Relative width of a bar; minimum and maximum radius of a dot.
 _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0
@@ -102,10 +103,9 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
 
 
 def _hover(group: Group) -> str:
-    more = f" and {len(group.layers) - 1} more" if len(group.layers) > 1 else ""
     rows = (
         f"{each.scheme}: {each.bits / group.weights:.3g} bits, {short(each.divergence)}"
         " nats" + (", chosen" if each == group.chosen else "")
         for each in group.options
     )
-    return "\n".join([group.layers[0] + more, *rows])
+    return "\n".join([first_of(group.layers), *rows])

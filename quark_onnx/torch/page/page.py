@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
 
+from quark_onnx.containers import flattened
 from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
 from quark_onnx.report import percentage
@@ -23,6 +24,7 @@ from quark_onnx.torch.pipelines.mixed_precision import Mixture
 from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import Verdict, file_size
+from quark_onnx.wording import first_of
 
 _STYLE = (
     STYLE
@@ -123,11 +125,10 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
     rows += _verdict_facts(found)
     names = f'<p class="names">{escape(name)}</p>'
     notes = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
-    noted = (
-        f"<details open><summary>Notes</summary><ul>{notes}</ul></details>"
-        if notes
-        else ""
-    )
+    if notes:
+        noted = f"<details open><summary>Notes</summary><ul>{notes}</ul></details>"
+    else:
+        noted = ""
     return (
         "<header>\n<h1>Quantization"
         f" report</h1>\n{names}\n{_verdict(found)}\n{facts(rows)}\n{noted}</header>"
@@ -163,7 +164,10 @@ def _verdict(found: Found) -> str:
     if judged.divergence is not None:
         band = THRESHOLDS["language"][0].band(judged.divergence)
     code = judged.command or judged.options
-    actions = [Action(judged.advice, code)] if judged.advice else []
+    if judged.advice:
+        actions = [Action(judged.advice, code)]
+    else:
+        actions = []
     actions += [
         Action("use another scheme for a layer:", f"--layer {name}=SCHEME", effect)
         for name, effect in _worst(judged)
@@ -214,11 +218,9 @@ def _hidden(report: TorchReport) -> str:
     count = sum(
         bool(each.before or each.after) and not shown(each) for each in report.outcomes
     )
-    return (
-        f" {count} that are below 0, or no number, are in the table alone."
-        if count
-        else ""
-    )
+    if not count:
+        return ""
+    return f" {count} that are below 0, or no number, are in the table alone."
 
 
 def _mixture(mixture: Mixture | None) -> str:
@@ -247,7 +249,7 @@ def _experts(report: TorchReport) -> str:
     drawn = experts(report, 1000.0, "wide") + experts(report, 380.0, "narrow")
     if not drawn:
         return ""
-    most = max(tokens for row in tokens_of(report).values() for tokens in row.values())
+    most = max(flattened(row.values() for row in tokens_of(report).values()))
     key = (
         f'<li><i class="most"></i>{most:,} tokens</li><li><i class="bad"></i>none</li>'
     )
@@ -269,8 +271,7 @@ def _formats(report: TorchReport) -> str:
     rows = ""
     for words, names in sorted(named.items(), key=lambda item: -len(item[1])):
         locals_ = dict.fromkeys(_local(name) for name in names)
-        own = ", ".join(list(locals_)[:_NAMED])
-        own += f" and {len(locals_) - _NAMED} more" if len(locals_) > _NAMED else ""
+        own = first_of(list(locals_), _NAMED)
         rows += (
             f"<tr><td>{escape(words)}</td><td>{len(names)}</td>"
             f"<td>{escape(own)}</td></tr>"
@@ -290,30 +291,25 @@ def _layers(report: TorchReport) -> str:
         found.setdefault(outcome.layer, []).append(outcome)
     words = Counter(_words(spec) for spec in report.quantized.values())
     usual = words.most_common(1)[0][0] if words else ""
-    whole = "".join(
-        _row("the whole model", "", each, place)
-        for place, each in enumerate(found.get("", ()))
-    )
-    bodies = [f"<tbody>{whole}</tbody>"] if whole else []
+    bodies = list[str]()
+    if "" in found:
+        bodies.append(f"<tbody>{_rows('the whole model', '', found[''])}</tbody>")
     entries = list[tuple[str, str]]()
     for block, own in groupby(report.quantized, block_of):
-        rows = "".join(
-            _row("the whole block", "", each, place)
-            for place, each in enumerate(found.get(block, ()))
-        )
-        rows = "" if block in report.quantized else rows
+        rows = ""
+        if block not in report.quantized:
+            rows = _rows("the whole block", "", found.get(block, ()))
         for name in own:
             own_words = _words(report.quantized[name])
             shown_words = "" if own_words == usual else own_words
-            outcomes: list[Outcome | None] = list(found.get(name, ())) or [None]
-            rows += "".join(
-                _row(_local(name), shown_words, each, place)
-                for place, each in enumerate(outcomes)
-            )
+            rows += _rows(_local(name), shown_words, found.get(name) or [None])
         entries.append((block, rows))
     for rows, alike in groupby(entries, lambda entry: entry[1]):
         blocks = [block for block, _ in alike]
-        title = blocks[0] if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
+        if len(blocks) == 1:
+            title = blocks[0]
+        else:
+            title = f"{blocks[0]} to {blocks[-1]}"
         bodies.append(
             '<tbody><tr><th colspan="6"'
             f' scope="rowgroup">{escape(title)}</th></tr>{rows}</tbody>',
@@ -324,13 +320,19 @@ def _layers(report: TorchReport) -> str:
     table = (
         f'<table class="layers"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table>'
     )
+    if not report.quantized:
+        return ""
     return (
         '<section>\n<h2>Layers</h2>\n<p class="note">Layers without another format'
         f" have the usual one: {escape(usual)}.</p>\n"
         f'<div class="card scroll">{table}</div>\n</section>'
-        if report.quantized
-        else ""
     )
+
+
+def _rows(name: str, words: str, outcomes: Sequence[Outcome | None]) -> str:
+    """Render the outcomes of a layer, a block or the model, one row each."""
+    rows = (_row(name, words, each, place) for place, each in enumerate(outcomes))
+    return "".join(rows)
 
 
 def _local(name: str) -> str:

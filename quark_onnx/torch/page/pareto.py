@@ -49,7 +49,9 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
     plots = ""
     if any(trial.divergence for trial in found.trials):
         plots = "".join(_plot(found, *size) for size in sizes)
-    figure = f'<figure class="card">{plots}</figure>' if plots else ""
+    figure = ""
+    if plots:
+        figure = f'<figure class="card">{plots}</figure>'
     parts = [
         f'<header><h1>Search</h1><p class="names">{escape(name)}</p>{facts(rows)}'
         "</header>",

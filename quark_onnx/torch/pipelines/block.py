@@ -18,13 +18,14 @@ from quark_onnx.torch.formats.quantized_tensor import (
     quantize,
 )
 from quark_onnx.torch.models.fused_groups import fused_group_of
+from quark_onnx.torch.models.names import within
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
     kind_of,
     outputs_first,
 )
-from quark_onnx.torch.models.structure import put_modules, shared_parameter, within
+from quark_onnx.torch.models.structure import put_modules, shared_parameter
 from quark_onnx.torch.pipelines.report import TorchReport
 
 if TYPE_CHECKING:

@@ -30,6 +30,7 @@ from quark_onnx.torch.models.float_weights import (
     reason_of,
 )
 from quark_onnx.torch.models.mixtures import routers_of
+from quark_onnx.torch.models.names import within
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
@@ -41,7 +42,6 @@ from quark_onnx.torch.models.structure import (
     layers_of,
     put_modules,
     shared_among,
-    within,
 )
 from quark_onnx.torch.pipelines.block import (
     check_unshared,

@@ -466,7 +466,10 @@ def parser() -> argparse.ArgumentParser:
         description="Quantize a language model into a checkpoint.",
     )
     for row in ROWS:
-        text = row.text if row.verdict == "obeyed" else f"{row.verdict}: {row.text}"
+        if row.verdict == "obeyed":
+            text = row.text
+        else:
+            text = f"{row.verdict}: {row.text}"
         made.add_argument(
             *row.names.split(),
             **row.settings,

@@ -217,7 +217,9 @@ def _with_exponents(config: TorchConfig, rule: str) -> TorchConfig:
     """Return a configuration with a different rule for shared exponents."""
 
     def of_tensor(spec: TensorSpec | None) -> TensorSpec | None:
-        return None if spec is None else spec.with_(exponent=rule)
+        if spec is None:
+            return None
+        return spec.with_(exponent=rule)
 
     def of_layer(spec: LayerSpec) -> LayerSpec:
         return replace(spec, weight=of_tensor(spec.weight), input=of_tensor(spec.input))

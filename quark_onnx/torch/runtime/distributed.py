@@ -20,7 +20,9 @@ from quark_onnx.errors import DataError
 
 def count() -> int:
     """Return the number of processes."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def is_first() -> bool:
@@ -101,7 +103,9 @@ def number(value: int) -> int:
     >>> number(3)
     3
     """
-    return value if count() == 1 else int(summed(torch.tensor(value, device=_device())))
+    if count() == 1:
+        return value
+    return int(summed(torch.tensor(value, device=_device())))
 
 
 def from_first(value: Any) -> Any:

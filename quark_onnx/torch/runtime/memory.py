@@ -66,11 +66,9 @@ def glibc() -> Any:
         library = ctypes.CDLL("libc.so.6")
     except OSError:
         return None
-    return (
-        library
-        if hasattr(library, "malloc_trim") and hasattr(library, "mallopt")
-        else None
-    )
+    if hasattr(library, "malloc_trim") and hasattr(library, "mallopt"):
+        return library
+    return None
 
 
 def available() -> int:

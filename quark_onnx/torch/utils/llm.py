@@ -157,10 +157,9 @@ def get_calib_dataloader(  # noqa: PLR0913
         DataError: the data cannot be read, or has not enough text for a window.
         MissingDependency: a data set is named, and ``datasets`` is not installed.
     """
-    reader = (
-        tokenizer if tokenizer is not None else getattr(processor, "tokenizer", None)
-    )
-    windows = read_windows(dataset_name, reader, seqlen, num_calib_data)
+    if tokenizer is None:
+        tokenizer = getattr(processor, "tokenizer", None)
+    windows = read_windows(dataset_name, tokenizer, seqlen, num_calib_data)
     place = device_or_cpu(device)
     size = min(
         batch_size,

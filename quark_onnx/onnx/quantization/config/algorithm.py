@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from quark_onnx.containers import by_name, names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx import distances
 from quark_onnx.onnx.legacy import narrowed, pattern
@@ -77,7 +78,7 @@ class AlgoConfig:
                 f"unknown algorithm {name!r}{nearest(str(name), ALGO_NAME_TO_CLASS)}",
             )
         kind = ALGO_NAME_TO_CLASS[name]
-        known = [f.name for f in fields(kind)]
+        known = names_of(fields(kind))
         for parameter in parameters:
             if parameter not in known:
                 raise ConfigError(
@@ -254,11 +255,9 @@ class _FastFinetune(AlgoConfig):
 
     @property
     def _device(self) -> str:
-        return (
-            "cuda"
-            if self.optim_device.startswith(("cuda", "hip"))
-            else self.optim_device
-        )
+        if self.optim_device.startswith(("cuda", "hip")):
+            return "cuda"
+        return self.optim_device
 
 
 @dataclass(eq=False)
@@ -423,9 +422,8 @@ class AutoMixprecisionConfig(AlgoConfig):
 
 
 #: The classes by the names that ``to_dict`` writes.
-ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
-    kind.name: kind
-    for kind in (
+ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = by_name(
+    (
         SmoothQuantConfig,
         CLEConfig,
         BiasCorrectionConfig,
@@ -435,4 +433,4 @@ ALGO_NAME_TO_CLASS: dict[str, type[AlgoConfig]] = {
         AdaQuantConfig,
         QuarotConfig,
     )
-}
+)

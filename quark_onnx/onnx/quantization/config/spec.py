@@ -18,6 +18,7 @@ from calibrators import (
     Percentile,
 )
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.config import data_type as types
 from quark_onnx.onnx.quantization.config.data_type import DataType, parse_data_type
@@ -221,7 +222,7 @@ class QTensorConfig:
         if method not in _CALIBRATORS:
             raise ConfigError(
                 f"calibration_method is {name_of(method)}; it must be one of: "
-                f"{', '.join(known.name for known in _CALIBRATORS)}",
+                f"{', '.join(names_of(_CALIBRATORS))}",
             )
         if pow2 and method is CalibMethod.MinMax:
             return NonOverflow()
@@ -464,4 +465,6 @@ class QLayerConfig:
 
     def native_weight(self) -> QuantizationSpec | None:
         """Translate the weights' specification; return None for float weights."""
-        return None if self.weight is None else self.weight.native(weight=True)
+        if self.weight is None:
+            return None
+        return self.weight.native(weight=True)

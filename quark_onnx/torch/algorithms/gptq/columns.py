@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
+from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.runtime.threads import one_thread
 
 #: Columns whose feedback to later columns is applied as one product ("lazy batch updates").
@@ -29,10 +30,7 @@ class ColumnLevels:
 
     def __init__(self, levels: TensorLevels, order: Any) -> None:
         scale = levels.scale.t().contiguous()
-        if levels.zero is None:
-            zero = torch.zeros_like(scale)
-        else:
-            zero = levels.zero.t().contiguous()
+        zero = explicit_zero(levels.zero, levels.scale).t().contiguous()
         # the reciprocal of a subnormal scale is infinite; inf * 0 would be no number
         inverse = scale.reciprocal().clamp_(max=torch.finfo(torch.float32).max)
         self._nearest = levels.nearest

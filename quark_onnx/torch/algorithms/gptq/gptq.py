@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from quark_onnx.containers import present
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
@@ -398,7 +399,7 @@ class _Candidates:
     def levels(self) -> list[TensorLevels]:
         """The levels of the starts."""
         levels = (TensorLevels.of(start) for start in self.starts)
-        return [each for each in levels if each is not None]
+        return present(levels)
 
     @property
     def kind(self) -> object:

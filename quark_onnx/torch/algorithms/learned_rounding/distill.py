@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F  # noqa: N812
 
+from quark_onnx.containers import flattened, without
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.progress import Progress
@@ -129,7 +130,7 @@ class Distillation:
             DataError: the data has no token ids.
             ModelError: the model writes no text.
         """
-        rows = [row for batch in data for row in _ids(batch)]
+        rows = flattened(_ids(batch) for batch in data)
         trained = dict[str, Training]()
         outcomes = list[Outcome]()
         for name, (float_layer, _) in layers.items():
@@ -177,7 +178,7 @@ class Distillation:
         # begins anew where something is missing
         if descent.fits(found) and all(name in found for name in _OWN):
             descent.restore(
-                {name: tensor for name, tensor in found.items() if name not in _OWN},
+                without(found, _OWN),
             )
             done = int(found["done"])
             before = float(found["before"])

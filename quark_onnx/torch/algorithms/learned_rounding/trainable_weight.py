@@ -15,6 +15,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from calibrators.grid import SMALLEST_SCALE
+from quark_onnx.containers import present
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
@@ -146,7 +147,7 @@ class TrainableWeight:
         """Return the tensors that gradient descent changes."""
         return [
             self.shift,
-            *(each for each in (self.high, self.low) if each is not None),
+            *present((self.high, self.low)),
         ]
 
     @property
@@ -188,7 +189,8 @@ class TrainableWeight:
         if self._element is not None and not isinstance(self._spec.dtype, Scaled):
             codes = block_formats.code_of(values, self._element)
         else:
-            codes = (values if zero is None else values + zero).to(start.codes.dtype)
+            shifted = values if zero is None else values + zero
+            codes = shifted.to(start.codes.dtype)
         kept = kept.reshape(start.scale.shape)
         if not isinstance(self._spec.dtype, Scaled):
             kept = block_formats.scale_codes(kept, self._spec.dtype)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.containers import flattened
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
 )
@@ -56,7 +57,7 @@ class Descent:
         if range_lr is not None:
             rates += [(range_lr * each.fineness, each.leaves()[1:]) for each in weights]
         self._rates = [rate for rate, _ in rates]
-        self.leaves = [leaf for _, part in rates for leaf in part]
+        self.leaves = flattened(part for _, part in rates)
         groups = [{"params": part} for _, part in rates]
         # Adam divides by the gradient's magnitude; the gradients of a good block are tiny beside
         # the default eps of 1e-8

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from quark_onnx.containers import flattened
 from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
@@ -123,7 +124,7 @@ def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
     """
     probe = BlockProbe(block, call)
     found = find_norms(probe)
-    taken = {name for pair in found for name in pair.readers}
+    taken = set(flattened(pair.readers for pair in found))
     order = {name: index for index, name in enumerate(probe.base.read)}
     found += _find_linears(probe, taken)
     return sorted(

@@ -179,13 +179,7 @@ def _rounded(
         spec,
         x.dtype,
     )
-    return fake_quantize(
-        x,
-        spec,
-        affine.Params(
-            *(None if part is None else part.to(x.device) for part in params),
-        ),
-    )
+    return fake_quantize(x, spec, params.each(lambda part: part.to(x.device)))
 
 
 def _cost(shapes: Shapes, trials: int) -> Cost:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
 from quark_onnx.torch.calibration.block_stream import call
-from quark_onnx.torch.models.structure import within
+from quark_onnx.torch.models.names import joined, within_any
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class EmbeddingsAndHead:
     def tensors(self) -> dict[str, Any]:
         """Return parameters and buffers outside of blocks, floats as float32."""
         return {
-            f"{name}.{key}" if name else key: tensor
+            joined(name, key): tensor
             for name, module in self._modules().items()
             for key, tensor in floats_of(module, recurse=False).items()
         }
@@ -111,5 +111,5 @@ class EmbeddingsAndHead:
         return {
             name: module
             for name, module in self.model.named_modules()
-            if not any(within(name, block) for block in self.blocks)
+            if not within_any(name, self.blocks)
         }

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.embeddings_and_head import EmbeddingsAndHead
@@ -32,6 +33,7 @@ from quark_onnx.torch.algorithms.rotation.weight_rewrites import (
     fold_stream,
 )
 from quark_onnx.torch.calibration.block_stream import BlockStream, Call, moved
+from quark_onnx.torch.models.names import joined
 from quark_onnx.torch.models.online_rotation import OnlineRotation, OrthogonalMatrix
 from quark_onnx.torch.models.structure import blocks_of, put_modules
 
@@ -178,7 +180,7 @@ class Rotator:
 
     def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
-        skipped = {name for each in readings for name in each.readers}
+        skipped = set(flattened(each.readers for each in readings))
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
         if self.settings.r1:
             plan = fold_stream(part, Stream(readings, writers), self._size)
@@ -265,10 +267,7 @@ def _part(
     tensors = floats_of(block) | {
         key.removeprefix(f"{name}."): tensor for key, tensor in (changed or {}).items()
     }
-    modules = {
-        f"{name}.{key}" if key else name: module
-        for key, module in block.named_modules()
-    }
+    modules = {joined(name, key): module for key, module in block.named_modules()}
 
     def run(hidden: torch.Tensor) -> Any:
         with torch.no_grad():

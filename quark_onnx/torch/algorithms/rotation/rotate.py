@@ -25,9 +25,10 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     tie,
 )
 from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.names import within_any
 from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import Layers
-from quark_onnx.torch.models.structure import vocabulary_of, within
+from quark_onnx.torch.models.structure import vocabulary_of
 
 #: Tokens of the sample.
 _TOKENS = 32
@@ -227,7 +228,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
             if not list(module.children())
         ]
         for name, module in outside:
-            if not any(within(name, block) for block in blocks):
+            if not within_any(name, blocks):
                 fill(module, name, sources)
         # The hidden states that the first block reads, and whether norms subtract means, are known
         # only with the weights of the first block.
@@ -235,7 +236,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
             rotator = Rotator(model, settings, _sample(model))
         planned = _planned(rotator, filled)
         for name, module in outside:
-            if not any(within(name, block) for block in blocks):
+            if not within_any(name, blocks):
                 empty(module)
     whole = planned.whole
     rotations = rotator.rotations

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.kernels.axes import along
 from quark_onnx.torch.algorithms.rotation.residual_stream import (
     Heads,
     Part,
@@ -71,9 +72,7 @@ class Gain:
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         """Return the parameter times the gain."""
         gain = weight + (1 - self.neutral)
-        gain = gain.reshape(
-            [-1 if place == self.axis % x.ndim else 1 for place in range(x.ndim)],
-        )
+        gain = gain.reshape(along(self.axis, x.ndim))
         # A gain of 0 silences a channel, and 0 / 0 would be NaN.
         if self.inverse:
             return torch.where(x == 0, x, x / gain)

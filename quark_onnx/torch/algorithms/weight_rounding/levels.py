@@ -171,7 +171,9 @@ class TensorLevels:
 
     def base(self, zero: torch.Tensor) -> torch.Tensor:
         """Return the summand for ``nearest``: the zero point, and ``_WHOLE`` for integers."""
-        return zero if self.element is not None else zero + _WHOLE
+        if self.element is not None:
+            return zero
+        return zero + _WHOLE
 
     def nearest(self, units: torch.Tensor) -> torch.Tensor:
         """Round to levels, in place.

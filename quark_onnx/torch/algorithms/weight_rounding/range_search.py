@@ -76,9 +76,7 @@ def fitted(
     ]
     params = Params(*(joined(each) for each in zip(*parts, strict=True)))
     if not spec.group:
-        params = Params(
-            *(None if part is None else part.squeeze(-1) for part in params),
-        )
+        params = params.each(lambda part: part.squeeze(-1))
     return quantize(weight.to(start.dtype), spec, params=params)
 
 
@@ -112,12 +110,7 @@ class _RangeSearch:
 
     def _error(self, low: Any, high: Any) -> Any:
         """Return the weighted squared error of each group, (rows, groups)."""
-        params = Params(
-            *(
-                None if part is None else part[..., None].float()
-                for part in self._params(low, high)
-            ),
-        )
+        params = self._params(low, high).each(lambda part: part[..., None].float())
         error = affine.rounded(self._view, params, self._spec).sub_(self._view)
         if self._importance.ndim == 2:
             return (error.square_() * self._importance).sum(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
 from quark_onnx.torch.checkpoints.layouts.base import Layout as Layout
@@ -16,9 +17,8 @@ from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.layouts.quark import WEIGHT_FORMATS, QuarkLayout
 from quark_onnx.torch.config.torch_config import TorchConfig
 
-LAYOUTS: dict[str, type[Layout]] = {
-    layout.name: layout
-    for layout in (
+LAYOUTS: dict[str, type[Layout]] = by_name(
+    (
         QuarkLayout,
         CompressedTensorsLayout,
         AwqLayout,
@@ -26,7 +26,7 @@ LAYOUTS: dict[str, type[Layout]] = {
         FinegrainedFp8Layout,
         OgaLayout,
     )
-}
+)
 
 
 def layout_named(
@@ -118,11 +118,10 @@ def _check_attention(layout: Layout, config: TorchConfig) -> None:
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
-    hint = (
-        f"these have one: {', '.join(others)}"
-        if others
-        else "no layout has; it can be evaluated, or choose another"
-    )
+    if others:
+        hint = f"these have one: {', '.join(others)}"
+    else:
+        hint = "no layout has; it can be evaluated, or choose another"
     return (
         f"has no place in a checkpoint of the layout {layout.name!r}: {reason}; {hint}"
     )

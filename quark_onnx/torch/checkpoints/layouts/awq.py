@@ -125,10 +125,13 @@ class AwqLayout(Layout):
                 f"quantization_config has group_size {size!r}; it must be a number of"
                 " values, or -1",
             )
-        blocks: dict[str, Any] = (
-            {"block_size": size} if size > 0 else {"per_channel": True}
+        weight = TensorSpec(
+            "uint4",
+            symmetric=False,
+            scale="float16",
+            per_channel=size <= 0,
+            block_size=max(0, size),
         )
-        weight = TensorSpec("uint4", symmetric=False, scale="float16", **blocks)
         floats = tuple(
             f"*{name}*" for name in names_in(found, "modules_to_not_convert")
         )

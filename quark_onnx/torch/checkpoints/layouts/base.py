@@ -14,7 +14,7 @@ from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.affine import Params, explicit_zero, implicit_zero
 from quark_onnx.torch.formats.bit_packing import in_blocks
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
@@ -164,11 +164,10 @@ class Layout(ABC):
         """
         weight = layer.quantized
         try:
-            parts = (
-                {"weight": layer.float_weight}
-                if weight is None
-                else self.stored(weight, layer.spec)
-            )
+            if weight is None:
+                parts = {"weight": layer.float_weight}
+            else:
+                parts = self.stored(weight, layer.spec)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
         if layer.bias is not None:
@@ -217,7 +216,9 @@ def cache_key(name: str) -> str:
     'model.layers.0.self_attn.k_scale'
     """
     found = _PROJECTION.fullmatch(name)
-    return f"{found['attention']}.{found['side']}_scale" if found else name
+    if not found:
+        return name
+    return f"{found['attention']}.{found['side']}_scale"
 
 
 def check_linear(
@@ -257,17 +258,15 @@ def small_integers(spec: LayerSpec) -> str:
         return "it has weights alone"
     if not isinstance(weight.dtype, Integer) or weight.dtype.bits != 4:
         return "it has integers of 4 bits alone"
-    return (
-        ""
-        if weight.group or weight.per_channel
-        else "it has scales for blocks, or for outputs"
-    )
+    if weight.group or weight.per_channel:
+        return ""
+    return "it has scales for blocks, or for outputs"
 
 
 def unsigned(weight: Quantized) -> tuple[Any, Any]:
     """Return unsigned codes (outputs, inputs), zero points (outputs, blocks); int32."""
     below = _below(weight.spec)
-    zero = torch.zeros_like(weight.scale) if weight.zero is None else weight.zero
+    zero = explicit_zero(weight.zero, weight.scale)
     return (
         weight.matrix.to(torch.int32) + below,
         in_columns(zero, weight).to(
@@ -295,17 +294,18 @@ def from_unsigned(
     """
     below = _below(spec)
     codes = (codes.to(torch.int32) - below).to(torch.int8 if below else torch.uint8)
-    zero = torch.full_like(scale, 1 << spec.dtype.bits - 1) if zero is None else zero
+    if zero is None:
+        zero = torch.full_like(scale, 1 << spec.dtype.bits - 1)
     zero = zero.float() - below
     if not spec.group:
         scale, zero = scale[:, 0], zero[:, 0]
-    codes = in_blocks(codes, spec.group) if spec.group else codes
+    codes = in_blocks(codes, spec.group)
     return Quantized(
         spec,
         like[0],
         codes,
         scale,
-        zero if bool(zero.any()) else None,
+        implicit_zero(zero),
         None,
         like[1],
     )
@@ -313,12 +313,16 @@ def from_unsigned(
 
 def _below(spec: TensorSpec) -> int:
     """Return the number of negative codes."""
-    return 1 << spec.dtype.bits - 1 if spec.grid.qmin < 0 else 0
+    if spec.grid.qmin < 0:
+        return 1 << spec.dtype.bits - 1
+    return 0
 
 
 def in_columns(scale: torch.Tensor, weight: Quantized) -> torch.Tensor:
     """Return per-tensor, per-channel or per-group scales as (outputs, blocks)."""
-    return scale.expand(weight.shape[0])[:, None] if scale.ndim < 2 else scale
+    if scale.ndim < 2:
+        return scale.expand(weight.shape[0])[:, None]
+    return scale
 
 
 def in_half(scale: torch.Tensor) -> torch.Tensor:
@@ -346,11 +350,9 @@ def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
 
     def of(spec: LayerSpec) -> LayerSpec:
         weight = spec.weight
-        return (
-            spec
-            if weight is None or weight.scale != "model"
-            else spec.with_(weight=weight.with_(scale=kind))
-        )
+        if weight is None or weight.scale != "model":
+            return spec
+        return spec.with_(weight=weight.with_(scale=kind))
 
     own = {
         name: tuple((key, of(spec)) for key, spec in getattr(config, name))

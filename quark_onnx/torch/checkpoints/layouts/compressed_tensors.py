@@ -28,7 +28,7 @@ from quark_onnx.torch.checkpoints.layouts.base import (
 )
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
-from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.affine import Params, explicit_zero, implicit_zero
 from quark_onnx.torch.formats.bit_packing import (
     in_blocks,
     pack_bits,
@@ -53,23 +53,40 @@ def format_of(spec: LayerSpec) -> str:
     weight, read = spec.weight, spec.input
     if weight is None or spec.output is not None:
         return ""
+    if isinstance(weight.dtype, Integer) and not is_two_level(weight):
+        return _integer_format(weight, read) if weight.dtype.bits <= 8 else ""
+    form = _float_format(weight)
+    return form if form and (read is None or _INPUTS[form](weight, read)) else ""
+
+
+def _float_format(weight: TensorSpec) -> str:
+    """Return the name of the format that stores codes of floats; empty if unsupported."""
     if is_two_level(weight):
-        return NVFP4 if read is None or (is_two_level(read) and read.measured) else ""
-    if weight.dtype.name in _MX:
-        alike = read is not None and (read.dtype, read.exponent) == (
-            weight.dtype,
-            "even",
-        )
-        return _MX[weight.dtype.name] if read is None or alike else ""
+        return NVFP4
     if weight.dtype.name == "fp8e4m3" and not weight.group:
-        return (
-            FLOATS
-            if read is None or (read.dtype == weight.dtype and not read.group)
-            else ""
-        )
-    if isinstance(weight.dtype, Integer) and weight.dtype.bits <= 8:
-        return _integer_format(weight, read)
-    return ""
+        return FLOATS
+    return _MX.get(weight.dtype.name, "")
+
+
+def _is_measured_nvfp4(weight: TensorSpec, read: TensorSpec) -> bool:
+    return is_two_level(read) and read.measured
+
+
+def _is_same_mx(weight: TensorSpec, read: TensorSpec) -> bool:
+    return (read.dtype, read.exponent) == (weight.dtype, "even")
+
+
+def _is_ungrouped_fp8(weight: TensorSpec, read: TensorSpec) -> bool:
+    return read.dtype == weight.dtype and not read.group
+
+
+#: The inputs that vLLM multiplies with weights of a format.
+_INPUTS: dict[str, Callable[[TensorSpec, TensorSpec], bool]] = {
+    NVFP4: _is_measured_nvfp4,
+    MXFP4: _is_same_mx,
+    MXFP8: _is_same_mx,
+    FLOATS: _is_ungrouped_fp8,
+}
 
 
 def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
@@ -106,11 +123,9 @@ class CompressedTensorsLayout(Layout):
     )
 
     def refusal(self, spec: LayerSpec) -> str:
-        return (
-            ""
-            if format_of(spec)
-            else "vLLM reads none of its formats with such weights, inputs and outputs"
-        )
+        if format_of(spec):
+            return ""
+        return "vLLM reads none of its formats with such weights, inputs and outputs"
 
     def cache_refusal(self, spec: TensorSpec) -> str:
         whole = spec.dtype.name == "fp8e4m3" and not spec.per_channel and not spec.group
@@ -166,8 +181,10 @@ class CompressedTensorsLayout(Layout):
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
         form = format_of(spec.with_(output=None))
-        if form in (PACKED, INTEGERS):
-            return _packed(weight) if form == PACKED else _integers(weight)
+        if form == PACKED:
+            return _packed(weight)
+        if form == INTEGERS:
+            return _integers(weight)
         if form == FLOATS:
             return {"weight": weight.matrix, "weight_scale": _column(weight.scale)}
         if form == MXFP8:
@@ -177,11 +194,9 @@ class CompressedTensorsLayout(Layout):
             "weight_packed": pack_bits(weight.matrix, 4),
             "weight_scale": weight.scale,
         }
-        return (
-            parts
-            if weight.whole is None
-            else parts | {"weight_global_scale": _inverse(weight.whole)}
-        )
+        if weight.whole is None:
+            return parts
+        return parts | {"weight_global_scale": _inverse(weight.whole)}
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         assert rounding.scale is not None
@@ -189,11 +204,7 @@ class CompressedTensorsLayout(Layout):
             return {f"{side}_global_scale": _inverse(rounding.scale)}
         parts = {f"{side}_scale": rounding.scale.reshape(1)}
         if not rounding.spec.symmetric:
-            zero = (
-                torch.zeros_like(rounding.scale)
-                if rounding.zero is None
-                else rounding.zero
-            )
+            zero = explicit_zero(rounding.zero, rounding.scale)
             parts[f"{side}_zero_point"] = (
                 (zero - _above(rounding.spec)).to(torch.int8).reshape(1)
             )
@@ -228,7 +239,8 @@ class CompressedTensorsLayout(Layout):
             return Quantized(weight, shape, codes, flat, None, None, dtype)
         codes = codes.view(torch.uint8) if form == MXFP8 else unpack_bits(codes, 4)
         whole = parts.get("weight_global_scale")
-        whole = None if whole is None else _inverse(whole).reshape(())
+        if whole is not None:
+            whole = _inverse(whole).reshape(())
         return Quantized(
             weight,
             shape,
@@ -249,10 +261,10 @@ class CompressedTensorsLayout(Layout):
             end = f"{side}_global_scale"
             return Params(_inverse(needed(get(end), end)).reshape(()))
         end, zero = f"{side}_scale", get(f"{side}_zero_point")
-        kept = (
-            None if zero is None or not bool(zero.any()) else zero.float().reshape(())
-        )
-        return Params(needed(get(end), end).reshape(()), kept)
+        zero = implicit_zero(zero)
+        if zero is not None:
+            zero = zero.reshape(())
+        return Params(needed(get(end), end).reshape(()), zero)
 
     def key(self, name: str) -> str:
         return cache_key(name)
@@ -280,14 +292,12 @@ class CompressedTensorsLayout(Layout):
                     default = spec
                 else:
                     own.append((target, spec))
-        if odd := next(
-            (name for name in (*floats, *dict(own)) if name.startswith("re:")),
-            None,
-        ):
-            raise ConfigError(
-                f"quantization_config has the pattern {odd!r}; this reads names, and"
-                " the class Linear",
-            )
+        for name in (*floats, *dict(own)):
+            if name.startswith("re:"):
+                raise ConfigError(
+                    f"quantization_config has the pattern {name!r}; this reads names,"
+                    " and the class Linear",
+                )
         cache = _spec(found.get("kv_cache_scheme"))
         kept = None if cache is None else KVCache(cache)
         return (
@@ -321,7 +331,9 @@ def _integers(weight: Quantized) -> dict[str, Any]:
 
 
 def _column(scale: torch.Tensor) -> Any:
-    return scale.reshape(1) if scale.ndim == 0 else scale[:, None]
+    if scale.ndim == 0:
+        return scale.reshape(1)
+    return scale[:, None]
 
 
 def _inverse(whole: torch.Tensor) -> Any:
@@ -330,7 +342,9 @@ def _inverse(whole: torch.Tensor) -> Any:
 
 def _above(spec: TensorSpec) -> int:
     """Return the offset between unsigned and signed codes."""
-    return 0 if spec.grid.qmin < 0 else 1 << spec.dtype.bits - 1
+    if spec.grid.qmin < 0:
+        return 0
+    return 1 << spec.dtype.bits - 1
 
 
 def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None:
@@ -352,12 +366,16 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
     }
     if is_two_level(spec):
         found |= {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn"}
-        return found if form else found | {"dynamic": "local"}
+        if form:
+            return found
+        return found | {"dynamic": "local"}
     if spec.group:
         found["strategy"] = "group"
     elif spec.per_channel or form == PACKED:
         found["strategy"] = "channel" if form else "token"
-    return found | {"scale_dtype": "torch.uint8"} if spec.dtype.name in _MX else found
+    if spec.dtype.name not in _MX:
+        return found
+    return found | {"scale_dtype": "torch.uint8"}
 
 
 def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
@@ -373,19 +391,16 @@ def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
             f"quantization_config has {found!r} where it should say how a tensor is"
             " quantized",
         )
-    bits, kind, strategy = (
-        found.get("num_bits", 8),
-        found.get("type", "int"),
-        found.get("strategy"),
-    )
+    bits = found.get("num_bits", 8)
+    kind = found.get("type", "int")
+    strategy = found.get("strategy")
     if (kind, bits, strategy) == ("float", 4, "tensor_group"):
         return TensorSpec("nvfp4")
     size = found.get("group_size") or 0
     if kind == "float" and strategy == "group" and size == 32 and bits in (4, 8):
         return TensorSpec("mxfp4e2m1" if bits == 4 else "mxfp8e4m3")
-    if strategy not in ("tensor", "channel", "token", "group") or (kind == "float") > (
-        bits == 8
-    ):
+    is_other_float = kind == "float" and bits != 8
+    if strategy not in ("tensor", "channel", "token", "group") or is_other_float:
         raise ConfigError(
             f"quantization_config has {kind}{bits} with the strategy {strategy!r},"
             " which cannot be read",

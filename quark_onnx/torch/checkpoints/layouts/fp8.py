@@ -60,13 +60,10 @@ class Fp8Layout(Layout):
             and spec.input.dynamic
         )
         static = _is_whole(spec.input) and not spec.input.dynamic
+        if tokens or static:
+            return ""
         return (
-            ""
-            if tokens or static
-            else (
-                "it has fp8e4m3 with one scale for inputs, from data, or one for each"
-                " token"
-            )
+            "it has fp8e4m3 with one scale for inputs, from data, or one for each token"
         )
 
     def cache_refusal(self, spec: TensorSpec) -> str:

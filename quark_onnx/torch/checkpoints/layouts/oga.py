@@ -53,8 +53,10 @@ class OgaLayout(QuarkLayout):
 
     def refusal(self, spec: LayerSpec) -> str:
         sizes = ", ".join(map(str, _SIZES))
-        fits = spec.weight is not None and spec.weight.group in _SIZES
-        return small_integers(spec) or ("" if fits else f"it has blocks of {sizes}")
+        reason = small_integers(spec)
+        if not reason and (spec.weight is None or spec.weight.group not in _SIZES):
+            reason = f"it has blocks of {sizes}"
+        return reason
 
     def cache_refusal(self, spec: TensorSpec) -> str:
         return Layout.cache_refusal(self, spec)

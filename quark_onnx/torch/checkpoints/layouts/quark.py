@@ -29,7 +29,7 @@ from quark_onnx.torch.checkpoints.quark_tensors import (
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats import affine
-from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.affine import Params, explicit_zero, implicit_zero
 from quark_onnx.torch.formats.bit_packing import ORDERS
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import Rounding
@@ -78,11 +78,9 @@ class QuarkLayout(Layout):
             )
 
     def refusal(self, spec: LayerSpec) -> str:
-        return (
-            ""
-            if spec.weight is None or has_place(spec.weight)
-            else "it has no codes for them"
-        )
+        if spec.weight is None or has_place(spec.weight):
+            return ""
+        return "it has no codes for them"
 
     def cache_refusal(self, spec: TensorSpec) -> str:
         return ""
@@ -122,12 +120,14 @@ class QuarkLayout(Layout):
         'model.layers.0.self_attn.prob_output_scale'
         """
         found = _PROBABILITIES.fullmatch(name)
-        return f"{found['attention']}.{found['end']}" if found else name
+        if not found:
+            return name
+        return f"{found['attention']}.{found['end']}"
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
-        return (
-            stored_floats(weight) if self._is_fake else stored(weight, self.pack_method)
-        )
+        if self._is_fake:
+            return stored_floats(weight)
+        return stored(weight, self.pack_method)
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         assert rounding.scale is not None
@@ -136,9 +136,7 @@ class QuarkLayout(Layout):
             return {f"{side}_scale{self._second(spec)}": rounding.scale}
         if not isinstance(spec.dtype, Integer):
             return {f"{side}_scale": rounding.scale}
-        zero = (
-            torch.zeros_like(rounding.scale) if rounding.zero is None else rounding.zero
-        )
+        zero = explicit_zero(rounding.zero, rounding.scale)
         return {
             f"{side}_scale": rounding.scale.float(),
             f"{side}_zero_point": zero.to(affine.code_type(spec)),
@@ -164,10 +162,10 @@ class QuarkLayout(Layout):
     ) -> Params:
         end = f"{side}_scale{self._second(spec)}"
         zero = get(f"{side}_zero_point")
-        kept = (
-            None if zero is None or not bool(zero.any()) else zero.float().reshape(())
-        )
-        return Params(needed(get(end), end).reshape(()), kept)
+        zero = implicit_zero(zero)
+        if zero is not None:
+            zero = zero.reshape(())
+        return Params(needed(get(end), end).reshape(()), zero)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:

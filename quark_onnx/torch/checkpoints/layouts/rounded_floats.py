@@ -15,10 +15,14 @@ import torch
 
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoints.quark_tensors import factors_of, product_of
+from quark_onnx.torch.checkpoints.quark_tensors import (
+    check_parts,
+    factors_of,
+    product_of,
+)
 from quark_onnx.torch.config.number_formats import Progressive
 from quark_onnx.torch.config.spec import TensorSpec
-from quark_onnx.torch.formats.affine import Params
+from quark_onnx.torch.formats.affine import Params, explicit_zero, implicit_zero
 from quark_onnx.torch.formats.block_formats import scale_values
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 
@@ -38,7 +42,7 @@ def stored_floats(weight: Quantized) -> dict[str, Any]:
         zero = torch.zeros_like(scale, dtype=torch.int32)
         return found | factors_of(weight) | {"weight_zero_point_2": zero}
     if isinstance(weight.spec.dtype, Integer):
-        zero = torch.zeros_like(scale) if weight.zero is None else weight.zero
+        zero = explicit_zero(weight.zero, scale)
         found["weight_zero_point"] = zero.to(torch.int32)
     if weight.whole is not None:
         found["weight_scale_2"] = weight.whole
@@ -64,9 +68,7 @@ def restored_floats(
     Raises:
         ModelError: a tensor is missing or has another shape.
     """
-    for name in ("weight",) if spec.is_cast else ("weight", "weight_scale"):
-        if name not in parts:
-            raise ModelError(f"a weight of {spec} lacks its {name!r}")
+    check_parts(parts, spec)
     weight = parts["weight"].to(dtype)
     if tuple(weight.shape) != shape:
         raise ModelError(
@@ -76,9 +78,8 @@ def restored_floats(
         return _rounded_twice(weight, parts, spec)
     params = None
     if isinstance(spec.dtype, Scaled):
-        zero = parts.get("weight_zero_point")
-        kept = None if zero is None or not bool(zero.any()) else zero.float()
-        params = Params(parts["weight_scale"], kept)
+        zero = implicit_zero(parts.get("weight_zero_point"))
+        params = Params(parts["weight_scale"], zero)
     return quantize(weight, spec, params=params, whole=parts.get("weight_scale_2"))
 
 

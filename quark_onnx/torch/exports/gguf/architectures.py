@@ -75,7 +75,9 @@ class Target:
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the tensor in torch's order."""
         one = self.sources[0].shape
-        return (len(self.sources), *one) if self.stacked else one
+        if not self.stacked:
+            return one
+        return (len(self.sources), *one)
 
     @property
     def routes(self) -> bool:

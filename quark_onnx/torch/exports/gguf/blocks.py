@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quark_onnx.containers import by_name
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 
 #: Values per block.
@@ -52,7 +54,7 @@ Q4_1 = Form("Q4_1", 0, 15, True)
 Q8_0 = Form("Q8_0", -128, 127, False)
 #: The codes are bit patterns of FP4 values, not integers.
 MXFP4 = Form("MXFP4", 0, 15, False)
-FORMS = {form.name: form for form in (Q4_0, Q4_1, Q8_0, MXFP4)}
+FORMS = by_name((Q4_0, Q4_1, Q8_0, MXFP4))
 _MXFP4 = TensorSpec("mxfp4e2m1")
 
 
@@ -112,11 +114,8 @@ def store_codes(weight: Quantized, form: Form, name: str = "weight") -> NDArray[
     scale = _float16(_for_blocks(weight.scale, weight.spec.group, codes), name)
     if not form.offset:
         return _packed(codes, scale, None, form)
-    zero = (
-        torch.zeros_like(scale)
-        if weight.zero is None
-        else _for_blocks(weight.zero, weight.spec.group, codes)
-    )
+    zero = explicit_zero(weight.zero, weight.scale)
+    zero = _for_blocks(zero, weight.spec.group, codes)
     # with the stored scale, so that the zero point still decodes close to zero
     offset = _float16((least - zero.float()) * scale.float(), name)
     return _packed(codes - least, scale, offset, form)
@@ -141,7 +140,9 @@ def form_of(weight: Quantized, name: str = "weight") -> Form:
             return Q4_0 if weight.zero is None and spec.grid.qmin < 0 else Q4_1
         if spec.dtype.name == "int8" and weight.zero is None:
             return Q8_0
-    group = f" in groups of {spec.group}" if spec.group else ""
+    group = ""
+    if spec.group:
+        group = f" in groups of {spec.group}"
     raise ModelError(
         f"the codes of {name!r} ({spec.dtype.name}{group}) have no place in llama.cpp's"
         " blocks; mxfp4e2m1, integers of up to 4 bits and symmetric int8 have, in"

@@ -248,7 +248,10 @@ def _matched(
     """
     found = {}
     for name, weight in weights.items():
-        full = name if name in stored else f"{name}.weight"
+        if name in stored:
+            full = name
+        else:
+            full = f"{name}.weight"
         if full not in stored:
             raise ConfigError(
                 f"weights has {name!r}, which is no tensor to"

@@ -161,8 +161,6 @@ def _original(config: PreTrainedConfig) -> int:
 
 def _longrope_attention(config: PreTrainedConfig) -> float:
     scale = config.max_position_embeddings / _original(config)
-    return (
-        1.0
-        if scale <= 1
-        else math.sqrt(1 + math.log(scale) / math.log(_original(config)))
-    )
+    if scale <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(scale) / math.log(_original(config)))

@@ -67,11 +67,10 @@ class Part:
             rows = blocks.store_codes(given, blocks.FORMS[self.type], stored.name)
         else:
             weight = stored.read() if given is None else given
-            weight = (
-                weight.dequantize()
-                if isinstance(weight, Quantized)
-                else weight.detach().cpu()
-            )
+            if isinstance(weight, Quantized):
+                weight = weight.dequantize()
+            else:
+                weight = weight.detach().cpu()
             rows = self._rounded(weight, stored.name)
         # rows are contiguous for all types
         return rows if self.order is None else rows[self.order]
@@ -115,14 +114,12 @@ def typed(
         return "F32", ""
     wanted = kind if target.in_block else embeddings
     forms = [given.get(stored.name) for stored in target.sources]
-    types = {
-        (
-            blocks.form_of(codes, stored.name).name
-            if isinstance(codes, Quantized)
-            else wanted
-        )
-        for stored, codes in zip(target.sources, forms, strict=True)
-    }
+    types = set[str]()
+    for stored, codes in zip(target.sources, forms, strict=True):
+        if isinstance(codes, Quantized):
+            types.add(blocks.form_of(codes, stored.name).name)
+        else:
+            types.add(wanted)
     if len(types) > 1:
         raise ConfigError(
             f"weights: the experts of {target.name!r} would be"

@@ -15,6 +15,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.exports.gguf.blocks import SIZE, form_of
 from quark_onnx.torch.exports.gguf.export import GgufFile, planned, write_gguf
 from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import Layers, QuantizedLayer
 
 _NO_ATTENTION = (
@@ -46,10 +47,10 @@ def write_quantized_gguf(model: nn.Module, source: Path, output: Path) -> GgufFi
         weights[sources.key_of(name.replace(".float_weight", ".weight"))] = (
             parameter.detach()
         )
-    for name, layer in model.named_modules():
-        if isinstance(layer, QuantizedLayer) and layer.spec.probabilities is not None:
+    for name, layer in instances(model, QuantizedLayer).items():
+        if layer.spec.probabilities is not None:
             raise ConfigError(f"{name}: {_NO_ATTENTION}")
-        if isinstance(layer, QuantizedLayer) and layer.quantized is not None:
+        if layer.quantized is not None:
             quantized = layer.quantized
             # bfloat16 and float16 weights have no codes; the file has them as float16
             stored = quantized.dequantize() if quantized.spec.is_cast else quantized

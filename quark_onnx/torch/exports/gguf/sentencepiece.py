@@ -98,9 +98,10 @@ def _message() -> Any:
         else:
             field.type = kind
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file) if hasattr(pool, "Add") else pool.AddSerializedFile(
-        file.SerializeToString(),
-    )
+    if hasattr(pool, "Add"):
+        pool.Add(file)
+    else:
+        pool.AddSerializedFile(file.SerializeToString())
     return message_factory.GetMessageClass(
         pool.FindMessageTypeByName("quark_onnx.sentencepiece.Model"),
     )

@@ -141,7 +141,10 @@ def _special(folder: Path, rows: int, merges: bool) -> Any:
             f" {error!r}",
         ) from error
     for name in ("generation_config.json", "config.json"):
-        values = read_json(folder / name) if (folder / name).is_file() else {}
+        if (folder / name).is_file():
+            values = read_json(folder / name)
+        else:
+            values = {}
         for kind in ("bos", "eos"):
             ids = values.get(f"{kind}_token_id")
             first = ids[0] if isinstance(ids, list) and ids else ids
@@ -180,9 +183,7 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
     pieces = bool(model.get("byte_fallback"))
     for text, index in ids.items():
         tokens[index] = text
-        types[index] = _NORMAL
-        if text in added:
-            types[index] = _CONTROL if added[text].get("special") else _USER_DEFINED
+        types[index] = _type_of(added.get(text))
         if pieces and text == model.get("unk_token"):
             types[index] = _UNKNOWN
         elif pieces and _BYTE.fullmatch(text):
@@ -198,6 +199,13 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
         scores[ids["".join(merge)]] = -float(rank)
     ranks = [scores.get(index, -float(len(merges))) for index in range(len(tokens))]
     return Vocabulary("llama", "default", tokens, types, ranks, _prepends(values))
+
+
+def _type_of(added: dict[str, Any] | None) -> int:
+    """Return llama.cpp's type of a token, normal unless it was added to the vocabulary."""
+    if added is None:
+        return _NORMAL
+    return _CONTROL if added.get("special") else _USER_DEFINED
 
 
 _WITHOUT = (

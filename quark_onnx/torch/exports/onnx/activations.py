@@ -16,6 +16,7 @@ from quark_onnx.torch.config.number_formats import is_float8
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.exports.onnx import bodies
 from quark_onnx.torch.exports.onnx.weights import array_of
+from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.models.quantized_layer import Rounding
 
 _MX = "MXQuantizeDequantize"
@@ -115,11 +116,8 @@ class Roundings:
         assert isinstance(dtype, Scaled)
         assert rounding.scale is not None
         scale = array_of(rounding.scale.float()).reshape(())
-        zero = (
-            np.zeros((), np.float32)
-            if rounding.zero is None
-            else array_of(rounding.zero.float()).reshape(())
-        )
+        zero_point = explicit_zero(rounding.zero, rounding.scale)
+        zero = array_of(zero_point.float()).reshape(())
         parts = [
             graph.add_constant(f"{stem}_scale", scale),
             graph.add_constant(f"{stem}_zero_point", zero.astype(dtype.numpy)),
@@ -159,11 +157,10 @@ class Roundings:
         inputs = [source]
         for part in bodies.inputs_of(spec)[1:]:
             tensor = told[part]
-            value = (
-                np.float32(0)
-                if tensor is None
-                else array_of(tensor.float()).reshape(())
-            )
+            if tensor is None:
+                value = np.float32(0)
+            else:
+                value = array_of(tensor.float()).reshape(())
             inputs.append(graph.add_constant(f"{stem}_{part}", np.asarray(value)))
         graph.add(
             name,

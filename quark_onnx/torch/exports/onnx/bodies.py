@@ -45,9 +45,9 @@ def inputs_of(spec: TensorSpec) -> list[str]:
     """Return the input names of a spec's function: x and the static parameters."""
     if not spec.measured:
         return ["x"]
-    return (
-        ["x", "whole"] if isinstance(spec.dtype, TwoLevel) else ["x", "scale", "zero"]
-    )
+    if isinstance(spec.dtype, TwoLevel):
+        return ["x", "whole"]
+    return ["x", "scale", "zero"]
 
 
 def rounding(spec: TensorSpec, opset: int) -> FunctionProto:

@@ -22,6 +22,7 @@ from onnx import TensorProto
 from torch import nn
 
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph, Store
 from quark_onnx.graph.io import staged
@@ -192,7 +193,7 @@ def _generate(
         for layer, (heads, size) in enumerate(shapes)
         for side in ("key", "value")
     }
-    names = [each.name for each in session.get_outputs()]
+    names = names_of(session.get_outputs())
     given, worst = tokens, 0.0
     empty = {name: torch.from_numpy(value) for name, value in past.items()}
 

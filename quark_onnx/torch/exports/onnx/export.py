@@ -103,11 +103,10 @@ def write_onnx(  # noqa: PLR0913
     if form not in FORMS:
         raise ConfigError(f"form is {form!r}; it must be one of: {', '.join(FORMS)}")
     if dtype not in _TYPES:
-        why = (
-            "; onnxruntime does not compute in bfloat16 on a CPU"
-            if dtype == "bfloat16"
-            else nearest(dtype, _TYPES)
-        )
+        if dtype == "bfloat16":
+            why = "; onnxruntime does not compute in bfloat16 on a CPU"
+        else:
+            why = nearest(dtype, _TYPES)
         raise ConfigError(
             f"dtype is {dtype!r}; it must be one of: {', '.join(_TYPES)}{why}",
         )

@@ -153,14 +153,11 @@ class _Signature:
             given = dict(zip(self.parameters, batch, strict=False))
         else:
             return _readable(batch)
-        if not labelled:
-            self._check_left_out(given)
-        kept = (
-            self.inputs
-            if labelled
-            else [name for name in given if name not in self._constants]
-        )
-        return {name: _readable(given[name]) for name in kept if name in given}
+        if labelled:
+            return {n: _readable(given[n]) for n in self.inputs if n in given}
+        self._check_left_out(given)
+        kept = [name for name in given if name not in self._constants]
+        return {name: _readable(given[name]) for name in kept}
 
     @property
     def _constants(self) -> set[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto
 
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError
 
 
@@ -34,7 +35,7 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
             raise ConfigError(
                 f"{kind}_names has {len(wanted)} names, but the model has {len(values)} {kind}s",
             )
-        names |= dict(zip((value.name for value in values), wanted, strict=False))
+        names |= dict(zip(names_of(values), wanted, strict=False))
     taken = _names(model.graph) - set(names)
     for new in names.values():
         if new in taken or list(names.values()).count(new) > 1:
@@ -46,8 +47,8 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def _names(graph: GraphProto) -> set[str]:
-    found = {tensor.name for tensor in graph.initializer}
-    found |= {value.name for value in (*graph.input, *graph.output)}
+    found = set(names_of(graph.initializer))
+    found |= set(names_of((*graph.input, *graph.output)))
     for node in graph.node:
         found |= {*node.input, *node.output}
         for attribute in node.attribute:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 from quark_onnx.torch.models.structure import set_module
 
@@ -104,7 +105,41 @@ def _node(
     )
 
 
-def standing_in(  # noqa: C901
+def _check_has_nodes(name: str, spec: LayerSpec) -> None:
+    """Raise ConfigError for a rounding inside of attention, which no node stands for."""
+    if spec.rotated:
+        raise ConfigError(
+            f"{name}: an ONNX model has no node for keys that are rounded after"
+            " they are rotated; quantize with where='projection', or without"
+            " kv_cache",
+        )
+    if spec.probabilities is not None:
+        raise ConfigError(
+            f"{name}: an ONNX model has no node for probabilities of attention that"
+            " are rounded; quantize without attention",
+        )
+
+
+def _moved_tensors(module: nn.Module, dtype: torch.dtype) -> dict[int, torch.Tensor]:
+    """Return a module's own tensors on the CPU, in a dtype unless they are codes, by identity."""
+    moved = dict[int, torch.Tensor]()
+    parameters = dict(module.named_parameters(recurse=False))
+    for parameter in parameters.values():
+        target = dtype if parameter.is_floating_point() else parameter.dtype
+        moved[id(parameter)] = nn.Parameter(
+            parameter.detach().to("cpu", target), requires_grad=False
+        )
+    holds_codes = isinstance(module, QuantizedLayer)
+    for buffer in module.buffers(recurse=False):
+        is_cast = buffer.is_floating_point() and not holds_codes
+        if is_cast and (parameters or buffer.dtype in _SHORT):
+            moved[id(buffer)] = buffer.detach().to("cpu", dtype)
+        else:
+            moved[id(buffer)] = buffer.detach().to("cpu")
+    return moved
+
+
+def standing_in(
     model: nn.Module,
     dtype: torch.dtype,
 ) -> tuple[Any, dict[str, QuantizedLayer], dict[str, Rounding]]:
@@ -125,31 +160,11 @@ def standing_in(  # noqa: C901
             exists.
     """
     for name, module in model.named_modules():
-        if isinstance(module, QuantizedLayer) and module.spec.rotated:
-            raise ConfigError(
-                f"{name}: an ONNX model has no node for keys that are rounded after"
-                " they are rotated; quantize with where='projection', or without"
-                " kv_cache",
-            )
-        if isinstance(module, QuantizedLayer) and module.spec.probabilities is not None:
-            raise ConfigError(
-                f"{name}: an ONNX model has no node for probabilities of attention that"
-                " are rounded; quantize without attention",
-            )
+        if isinstance(module, QuantizedLayer):
+            _check_has_nodes(name, module.spec)
     memo = dict[int, Any]()
     for module in model.modules():
-        own = dict(module.named_parameters(recurse=False))
-        for name, tensor in (*own.items(), *module.named_buffers(recurse=False)):
-            codes = isinstance(module, QuantizedLayer) and name not in own
-            cast = (
-                not codes
-                and tensor.is_floating_point()
-                and (bool(own) or tensor.dtype in _SHORT)
-            )
-            moved = tensor.detach().to("cpu", dtype if cast else tensor.dtype)
-            memo[id(tensor)] = (
-                nn.Parameter(moved, requires_grad=False) if name in own else moved
-            )
+        memo |= _moved_tensors(module, dtype)
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore",

@@ -123,7 +123,9 @@ def _axes(tensor: torch.Tensor) -> dict[int, str]:
     if not tensor.ndim:
         return {}
     tokens = tensor.ndim == 2 and not tensor.is_floating_point()
-    return {0: "batch", 1: "sequence"} if tokens else {0: "batch"}
+    if tokens:
+        return {0: "batch", 1: "sequence"}
+    return {0: "batch"}
 
 
 class Flat(nn.Module):
@@ -280,7 +282,9 @@ def _exported(
             for name, axis in zip(settings["input_names"], axes, strict=True)
             if axis
         )
-        hint = f"; with dynamic axes ({asked}): give fewer by dynamic" if asked else ""
+        hint = ""
+        if asked:
+            hint = f"; with dynamic axes ({asked}): give fewer by dynamic"
         raise ModelError(
             f"torch cannot export the model: {_first(cause)}{hint}",
         ) from error

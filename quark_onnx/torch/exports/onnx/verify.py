@@ -122,17 +122,18 @@ def distance(
     if shown is not None and found.shape[:2] == shown.shape:
         found, expected = found[shown], expected[shown]
     if expected.dtype.kind != "f":
-        return 0.0 if np.array_equal(found, expected) else float("inf")
+        if np.array_equal(found, expected):
+            return 0.0
+        return float("inf")
     found, expected = found.astype(np.float64), expected.astype(np.float64)
     same = np.isfinite(expected)
     if not np.array_equal(found[~same], expected[~same], equal_nan=True):
         return float("inf")
     error = float(np.linalg.norm(found[same] - expected[same]))
-    return (
-        error
-        / max(float(np.linalg.norm(expected[same])), float(np.finfo(np.float32).tiny))
-        if error
-        else 0.0
+    if not error:
+        return 0.0
+    return error / max(
+        float(np.linalg.norm(expected[same])), float(np.finfo(np.float32).tiny)
     )
 
 

@@ -14,6 +14,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.torch.config.number_formats import FloatScaled, TwoLevel, format_named
+from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.formats.block_formats import (
     BIAS,
     Shared,
@@ -48,7 +49,9 @@ def array_of(tensor: torch.Tensor, dtype: DType | None = None) -> NDArray[Any]:
         found: NDArray[Any] = raw.numpy().view(_numpy(format_named(named)))
         return found
     values: NDArray[Any] = tensor.numpy()
-    return values if dtype is None else values.astype(_numpy(dtype))
+    if dtype is None:
+        return values
+    return values.astype(_numpy(dtype))
 
 
 def _numpy(dtype: DType) -> np.dtype[Any]:
@@ -97,29 +100,23 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
     whole = bool(
         (zero == np.rint(zero)).all() and zero.min() >= 0 and zero.max() < 1 << bits,
     )
-    points = (
-        None
-        if (zero == 1 << bits - 1).all()
-        else zero.astype(np.uint8)
-        if whole
-        else zero
-    )
+    if (zero == 1 << bits - 1).all():
+        points = None  # the operator's own
+    else:
+        points = zero.astype(np.uint8) if whole else zero
     return from_codes(codes, np.ascontiguousarray(scale), points, bits, k)
 
 
 def _by_block(part: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
-    part = part if part.ndim == 2 else part.reshape(-1, 1)
+    if part.ndim != 2:
+        part = part.reshape(-1, 1)
     return np.broadcast_to(part, (rows, blocks))
 
 
 def _scales(quantized: Quantized) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return scale and zero point as float32 of one shape."""
     scale = array_of(quantized.scale.float())
-    zero = (
-        np.zeros_like(scale)
-        if quantized.zero is None
-        else array_of(quantized.zero.float())
-    )
+    zero = array_of(explicit_zero(quantized.zero, quantized.scale).float())
     return scale, np.broadcast_to(zero, scale.shape)
 
 
@@ -163,7 +160,8 @@ def write_weight(
         values = (
             quantized.codes if narrow else quantized.dequantize(torch.float32)
         ).reshape(quantized.shape)
-        values = values.transpose(0, 1) if turned else values
+        if turned:
+            values = values.transpose(0, 1)
         stored = graph.add_constant(f"{name}.weight", array_of(values))
         return _cast(
             graph,
@@ -201,9 +199,9 @@ def _dequantized(
     codes = quantized.matrix if group else quantized.codes.reshape(shape)
     swap = turned and (columns or not group)  # otherwise blocks span merged axes
     values = array_of(codes.transpose(0, 1) if swap else codes, dtype)
-    attributes: dict[str, Any] = (
-        {} if scale.ndim == 0 else {"axis": int(swap) ^ int(bool(group))}
-    )
+    attributes = dict[str, Any]()
+    if scale.ndim:
+        attributes["axis"] = int(swap) ^ int(bool(group))
     if group:
         attributes["block_size"] = group
         scale, zero = (scale.T, zero.T) if swap else (scale, zero)
@@ -220,7 +218,8 @@ def _dequantized(
     graph.add("DequantizeLinear", inputs, [result], **attributes)
     if group and not columns:
         result = _shaped(graph, result, shape)
-        result = _swapped(graph, result, len(shape)) if turned else result
+        if turned:
+            result = _swapped(graph, result, len(shape))
     return result if narrow else _cast(graph, result, kind)
 
 
@@ -283,21 +282,17 @@ def _looked_up(
         result = _result(graph, "Slice", result, *ends)
     if len(quantized.shape) != 2:
         result = _shaped(graph, result, quantized.shape)
-    return _cast(
-        graph,
-        _swapped(graph, result, len(quantized.shape)) if turned else result,
-        kind,
-    )
+    if turned:
+        result = _swapped(graph, result, len(quantized.shape))
+    return _cast(graph, result, kind)
 
 
 def _columns(quantized: Quantized) -> list[tuple[str, int]]:
     """Return start, end and axis of unpadded columns; empty without padding."""
     count = quantized.matrix.shape[1]
-    return (
-        [("start", 0), ("end", count), ("axis", 1)]
-        if count % quantized.spec.group
-        else []
-    )
+    if count % quantized.spec.group:
+        return [("start", 0), ("end", count), ("axis", 1)]
+    return []
 
 
 def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str:
@@ -313,11 +308,9 @@ def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str
 def _cast(graph: Graph, tensor: str, kind: int, *, always: bool = False) -> str:
     """Cast a tensor unless it already has the type."""
     found = graph.elem_type(tensor) or _FLOAT
-    return (
-        tensor
-        if found == kind and not always
-        else _result(graph, "Cast", tensor, to=kind)
-    )
+    if found == kind and not always:
+        return tensor
+    return _result(graph, "Cast", tensor, to=kind)
 
 
 def _shaped(graph: Graph, tensor: str, shape: tuple[int, ...]) -> str:

@@ -57,11 +57,10 @@ def write(
             text = roundings.write(node, getattr(layer, side).rounding, name, side)
             text = text and f"{side} {text}"
         else:
-            text = (
-                _product(graph, node, name, layer, form, kind)
-                if node.op_type == LINEAR
-                else ""
-            )
+            if node.op_type == LINEAR:
+                text = _product(graph, node, name, layer, form, kind)
+            else:
+                text = ""
             if not text:
                 text = _weight(graph, node, name, layer, form, kind, weights)
         if text and text not in became.setdefault(name, []):
@@ -162,9 +161,10 @@ def _weight(  # noqa: PLR0913
     weight, text = done[name]
     graph.remove([node])
     if node.op_type == LINEAR:
-        product = (
-            node.outputs[0] if len(node.inputs) == 1 else graph.fresh(f"{name}_product")
-        )
+        if len(node.inputs) == 1:
+            product = node.outputs[0]
+        else:
+            product = graph.fresh(f"{name}_product")
         graph.add("MatMul", [node.inputs[0], weight], [product], name=name)
         if len(node.inputs) > 1:
             graph.add(

@@ -99,18 +99,13 @@ class QLayerConfig(Fields):
                 f"{where}: target_device is IPU; layers are computed where the"
                 " model is",
             )
+        weight = None
+        if self.weight is not None:
+            weight = _weight(self.weight, f"{where}, weight")
         return LayerSpec(
-            None if self.weight is None else _weight(self.weight, f"{where}, weight"),
-            (
-                None
-                if self.input_tensors is None
-                else _activation(self.input_tensors, f"{where}, input_tensors")
-            ),
-            (
-                None
-                if self.output_tensors is None
-                else _activation(self.output_tensors, f"{where}, output_tensors")
-            ),
+            weight,
+            _activation(self.input_tensors, f"{where}, input_tensors"),
+            _activation(self.output_tensors, f"{where}, output_tensors"),
         )
 
 
@@ -144,7 +139,9 @@ def _weight(given: Stages, where: str) -> TensorSpec:
     return spec
 
 
-def _activation(given: Stages, where: str) -> TensorSpec:
+def _activation(given: Stages | None, where: str) -> TensorSpec | None:
+    if given is None:
+        return None
     spec = spec_of(given, where)
     if spec.group and _first(given).is_dynamic is False:
         raise ConfigError(
@@ -261,9 +258,7 @@ class QConfig(Fields):
         }
         where = "rope" if self.kv_cache_post_rope else "projection"
         given = self.softmax_quant_spec
-        probabilities = (
-            None if given is None else _activation(given, "softmax_quant_spec")
-        )
+        probabilities = _activation(given, "softmax_quant_spec")
         return quark_json.with_layers(
             config,
             layers,
@@ -314,7 +309,8 @@ class QConfig(Fields):
         for name, why in _NOT_DONE.items():
             usual = type(self)(QLayerConfig())
             if (value := getattr(self, name)) != getattr(usual, name):
-                value = value.name if isinstance(value, Enum) else value
+                if isinstance(value, Enum):
+                    value = value.name
                 raise ConfigError(f"{name} is {value!r}, which is not supported: {why}")
 
 

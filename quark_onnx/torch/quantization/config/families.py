@@ -157,7 +157,8 @@ def queries_of(model_type: str) -> list[str]:
     (['*language_model.*q_proj'], ['*qkv_proj'])
     """
     first = FAMILIES[model_type][0].split()[0]
-    usual = (
-        f"{first.removesuffix('k_proj')}q_proj" if first.endswith("k_proj") else first
-    )
+    if first.endswith("k_proj"):
+        usual = f"{first.removesuffix('k_proj')}q_proj"
+    else:
+        usual = first
     return _QUERIES.get(model_type, usual).split()

@@ -169,11 +169,9 @@ class LLMTemplate(Fields):
         )
         if kv_cache_scheme is not None:
             config = self._with_kv_cache(config, kv_cache_scheme)
-        return (
-            config
-            if attention_scheme is None
-            else self._with_attention(config, attention_scheme)
-        )
+        if attention_scheme is None:
+            return config
+        return self._with_attention(config, attention_scheme)
 
     @classmethod
     def _scheme(cls, name: str, group_size: int | None) -> QLayerConfig:
@@ -227,5 +225,8 @@ class LLMTemplate(Fields):
         given: Mapping[str, AlgoConfig],
     ) -> list[AlgoConfig] | None:
         known = {**self.algorithm_configs, **given}
-        names = [names] if isinstance(names, str) else names or []
+        if isinstance(names, str):
+            names = [names]
+        else:
+            names = names or []
         return [known.get(name) or algorithm_named(name)() for name in names] or None

@@ -1,0 +1,74 @@
+"""Select from iterables and mappings, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from itertools import chain
+from typing import Protocol, TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+N = TypeVar("N", bound="Named")
+
+
+class Named(Protocol):
+    """Anything with a name: a node, a tensor, an algorithm, a file."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+
+def names_of(values: Iterable[Named]) -> list[str]:
+    """Return the names of values."""
+    return [value.name for value in values]
+
+
+def by_name(values: Iterable[N]) -> dict[str, N]:
+    """Return values by their names; of equal names, the last value stays."""
+    return {value.name: value for value in values}
+
+
+def present(values: Iterable[T | None]) -> list[T]:
+    """Return the values other than None.
+
+    >>> present([0, None, 2])
+    [0, 2]
+    """
+    return [value for value in values if value is not None]
+
+
+def of_type(values: Iterable[object], kind: type[T]) -> list[T]:
+    """Return the instances of a class.
+
+    >>> of_type((1, "batch", 3, None), int)
+    [1, 3]
+    """
+    return [value for value in values if isinstance(value, kind)]
+
+
+def flattened(parts: Iterable[Iterable[T]]) -> list[T]:
+    """Return the members of the parts, one part after the other.
+
+    >>> flattened([(1, 2), (), (3,)])
+    [1, 2, 3]
+    """
+    return list(chain.from_iterable(parts))
+
+
+def subset(values: Mapping[K, T], keys: Iterable[K]) -> dict[K, T]:
+    """Return the part of a mapping under some keys, in the order of the keys.
+
+    >>> subset({"a": 1, "b": 2}, ["b", "c"])
+    {'b': 2}
+    """
+    return {key: values[key] for key in keys if key in values}
+
+
+def without(values: Mapping[K, T], keys: Container[K]) -> dict[K, T]:
+    """Return a mapping without some keys.
+
+    >>> without({"a": 1, "b": 2}, ["b", "c"])
+    {'a': 1}
+    """
+    return {key: value for key, value in values.items() if key not in keys}

@@ -1,0 +1,25 @@
+"""Counts in messages and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural except for 1.
+
+    >>> counted(1, "node"), counted(3, "node")
+    ('1 node', '3 nodes')
+    """
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def first_of(names: Sequence[str], limit: int = 1) -> str:
+    """Return the first names of a list, and how many more there are.
+
+    >>> first_of(["a", "b", "c"]), first_of(["a", "b"], 2)
+    ('a and 2 more', 'a, b')
+    """
+    shown = ", ".join(names[:limit])
+    more = len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown
