@@ -14,8 +14,10 @@ from quark_onnx import quantize
 from tests.models import parse, samples, weight
 
 CHANNELS = 160
-#: The most sessions of a preset. Two of A8W8 compute a constant each.
-SESSIONS = {"A8W8": 5, "XINT8": 4}
+#: Maximum number of sessions on the model, by preset.
+SESSIONS = {"A8W8": 3, "XINT8": 4}
+#: A model of fewer bytes tells how this processor or this onnxruntime computes.
+PROBE = 500
 
 
 def convolutions() -> onnx.ModelProto:
@@ -52,7 +54,8 @@ def test_weights_are_not_serialized_for_each_session(
     data = samples(convolutions(), count=8)
     first = quantize(path, data, preset, tmp_path / "first.onnx")
     weights = 2 * 4 * CHANNELS * CHANNELS * 9
-    assert len(serialized) <= count
+    probes = [size for size in serialized if 0 < size < PROBE]
+    assert len(serialized) - len(probes) <= count
     assert sum(serialized) <= 0.05 * weights
 
     # the same model without a file, whose weights stay in the message
