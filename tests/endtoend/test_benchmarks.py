@@ -490,15 +490,19 @@ def test_verdict_on_a_runtime(
     assert found == (words or "onnxruntime's is float, slower than float", met)
 
 
-def test_files_run_in_turn(runtime: Any, tmp_path: Path) -> None:
-    """Every file is run as often as was asked for, after a first run that does not count."""
+@pytest.mark.parametrize(("seconds", "turns"), [(600, 30), (0, 12)])
+def test_files_run_in_turn(
+    runtime: Any, tmp_path: Path, seconds: float, turns: int
+) -> None:
+    """Every file is run as often as was asked for, or while there is time."""
     model = tmp_path / "m.onnx"
     onnx.save(onnx.parser.parse_model(MODEL), model)
     feeds = {"x": np.ones((1, 2), np.float32)}
-    taken = runtime.run_in_turn({"float": model, "ours": model}, feeds, 3, "wall")
+    files = {"float": model, "ours": model}
+    taken = runtime.run_in_turn(files, feeds, 30, seconds, "wall")
     assert {name: len(times) for name, times in taken.items()} == {
-        "float": 3,
-        "ours": 3,
+        "float": turns,
+        "ours": turns,
     }
     assert all(time > 0 for times in taken.values() for time in times)
 
