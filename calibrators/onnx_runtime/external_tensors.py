@@ -74,6 +74,11 @@ def hold(tensor: TensorProto, array: NDArray[Any]) -> None:
     place(tensor, name, 0, array.nbytes)
 
 
+def held_key(tensor: TensorProto) -> str:
+    """Return a text that no other array of this process has."""
+    return _location(tensor)
+
+
 def held_values(tensor: TensorProto) -> NDArray[Any]:
     """Return the array of a held tensor."""
     return _arrays[_location(tensor)]

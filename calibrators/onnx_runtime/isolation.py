@@ -27,6 +27,8 @@ from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import Any, cast
 
+from numpy.typing import NDArray
+
 from calibrators.errors import CalibrationError, RuntimeCrash
 from calibrators.onnx_runtime.interrupt import waited
 from calibrators.onnx_runtime.worker import (
@@ -42,6 +44,8 @@ from calibrators.onnx_runtime.worker import (
 _GRACE = 5.0
 #: Characters of the process's last output that an error quotes.
 _LAST_WORDS = 500
+#: Arrays in files start at multiples of this, to be mapped into memory.
+_PAGE = 4096
 #: Signal number on Linux and macOS; Windows has none.
 _SIGKILL = 9
 
@@ -70,6 +74,7 @@ class Isolation:
         self._lock = threading.RLock()
         self._numbers = count()
         self._folder: Path | None = None
+        self._stored: dict[str, tuple[Path, int, int]] = {}
         self._process: _Process | None = None
         self._closed = False
         _alive.add(self)
@@ -94,6 +99,43 @@ class Isolation:
         """Return a new folder for a model in several files."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
+    def stored(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+    ) -> Mapping[str, tuple[Path, int, int]]:
+        """Return file, offset and length of arrays, which are written once for all sessions.
+
+        Args:
+            arrays: arrays that do not change, by a key that no other array has.
+
+        Raises:
+            CalibrationError: the temporary folder has no room for them.
+        """
+        with self._lock:
+            unknown = {
+                key: array for key, array in arrays.items() if key not in self._stored
+            }
+            if unknown:
+                # Windows cannot append to a file that another process has mapped.
+                path = self.folder / f"{next(self._numbers)}.weights"
+                with self._writing("weights"), path.open("wb") as file:
+                    for key, array in unknown.items():
+                        file.seek(-file.tell() % _PAGE, os.SEEK_CUR)
+                        offset = file.tell()
+                        self._stored[key] = (path, offset, file.write(array.data))
+            return self._stored
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise CalibrationError(
+                f"the {what} cannot be written to the temporary folder"
+                f" {self.folder.parent} (see TMPDIR): {reason}",
+            ) from error
+
     def open(
         self,
         source: str | bytes,
@@ -116,14 +158,8 @@ class Isolation:
         number = next(self._numbers)
         if isinstance(source, bytes):
             temporary = self.folder / f"{number}.onnx"
-            try:
+            with self._writing("model"):
                 temporary.write_bytes(source)
-            except OSError as error:
-                reason = error.strerror or error
-                raise CalibrationError(
-                    "the model cannot be written to the temporary folder"
-                    f" {self.folder.parent} (see TMPDIR): {reason}",
-                ) from error
         if isinstance(source, bytes):
             path = temporary
         else:

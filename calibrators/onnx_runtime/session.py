@@ -24,11 +24,13 @@ from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.external_tensors import (
     copy_values,
+    held_key,
     held_values,
     is_held,
     is_on_disk,
     is_stored,
     load_values,
+    locate,
     location,
     place,
 )
@@ -318,9 +320,9 @@ def _opened(
         embedded = estimate_bytes(model) - sum(map(tensor_bytes, held))
         if embedded > PROTOBUF_LIMIT:
             return _open_large(model, settings, what)
-        if held and current() is None:
+        if held:
             return _open_held(model, held, settings, what)
-        model = loaded(model).SerializeToString()
+        model = model.SerializeToString()
     return open_source(str(model) if isinstance(model, Path) else model, settings, what)
 
 
@@ -363,9 +365,19 @@ def _open_held(
     settings: Settings,
     what: str,
 ) -> Any:
-    """Open a session that reads held tensors from their arrays."""
-    arrays = {tensor.name: held_values(tensor) for tensor in held}
-    return open_source(model.SerializeToString(), settings, what, arrays=arrays)
+    """Open a session that reads held tensors from their arrays, or from a file of these."""
+    isolation = current()
+    if isolation is None:
+        arrays = {tensor.name: held_values(tensor) for tensor in held}
+        return open_source(model.SerializeToString(), settings, what, arrays=arrays)
+    places = isolation.stored(
+        {held_key(tensor): held_values(tensor) for tensor in held}
+    )
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    for tensor in filter(is_held, light.graph.initializer):
+        locate(tensor, *places[held_key(tensor)])
+    return _open_stored(light, settings, what)
 
 
 def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
-from calibrators.onnx_runtime.isolation import current
 from calibrators.onnx_runtime.remembering import (
     RememberingSession,
     ReopenedSession,
@@ -68,8 +67,8 @@ class Reference:
     def _opened(self) -> Any:
         tensors = self.model.graph.initializer
         lean = any(map(is_on_disk, tensors))
-        # a session of this process needs no copy of arrays, which a file would be read into
-        shared = current() is None and any(map(is_held, tensors))
+        # sessions share held tensors, and would read a file into memory of their own
+        shared = any(map(is_held, tensors))
         return _open(
             self.model if shared else self._path or self.model,
             self.model,

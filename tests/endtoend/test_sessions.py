@@ -10,6 +10,7 @@ import pytest
 
 from calibrators.onnx_runtime import session
 from calibrators.onnx_runtime.external_tensors import is_stored
+from calibrators.onnx_runtime.isolation import Isolation
 from quark_onnx import quantize
 from tests.models import parse, samples, weight
 
@@ -65,3 +66,26 @@ def test_weights_are_not_serialized_for_each_session(
     ).read_bytes()
     assert first.model == second.model
     assert not any(map(is_stored, first.model.graph.initializer))
+
+
+def test_another_process_reads_weights_from_one_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(convolutions(), path)
+    written = list[int]()
+    store = Isolation.stored
+
+    def stored(isolation: Isolation, arrays: Any) -> Any:
+        found = store(isolation, arrays)
+        folder = isolation.folder
+        written.append(sum(file.stat().st_size for file in folder.glob("*.weights")))
+        assert all(file.stat().st_size < 50_000 for file in folder.glob("*.onnx"))
+        return found
+
+    data = samples(convolutions(), count=8)
+    expected = quantize(path, data, "XINT8").model
+    monkeypatch.setattr(Isolation, "stored", stored)
+    assert quantize(path, data, "XINT8", isolate=True).model == expected
+    assert len(written) > 2
+    assert len(set(written)) == 1
