@@ -11,12 +11,45 @@ from quark_onnx.rules.base import control, is_control_tensor, rule
 
 @rule("Concat")
 def concat(node: Node, plan: PlanBuilder) -> None:
-    """Quantize every input and the result, with separate scales."""
+    """Quantize every input and the result, with separate scales.
+
+    Pieces of a float input of the model are joined first, so that values are rounded once.
+    onnxruntime then computes the slices of a Focus layer as one SpaceToDepth.
+    """
     for name in node.inputs:
         if control(plan.graph, name) or plan.holds_mask_constants(name):
             plan.keep_node(node, f"{name!r} is a mask or a position, not a signal")
             return
-    plan.activation(node, *node.inputs, node.outputs[0])
+    if _joins_pieces_of_inputs(node, plan):
+        plan.activation(node, node.outputs[0])
+    else:
+        plan.activation(node, *node.inputs, node.outputs[0])
+
+
+def _joins_pieces_of_inputs(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether all tensors are slices of the model's inputs, which stay float.
+
+    Integer engines, and power-of-two scales, which are meant for one, need rounded pieces.
+    """
+    spec = plan.specs[node].activation
+    if not plan.safe or plan.aligns or spec is None or spec.pow2:
+        return False
+    if plan.rounds_results(node):
+        return False
+    return all(_is_piece_of_input(tensor, plan) for tensor in node.inputs)
+
+
+def _is_piece_of_input(tensor: str, plan: PlanBuilder) -> bool:
+    sliced = False
+    while not plan.quantized(tensor):
+        producer = plan.graph.producer(tensor)
+        if producer is None:
+            return sliced and plan.graph.is_input(tensor)
+        if producer.kind != "Slice":
+            return False
+        sliced = True
+        tensor = producer.inputs[0]
+    return False
 
 
 @rule("Pad")

@@ -413,6 +413,32 @@ def test_concat_gives_each_input_its_own_scale() -> None:
     )
 
 
+FOCUS = """g (float[1,3,8,8] x) => (float[1,6,4,8] y) {
+    a = Slice (x, zero, eight, two, by) b = Slice (x, one, eight, two, by)
+    [join] y = Concat <axis = 1> (a, b)
+}"""
+SLICES = {
+    "zero": np.int64([0]),
+    "one": np.int64([1]),
+    "two": np.int64([2]),
+    "by": np.int64([2]),
+    "eight": np.int64([8]),
+}
+
+
+def test_slices_of_an_input_are_joined_before_they_are_rounded() -> None:
+    assert plan_text(FOCUS, **SLICES).endswith("join (Concat)\n  > y: Q\n")
+
+
+def test_slices_of_an_input_are_rounded_for_an_integer_engine() -> None:
+    text = plan_text(FOCUS, POW2, **SLICES).split("join (Concat)\n")[1]
+    assert [line.split(":")[0] for line in text.splitlines()] == [
+        "  < a",
+        "  < b",
+        "  > y",
+    ]
+
+
 def test_concat_with_a_position_stays_float() -> None:
     text = plan_text("""g (float[N,6] x, int64[N,6] m) => (float[N,12] y) {
             f = Cast <to = 1> (m)
