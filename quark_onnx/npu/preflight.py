@@ -176,7 +176,8 @@ class Preflight:
                 f" {self.aborts[0].op_type} {self.aborts[0].node}"
             )
         pieces = counted(self.subgraphs, "subgraph")
-        return f"{percentage(self.share)} of {self.amount} on the NPU, in {pieces}"
+        share = percentage(self.share, (_GOOD, _POOR))
+        return f"{share} of {self.amount} on the NPU, in {pieces}"
 
     @property
     def band(self) -> str:

@@ -134,9 +134,12 @@ class Classified:
         gain = other.strength - self.strength
         if gain >= _CLEAR:
             return True
-        entropies = _entropy(np.array(self.rows)) - _entropy(np.array(other.rows))
-        certain = len(self) >= _ROWS and _student(entropies) >= _SIGNIFICANT
+        certain = len(self) >= _ROWS and self.student(other) >= _SIGNIFICANT
         return bool(certain and gain >= _LEAST_GAIN)
+
+    def student(self, other: Classified) -> float:
+        """Return Student's t of the fall of the entropies of the predictions."""
+        return _student(_entropy(np.array(self.rows)) - _entropy(np.array(other.rows)))
 
     def __len__(self) -> int:
         return len(self.rows)

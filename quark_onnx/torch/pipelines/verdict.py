@@ -14,6 +14,7 @@ from torch import nn
 
 from quark_onnx.dtypes import Integer
 from quark_onnx.progress import Progress
+from quark_onnx.report.figures import near_limits
 from quark_onnx.reported import Reported
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -437,13 +438,16 @@ def _loss(divergence: float) -> str:
 
     >>> _loss(0.002), _loss(0.2)
     ('next to nothing is lost (divergence 0.0020 nats a token)', 'much is lost (divergence 0.2000 nats a token)')
+    >>> _loss(0.01004)
+    'little is lost (divergence 0.01004 nats a token)'
     """  # noqa: E501
     words = "much is lost"
     if divergence <= _SMALL:
         words = "next to nothing is lost"
     elif divergence <= _MODERATE:
         words = "little is lost"
-    return f"{words} (divergence {divergence:.4f} nats a token)"
+    shown = near_limits(divergence, (_SMALL, _MODERATE), 4)
+    return f"{words} (divergence {shown} nats a token)"
 
 
 def file_size(count: int) -> str:
