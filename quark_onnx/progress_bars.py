@@ -79,24 +79,27 @@ class Forecast:
     seconds: float
     later: float = 0.0
 
-    def remaining(self, elapsed: float, done: float, total: int) -> float:
+    def remaining(
+        self, elapsed: float, total: int, complete: int, completed: float
+    ) -> float:
         """Return the seconds until all work is done, by the speed measured so far.
 
         The work after the loop is expected to deviate from its estimate by as much as the loop.
 
         Args:
-            elapsed: seconds at which ``done`` was reached; of the loop so far if ``done`` is 0.
-            done: number of complete steps.
-            total: number of all steps.
+            elapsed: seconds since the loop began.
+            total: number of steps.
+            complete: number of complete steps.
+            completed: seconds from the begin of the loop to the end of the last of them.
 
-        >>> Forecast(60, 10).remaining(10, 0, 6), Forecast(60, 10).remaining(20, 1, 6)
-        (60.0, 120.0)
+        >>> Forecast(60, 10).remaining(6, 6, 0, 0), Forecast(60, 10).remaining(20, 6, 1, 20)
+        (64.0, 120.0)
         """
-        if not done:
-            return max(self.seconds - elapsed, 0.0) + self.later
-        measured = elapsed * total / done
-        slowdown = measured / self.seconds if self.seconds else 1.0
-        return measured - elapsed + self.later * slowdown
+        seconds = completed * total / complete if complete else self.seconds
+        if complete < total:  # the current step may take longer than those before
+            seconds = max(seconds, elapsed * total / (complete + 1))
+        slowdown = seconds / self.seconds if self.seconds else 1.0
+        return max(seconds - elapsed, 0.0) + self.later * slowdown
 
 
 def clock(seconds: float) -> str:
@@ -173,9 +176,8 @@ class LineBar:
         if self._total is None or (self._forecast is None and not self._complete):
             return None
         forecast = self._forecast or Forecast(0.0)
-        last = self._completed if self._complete else now
-        found = forecast.remaining(last - self._start, self._complete, self._total)
-        return max(found - (now - last), 0.0)
+        elapsed, completed = now - self._start, self._completed - self._start
+        return forecast.remaining(elapsed, self._total, self._complete, completed)
 
 
 class TerminalBar:

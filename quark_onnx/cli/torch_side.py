@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
 from quark_onnx.errors import MissingDependency
 from quark_onnx.extras import pip_install
+
+#: Turns for which a thread of torch waits actively for the others (GNU OpenMP). By default a thread
+#: waits for milliseconds before it sleeps. If other programs have the processors, the threads wait
+#: for each other in vain: a product and two elementwise operators on 2 busy processors (load 20)
+#: ran 10 times a second, and 80 times with this number.
+_SPINS = "5000"
 
 
 def torch_side(name: str) -> Any:
@@ -18,6 +25,8 @@ def torch_side(name: str) -> Any:
     Raises:
         MissingDependency: torch, or another dependency of the module, is not installed.
     """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read when torch is imported
     try:
         return import_module(name)
     except ImportError as error:

@@ -169,7 +169,7 @@ def test_an_estimate_is_corrected_by_what_is_measured(
             seconds.append(51)
             bar.update(1)
     assert capsys.readouterr().err.splitlines() == [
-        "quark-onnx: quantizing: block 0 of 6, 0:12 elapsed, about 0:58 remaining",
+        "quark-onnx: quantizing: block 0 of 6, 0:12 elapsed, about 1:12 remaining",
         "quark-onnx: inner: step 5, 0:10 elapsed",
         "quark-onnx: quantizing: block 2 of 6, 0:40 elapsed, about 1:40 remaining",
         "quark-onnx: comparing: window 1 of 2, 0:11 elapsed, about 0:11 remaining",
