@@ -647,9 +647,8 @@ class _Writer:
         known = dtype.read and (
             dtype.emitted or self.graph.is_constant(inputs[0])
         )  # both nodes of a pair, or neither
-        known &= not (
-            dtype is INT32 and params.zero_point.any()
-        )  # onnxruntime does not subtract an int32 zero point
+        # onnxruntime 1.20 refuses an int32 zero point other than 0, which 1.32 subtracts.
+        known &= not (dtype is INT32 and params.zero_point.any())
         domain = ""
         if isinstance(dtype, Float4):
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
