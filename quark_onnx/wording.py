@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def counted(count: int, noun: str) -> str:
@@ -23,3 +23,12 @@ def first_of(names: Sequence[str], limit: int = 1) -> str:
     shown = ", ".join(names[:limit])
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
+
+
+def tally(pairs: Iterable[tuple[str, int]]) -> str:
+    """Return names with their counts, as ``Counter.most_common`` has them.
+
+    >>> tally([("Conv", 3), ("Relu", 1)])
+    '3 Conv, 1 Relu'
+    """
+    return ", ".join(f"{count} {name}" for name, count in pairs)

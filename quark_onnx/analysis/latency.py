@@ -20,7 +20,7 @@ from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
 from quark_onnx.steps import with_bodies
-from quark_onnx.wording import counted
+from quark_onnx.wording import counted, tally
 
 #: Maximum number of runs of each model, and their total time in seconds.
 _RUNS, _SECONDS = 30, 1.0
@@ -289,7 +289,7 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
     """Yield reasons that lie in the operators of a model with 8-bit activations."""
     unfused = _unfused(model)
     if unfused:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in unfused.most_common(4))
+        kinds = tally(unfused.most_common(4))
         yield (
             f"Q/DQ pairs around operators without an integer kernel ({kinds}) are"
             " not fused and cost time; leave these operators float with --exclude"

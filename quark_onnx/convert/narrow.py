@@ -24,6 +24,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, cast_interface, store_constants
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan.existing import is_quantizing
+from quark_onnx.wording import tally
 
 _TENSOR = {FLOAT16.onnx: "tensor(float16)", BFLOAT16.onnx: "tensor(bfloat16)"}
 #: Attributes with the type of a result.
@@ -95,9 +96,7 @@ class _Narrow:
         name = self.half.name
         lines = [f"{self.count} tensors became {name}"]
         if self.wide:
-            kinds = ", ".join(
-                f"{count} {kind}" for kind, count in sorted(self.wide.items())
-            )
+            kinds = tally(sorted(self.wide.items()))
             lines.append(f"stay float32, at this opset or altogether: {kinds}")
         if self.clipped:
             lines.append(

@@ -185,6 +185,11 @@ def defined_names(graph: GraphProto) -> set[str]:
     return names
 
 
+def kinds_of(nodes: Iterable[Node]) -> set[str]:
+    """Return the kinds of nodes."""
+    return {node.kind for node in nodes}
+
+
 def inner_nodes(nodes: Iterable[Node]) -> list[Node]:
     """Return the nodes in the subgraphs of nodes, at any depth.
 

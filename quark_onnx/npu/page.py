@@ -9,7 +9,15 @@ from pathlib import Path
 
 from quark_onnx.npu.placement import ABORT, NPU, Verdict
 from quark_onnx.npu.preflight import Group, Preflight
-from quark_onnx.page import Action, document, facts, scrolling, verdict, write_whole
+from quark_onnx.page import (
+    Action,
+    document,
+    facts,
+    scrolling,
+    table_row,
+    verdict,
+    write_whole,
+)
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.report import percentage
 from quark_onnx.wording import counted
@@ -233,9 +241,9 @@ def _reasons(found: Preflight) -> str:
     if not groups:
         return "<h2>Why not</h2>\n<p>Every operator is forecast to run on the NPU.</p>"
     titles = ("device", "nodes", "why", "what to do", "known from")
-    head = "".join(f"<th>{title}</th>" for title in titles)
     rows = "".join(_row(group) for group in groups)
-    return f"<h2>Why not</h2>\n{scrolling(f'<table><tr>{head}</tr>{rows}</table>')}"
+    table = f"<table>{table_row(titles, 'th')}{rows}</table>"
+    return f"<h2>Why not</h2>\n{scrolling(table)}"
 
 
 def _row(group: Group) -> str:
@@ -253,4 +261,4 @@ def _row(group: Group) -> str:
         escape(group.mend),
         f"{escape(group.confidence)}<br>{'<br>'.join(sources)}",
     )
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    return table_row(cells)

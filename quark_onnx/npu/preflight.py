@@ -38,7 +38,7 @@ from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import percentage
 from quark_onnx.targets import Target
-from quark_onnx.wording import counted
+from quark_onnx.wording import counted, tally
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 
@@ -68,9 +68,9 @@ class Group:
     @property
     def kinds(self) -> str:
         """Return the operator types with their numbers of nodes."""
-        counts = Counter(each.op_type for each in self.verdicts).most_common()
-        shown = ", ".join(f"{count} {kind}" for kind, count in counts[:_SHOWN])
-        return shown + (", ..." if len(counts) > _SHOWN else "")
+        kinds = Counter(each.op_type for each in self.verdicts).most_common()
+        shown = tally(kinds[:_SHOWN])
+        return shown + (", ..." if len(kinds) > _SHOWN else "")
 
     @property
     def confidence(self) -> str:

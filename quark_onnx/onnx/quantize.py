@@ -13,7 +13,7 @@ from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config.config import QuantizationConfig
-from quark_onnx.onnx.run import run
+from quark_onnx.onnx.run import handed_back, run
 
 #: Arguments under names of older releases.
 _OLDER = {
@@ -48,7 +48,7 @@ def quantize_static(
     config = QuantizationConfig(**_known(settings))
     data = choose_data(model_input, calibration_data_reader, calibration_data_path)
     result = run(config.draft(), model_input, data, model_output)
-    return result.model if model_output is None else None
+    return handed_back(result, model_output)
 
 
 def quantize_dynamic(
@@ -71,7 +71,7 @@ def quantize_dynamic(
     """
     config = QuantizationConfig(**{**_known(settings), "use_dynamic_quant": True})
     result = run(config.draft(), model_input, None, model_output)
-    return result.model if model_output is None else None
+    return handed_back(result, model_output)
 
 
 def _known(settings: dict[str, Any]) -> dict[str, Any]:

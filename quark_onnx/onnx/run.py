@@ -19,6 +19,7 @@ from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
 from quark_onnx.graph.io import load
+from quark_onnx.graph.node import kinds_of
 from quark_onnx.job import Result
 from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
@@ -46,6 +47,11 @@ _ORDER = (
     "adaquant",
     "bias_correction",
 )
+
+
+def handed_back(result: Result, output: str | Path | None) -> ModelProto | None:
+    """Return the quantized model unless it was written to a file."""
+    return result.model if output is None else None
 
 
 def run(
@@ -193,7 +199,7 @@ class _Names:
             ConfigError: no operator type remains.
         """
         if op_types:
-            present = {node.kind for node in every_node(self.graph)}
+            present = kinds_of(every_node(self.graph))
         else:
             present = set()
         found = tuple(sorted(ruled_kinds(op_types) & present))
@@ -218,7 +224,7 @@ class _Names:
                 return None
             return replace(override, between=ends)
         nodes = self.known(override.nodes)
-        kinds = {node.kind for node in self.graph.nodes}
+        kinds = kinds_of(self.graph.nodes)
         op_types = tuple(
             each for each in override.op_types if self._warned(each, each in kinds)
         )

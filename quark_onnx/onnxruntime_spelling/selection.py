@@ -8,7 +8,7 @@ from typing import Any
 from quark_onnx.containers import names_of
 from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph
-from quark_onnx.graph.node import inner_nodes
+from quark_onnx.graph.node import inner_nodes, kinds_of
 from quark_onnx.onnxruntime_spelling.request import Request, logger, names
 from quark_onnx.registry import RULES
 
@@ -83,7 +83,7 @@ def choose(request: Request) -> None:
 
 def _choose_types(request: Request, types: tuple[str, ...]) -> None:
     nodes = every_node(request.graph)
-    present = {node.kind for node in nodes}
+    present = kinds_of(nodes)
     kinds = ruled_kinds(types)
     ruled = {kind for kind in present if kind in RULES}
     missing = [

@@ -14,6 +14,15 @@ from quark_onnx.page.style import CSS
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
+def table_row(cells: Iterable[str], kind: str = "td") -> str:
+    """Return a row of a table; the kind is "th" in its head.
+
+    >>> table_row(["a", "b"])
+    '<tr><td>a</td><td>b</td></tr>'
+    """
+    return "<tr>" + "".join(f"<{kind}>{cell}</{kind}>" for cell in cells) + "</tr>"
+
+
 def document(title: str, parts: Iterable[str], style: str = "") -> str:
     """Return the text of a page.
 

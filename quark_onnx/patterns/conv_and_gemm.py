@@ -88,12 +88,16 @@ class Layer:
             -1,
             *stored.shape[1:],
         )
-        return grouped.swapaxes(1, 2) if self.turned else grouped
+        return self._exchanged(grouped)
 
     def as_stored(self, arranged: NDArray[T]) -> NDArray[T]:
         """Invert ``arranged``."""
-        grouped = arranged.swapaxes(1, 2) if self.turned else arranged
+        grouped = self._exchanged(arranged)
         return np.ascontiguousarray(grouped.reshape(-1, *grouped.shape[2:]))
+
+    def _exchanged(self, grouped: NDArray[T]) -> NDArray[T]:
+        """Exchange inputs and outputs where the layer stores them the other way around."""
+        return grouped.swapaxes(1, 2) if self.turned else grouped
 
     def set_weight(
         self,

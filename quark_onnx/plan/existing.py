@@ -9,6 +9,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import inner_nodes
+from quark_onnx.wording import tally
 
 _PAIRS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
@@ -49,8 +50,8 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
         *(node for node in inner_nodes(graph.nodes) if is_quantizing(node)),
     ]
     if everywhere and not keep:
-        counts = Counter(node.op_type for node in everywhere).most_common(4)
-        words = ", ".join(f"{count} {name}" for name, count in counts)
+        kinds = Counter(node.op_type for node in everywhere)
+        words = tally(kinds.most_common(4))
         raise ModelError(
             f"the model is quantized already: it has {words}, the first of them"
             f" {everywhere[0].name!r}; give the float model, or keep what is quantized"

@@ -11,7 +11,7 @@ from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrid
 from quark_onnx.containers import by_name, flattened, names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
-from quark_onnx.graph.node import inner_nodes
+from quark_onnx.graph.node import inner_nodes, kinds_of
 from quark_onnx.plan.existing import existing
 from quark_onnx.wording import counted
 
@@ -82,7 +82,7 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     """Return the nodes that stay float, with the reason."""
     excluded: dict[Node, str] = {}
     if config.op_types:
-        kinds = {node.kind for node in (*graph.nodes, *inner_nodes(graph.nodes))}
+        kinds = kinds_of((*graph.nodes, *inner_nodes(graph.nodes)))
         if strict and kinds.isdisjoint(config.op_types):
             raise ConfigError(
                 f"the model has no operator of type {' or '.join(config.op_types)}:"
@@ -188,7 +188,7 @@ def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]
         hits = graph.nodes_of((op_type,))
         inside = (node.kind == op_type for node in inner_nodes(graph.nodes))
         if strict and not hits and not any(inside):
-            kinds = {node.kind for node in graph.nodes}
+            kinds = kinds_of(graph.nodes)
             raise ConfigError(
                 "the model has no operator of type"
                 f" {op_type!r}{nearest(op_type, kinds)}",

@@ -40,7 +40,7 @@ def percent(share: float, digits: int = 2) -> str:
         return f">{100 - least:.{digits}f}"
     if share > 0 and float(text) == 0:
         return f"<{least:.{digits}f}"
-    return text.removeprefix("-") if float(text) == 0 else text
+    return _with_one_zero(text)
 
 
 def near_limits(value: float, limits: Iterable[float] = (), digits: int = 2) -> str:
@@ -63,6 +63,11 @@ def near_limits(value: float, limits: Iterable[float] = (), digits: int = 2) -> 
             break
     else:
         text = repr(float(value))
+    return _with_one_zero(text)
+
+
+def _with_one_zero(text: str) -> str:
+    """Return a number in digits without the sign of a negative zero."""
     return text.removeprefix("-") if float(text) == 0 else text
 
 

@@ -14,6 +14,7 @@ from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
 from quark_onnx.reported import SCHEMA, Reported
+from quark_onnx.wording import tally
 
 _SHOWN = 12
 #: Maximum number of operator types in the line of a reason.
@@ -179,9 +180,7 @@ def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
         if kinds.total() == 1:
             lines.append(f"1 node ({next(iter(kinds))}): {reason}")
             continue
-        shown = ", ".join(
-            f"{count} {kind}" for kind, count in kinds.most_common(_KINDS)
-        )
+        shown = tally(kinds.most_common(_KINDS))
         more = ", ..." if len(kinds) > _KINDS else ""
         lines.append(f"{kinds.total()} nodes ({shown}{more}): {reason}")
     return lines

@@ -13,6 +13,7 @@ from calibrators import QParams
 from quark_onnx.dtypes import INT32, Float4, Integer, Minifloat, Scaled
 from quark_onnx.fusions.pointwise import softmax_fails
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import kinds_of
 from quark_onnx.kernels.nbits import BLOCK_SIZES
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.rules import WEIGHTED
@@ -66,7 +67,7 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
         if plan.use(use.tensor, node) == use
     ]
     weighted = [node for node in readers if node.kind in WEIGHTED]
-    kinds = {node.kind for node in weighted}
+    kinds = kinds_of(weighted)
     in_integer_product = any(_reads_integers(plan, node) for node in weighted)
     if dtype is INT32 or _is_float8(dtype):
         return in_integer_product

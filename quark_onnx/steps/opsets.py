@@ -13,6 +13,7 @@ from quark_onnx.containers import of_type
 from quark_onnx.dtypes import BODY_OPSET, INT32, Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
+from quark_onnx.graph.node import kinds_of
 from quark_onnx.passes import at_opset, raise_opset, to_opset
 from quark_onnx.plan import BiasOf, Plan, Quantize, Use
 from quark_onnx.registry import TARGETS
@@ -237,7 +238,7 @@ def _raised(
 
     None if onnx cannot convert the graph without changing its outputs.
     """
-    kinds = {node.kind for node in graph.nodes}
+    kinds = kinds_of(graph.nodes)
     if sample is None and any(
         graph.opset < at <= opset and kinds & changed
         for at, changed in _CHANGED.items()

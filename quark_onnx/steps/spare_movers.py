@@ -20,6 +20,7 @@ from quark_onnx.rules.passthrough import HANDING_ON
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.subgraph_plans import SubgraphPlan, plan_insides
+from quark_onnx.wording import tally
 
 _REASON = "onnxruntime crashed with Q/DQ pairs around operators that move values"
 _UNMEASURED = "it was not measured before onnxruntime crashed"
@@ -54,9 +55,7 @@ def spare_movers(
     )
     again, ranges = _spared(make_plan(graph, config, strict=False), plan, ranges)
     inner = _spare_bodies(plan_insides(graph, config), insides)
-    counts = ", ".join(
-        f"{count} {kind}" for kind, count in sorted(Counter(movers).items())
-    )
+    counts = tally(sorted(Counter(movers).items()))
     note = (
         "onnxruntime crashed on the quantized model; operators that move values were"
         f" then left float: {counts}"

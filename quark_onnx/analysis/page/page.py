@@ -16,6 +16,7 @@ from quark_onnx.page import Action, document, facts, grouped, verdict, write_who
 from quark_onnx.page.svg import short
 from quark_onnx.report import decibels, percentage
 from quark_onnx.report.verdict.verdict import THRESHOLDS
+from quark_onnx.wording import tally
 
 _TOP = 12
 _CAUSES = 4
@@ -69,7 +70,7 @@ def _header(found: Analysis, before: str, after: str) -> str:
     formats = Counter(
         tensor.format for tensor in found.tensors if tensor.format
     ).most_common(2)
-    kinds = ", ".join(f"{count} {name}" for name, count in formats) or "none quantized"
+    kinds = tally(formats) or "none quantized"
     worst = min(
         (o for o in found.outputs if o.sqnr is not None),
         key=lambda o: o.sqnr or 0.0,

@@ -17,7 +17,7 @@ from quark_onnx.onnx.quantization.config.config import (
     QConfig,
     QuantizationConfig,
 )
-from quark_onnx.onnx.run import run
+from quark_onnx.onnx.run import handed_back, run
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class ModelQuantizer:
             draft = self.config.draft(algorithms or ())
         data = choose_data(model_input, calibration_data_reader, calibration_data_path)
         result = run(draft, model_input, data, model_output)
-        return result.model if model_output is None else None
+        return handed_back(result, model_output)
 
 
 def choose_data(

@@ -24,7 +24,7 @@ from quark_onnx.torch.pipelines.mixed_precision import Mixture
 from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import Verdict, file_size
-from quark_onnx.wording import first_of
+from quark_onnx.wording import first_of, tally
 
 _STYLE = (
     STYLE
@@ -109,7 +109,7 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
     weights = Counter(
         str(spec.weight.dtype.name) for spec in report.quantized.values() if spec.weight
     )
-    kinds = ", ".join(f"{count} {kind}" for kind, count in weights.most_common(3))
+    kinds = tally(weights.most_common(3))
     rows = [
         ("Layers quantized", f"{len(report.quantized):,}", kinds),
         ("Stay float", f"{len(report.kept):,}", ""),

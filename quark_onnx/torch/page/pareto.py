@@ -6,7 +6,7 @@ import math
 from html import escape
 from pathlib import Path
 
-from quark_onnx.page import document, facts, write_whole
+from quark_onnx.page import document, facts, table_row, write_whole
 from quark_onnx.page.svg import drawing, linear, logarithmic, power, short, tag, ticks
 from quark_onnx.torch.pipelines.scheme_search import Search, Trial
 from quark_onnx.torch.pipelines.verdict import file_size
@@ -44,7 +44,7 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
         for trial in sorted(found.trials, key=lambda each: each.bytes)
     )
     cells = ("candidate", "bits", "size", "divergence", "seconds", "on the front")
-    head = "".join(f"<th>{cell}</th>" for cell in cells)
+    head = table_row(cells, "th")
     sizes = ((1000.0, 380.0, "wide"), (380.0, 320.0, "narrow"))
     plots = ""
     if any(trial.divergence for trial in found.trials):
@@ -57,7 +57,7 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
         "</header>",
         f"<section><h2>Size against divergence</h2>{figure}</section>",
         '<section><h2>Trials</h2><div class="card scroll"><table class="trials">'
-        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div></section>",
+        f"<thead>{head}</thead><tbody>{lines}</tbody></table></div></section>",
     ]
     write_whole(path, document(f"{name}: search", parts, _STYLE))
 
@@ -76,7 +76,7 @@ def _row(trial: Trial, front: bool) -> str:
         f"{trial.seconds:.0f}",
         "yes" if front else "",
     )
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    return table_row(cells)
 
 
 def _plot(found: Search, width: float, height: float, class_: str) -> str:
