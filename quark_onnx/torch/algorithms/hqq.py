@@ -127,7 +127,7 @@ def can_solve(spec: TensorSpec) -> bool:
         and spec.dtype.bits <= 8
         and not spec.grid.symmetric
     )
-    return asymmetric and not spec.grid.pow2 and (spec.per_channel or bool(spec.group))
+    return asymmetric and not spec.grid.pow2 and not spec.per_tensor
 
 
 def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> Params:

@@ -102,6 +102,11 @@ class TensorSpec(QuantizationSpec):
         return self.block_size or block_of(self.dtype)
 
     @property
+    def per_tensor(self) -> bool:
+        """Whether one scale serves all values, not one per channel, token, group or block."""
+        return not self.per_channel and not self.group
+
+    @property
     def measured(self) -> bool:
         """Whether the scale of an activation needs calibration data."""
         return (

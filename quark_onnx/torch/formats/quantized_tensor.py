@@ -116,12 +116,7 @@ def quantize(
     if isinstance(spec.dtype, TwoLevel):
         if whole is None:
             whole = global_scale_of([weight])
-    elif (
-        isinstance(spec.dtype, Scaled)
-        and params is None
-        and not spec.group
-        and not spec.per_channel
-    ):
+    elif isinstance(spec.dtype, Scaled) and params is None and spec.per_tensor:
         # A per-tensor scale needs the whole weight; the codes below are made a part at a time.
         params = solve(matrix, spec)
     count = max(1, AT_ONCE // max(1, matrix.shape[1]))
@@ -213,7 +208,7 @@ def check_finite(weight: torch.Tensor, name: str) -> None:
 
 def solve(view: torch.Tensor, spec: TensorSpec) -> Params:
     """Return min-max scales of a weight, of shape (), (rows,) or (rows, blocks)."""
-    whole = not spec.group and not spec.per_channel
+    whole = spec.per_tensor
     lo, hi = affine.extremes(view.reshape(-1) if whole else view)
     if spec.scale == "float32":
         lo, hi = lo.float(), hi.float()
@@ -246,7 +241,7 @@ def fake_quantize(
     if params is None:
         params = affine.params_for(
             *affine.extremes(
-                view if spec.per_channel or spec.group else view.reshape(-1),
+                view.reshape(-1) if spec.per_tensor else view,
             ),
             spec,
         )

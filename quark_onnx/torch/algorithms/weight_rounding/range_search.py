@@ -28,7 +28,7 @@ def has_ranges(spec: TensorSpec) -> bool:
     >>> has_ranges(TensorSpec("int4", block_size=32)), has_ranges(TensorSpec("mxfp4e2m1"))
     (True, False)
     """
-    return isinstance(spec.dtype, Scaled) and bool(spec.group or spec.per_channel)
+    return isinstance(spec.dtype, Scaled) and not spec.per_tensor
 
 
 def tries(shares: int) -> int:

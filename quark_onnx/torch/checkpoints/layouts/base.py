@@ -258,9 +258,7 @@ def small_integers(spec: LayerSpec) -> str:
         return "it has weights alone"
     if not isinstance(weight.dtype, Integer) or weight.dtype.bits != 4:
         return "it has integers of 4 bits alone"
-    if weight.group or weight.per_channel:
-        return ""
-    return "it has scales for blocks, or for outputs"
+    return "it has scales for blocks, or for outputs" if weight.per_tensor else ""
 
 
 def unsigned(weight: Quantized) -> tuple[Any, Any]:

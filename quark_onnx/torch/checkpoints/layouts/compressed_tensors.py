@@ -94,16 +94,17 @@ def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
         return PACKED
     if not isinstance(read.dtype, Integer) or read.dtype.bits not in (4, 8):
         return ""
-    signed = read.symmetric and read.grid.qmin < 0
-    moving = read.dynamic and signed and (read.per_channel or bool(read.group))
-    if (
-        weight.dtype.bits == read.dtype.bits == 8
-        and weight.symmetric
-        and not weight.group
-        and not read.group
-    ):
-        return INTEGERS if moving or not read.dynamic else ""
-    return PACKED if moving and (weight.per_channel or weight.group) else ""
+    is_signed = read.symmetric and read.grid.qmin < 0
+    per_token_or_group = read.dynamic and is_signed and not read.per_tensor
+    if _is_ungrouped_w8a8(weight, read):
+        return INTEGERS if per_token_or_group or not read.dynamic else ""
+    return PACKED if per_token_or_group and not weight.per_tensor else ""
+
+
+def _is_ungrouped_w8a8(weight: TensorSpec, read: TensorSpec) -> bool:
+    if weight.group or read.group:
+        return False
+    return weight.symmetric and weight.dtype.bits == read.dtype.bits == 8
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class CompressedTensorsLayout(Layout):
         return "vLLM reads none of its formats with such weights, inputs and outputs"
 
     def cache_refusal(self, spec: TensorSpec) -> str:
-        whole = spec.dtype.name == "fp8e4m3" and not spec.per_channel and not spec.group
+        whole = spec.dtype.name == "fp8e4m3" and spec.per_tensor
         return "" if whole else "it has fp8e4m3 for keys and values"
 
     def check_layer(

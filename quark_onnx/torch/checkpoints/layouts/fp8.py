@@ -34,7 +34,7 @@ _TOKENS = _E4M3.with_(per_channel=True, dynamic=True)
 
 def _is_whole(spec: TensorSpec) -> bool:
     """Return whether a specification is E4M3 with a per-tensor scale."""
-    return spec.dtype == _E4M3.dtype and not spec.per_channel and not spec.group
+    return spec.dtype == _E4M3.dtype and spec.per_tensor
 
 
 @dataclass(frozen=True)
