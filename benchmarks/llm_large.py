@@ -2,7 +2,7 @@
 estimated.
 
     python benchmarks/llm_large.py [--runs 1B/fp8 8B/uint4_wo_128 ...] [--plans 70B 1T]
-        [--shape BLOCKS HIDDEN] [--folder DIR] [--clock cpu] [--report]
+        [--shape BLOCKS HIDDEN] [--folder DIR] [--clock cpu] [--report] [--estimate-again]
 
 Models have the shapes of TinyLlama 1.1B, of Llama 3 8B and 70B, and of Kimi K2 with a trillion
 parameters, and random weights in bfloat16. A run is SIZE[:BLOCKS[:EXPERTS]]/SCHEME[+ALGORITHM]: a
@@ -12,8 +12,9 @@ the model. Activations and algorithms are calibrated on 1,024 random tokens. The
 1T get a vocabulary of 8,192 tokens.
 
 A plan is an estimate for the whole model of a size and 128 windows of 512 tokens, from files that
-hold the headers of the tensors and no values. --shape runs a small model of other sizes, with both
-schemes that need no algorithm.
+hold the headers of the tensors and no values. --estimate-again replaces the estimates of all runs
+by estimates for such files, after a change of the estimator. --shape runs a small model of other
+sizes, with both schemes that need no algorithm.
 
 The floor of a run is the time in which this machine reads what the run reads and writes what the
 run writes, one file after the other; and, where activations are calibrated, one pass of each token
@@ -37,6 +38,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from _llm_shapes import SIZES, Size, small_llama, write, write_headers
@@ -47,16 +49,12 @@ SCHEMES = ("uint4_wo_128", "fp8")
 RUNS = (
     "1B/uint4_wo_128",
     "1B/fp8",
-    "1B/uint4_wo_128+gptq",
-    "1B/uint4_wo_128+awq",
-    "8B/uint4_wo_128",
-    "8B/fp8",
-    "8B:1/uint4_wo_128+gptq",
-    "8B:1/uint4_wo_128+awq",
-    "70B:1/uint4_wo_128",
-    "70B:1/fp8",
-    "1T:2:16/uint4_wo_128",
-    "1T:2:16/fp8",
+    "1B:2/uint4_wo_128+gptq",
+    "1B:2/uint4_wo_128+awq",
+    "8B:4/uint4_wo_128",
+    "8B:4/fp8",
+    "1T:2:8/uint4_wo_128",
+    "1T:2:8/fp8",
 )
 PLANS = ("1B", "8B", "70B", "1T")
 #: What is estimated for each size.
@@ -140,49 +138,72 @@ class _Planned(Exception):
     """Exception to stop a run after its estimate."""
 
 
+def config_of(source: Any, scheme: str, algorithm: str) -> Any:
+    """Return the configuration of a run."""
+    from quark_onnx.torch.pipelines.ptq import config_for
+
+    config = config_for(scheme, exclude=source.usually_float())
+    return config.with_(algorithms=(algorithm,) if algorithm else ())
+
+
 def child(folder: str, output: str, scheme: str, algorithm: str) -> None:
-    """Quantize in this process, or only estimate if there is no output, and print a Result."""
+    """Quantize in this process, and print a Result."""
     import transformers.models.llama.modeling_llama  # noqa: F401  - imports are not timed
 
     from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
-    from quark_onnx.torch.pipelines.estimate import Estimate
-    from quark_onnx.torch.pipelines.ptq import Text, config_for, ptq
-
-    estimates = list[Estimate]()
-
-    def announce(expected: Estimate) -> None:
-        estimates.append(expected)
-        if not output:
-            raise _Planned
+    from quark_onnx.torch.pipelines.ptq import Text, ptq
 
     source = FloatCheckpoint(folder)
-    config = config_for(scheme, exclude=source.usually_float())
-    config = config.with_(algorithms=(algorithm,) if algorithm else ())
+    config = config_of(source, scheme, algorithm)
     text = Text(str(Path(folder) / "tokens.npy"), None, LENGTH)
     watch = PrivatePeak()
     start, cpu = time.perf_counter(), time.process_time()
-    with contextlib.suppress(_Planned):
-        ptq(source, text, config, output, progress=False, announce=announce)
+    estimate = ptq(source, text, config, output, progress=False).estimate
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
     found = Result(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         peak=int(peak_mb() * 2**20),
         private=int(watch.mb * 2**20),
-        size=size_of(output) if output else 0,
-        estimated_seconds=estimates[0].seconds,
-        estimated_memory=estimates[0].memory,
-        estimated_size=estimates[0].disk,
+        size=size_of(output),
+        estimated_seconds=estimate.seconds,
+        estimated_memory=estimate.memory,
+        estimated_size=estimate.disk,
     )
     print(json.dumps(asdict(found)))
 
 
-def called(folder: Path, output: str, scheme: str, algorithm: str) -> Result:
-    """Call ``child`` in a process of its own."""
-    command = [sys.executable, __file__, "--child", str(folder), output]
-    command += [scheme, algorithm]
+def planning_child(folder: str, *entries: str) -> None:
+    """Print the estimates for a checkpoint by SCHEME[+ALGORITHM]."""
+    from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+    from quark_onnx.torch.pipelines.estimate import Estimate
+    from quark_onnx.torch.pipelines.ptq import Text, ptq
+
+    rows = dict[str, Row]()
+
+    def announce(expected: Estimate) -> None:
+        rows[entry] = {
+            "estimated_seconds": expected.seconds,
+            "estimated_memory": expected.memory,
+            "estimated_size": expected.disk,
+        }
+        raise _Planned
+
+    source = FloatCheckpoint(folder)
+    text = Text(str(Path(folder) / "tokens.npy"), None, LENGTH)
+    for entry in entries:
+        scheme, _, algorithm = entry.partition("+")
+        config = config_of(source, scheme, algorithm)
+        with contextlib.suppress(_Planned):
+            ptq(source, text, config, f"{folder}-out", announce=announce)
+    print(json.dumps(rows))
+
+
+def called(*arguments: str) -> Any:
+    """Call this file in a process of its own, and return what it prints."""
+    command = [sys.executable, __file__, *arguments]
     done = subprocess.run(command, text=True, stdout=subprocess.PIPE, check=True)
-    return Result(**json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def write_tokens(folder: Path, vocabulary: int, windows: int) -> None:
@@ -278,7 +299,8 @@ def measured(run: Run, source: Path, shared: Row, clock: str) -> tuple[Result, R
     for file in source.glob("*.safetensors"):
         drop_cache(file)
     with TemporaryDirectory(dir=source.parent) as place:
-        result = called(source, f"{place}/out", run.scheme, run.algorithm)
+        words = (str(source), f"{place}/out", run.scheme, run.algorithm)
+        result = Result(**called("--child", *words))
     floor = shared["read"] + shared["written"] * result.size / shared["source"]
     if run.calibrates:
         floor += shared["block_weights"] * WINDOWS * LENGTH / shared["rate"]
@@ -317,20 +339,24 @@ def plan(name: str, folder: Path) -> Iterator[tuple[str, Row]]:
     size = SIZES[name]
     block = write_headers(folder, size.config())
     write_tokens(folder, size.vocabulary, PLANNED_WINDOWS)
-    for entry in PLANNED:
-        scheme, _, algorithm = entry.partition("+")
-        found = called(folder, "", scheme, algorithm)
-        yield (
-            f"plan {name}/{entry}",
-            {
-                "source": size_of(folder),
-                "blocks": size.blocks,
-                "block": 2 * block,
-                "estimated_seconds": found.estimated_seconds,
-                "estimated_memory": found.estimated_memory,
-                "estimated_size": found.estimated_size,
-            },
-        )
+    shared = {"source": size_of(folder), "blocks": size.blocks, "block": 2 * block}
+    for entry, row in called("--plan", str(folder), *PLANNED).items():
+        yield f"plan {name}/{entry}", {**row, **shared}
+
+
+def estimate_again(store: Store, folder: Path | None) -> None:
+    """Replace the estimates of all runs."""
+    for name, row in store.rows().items():
+        if name.startswith("plan "):
+            continue
+        run = Run.of(name)
+        with TemporaryDirectory(dir=folder) as place:
+            source = Path(place) / "in"
+            write_headers(source, run.size.config())
+            write_tokens(source, run.size.vocabulary, WINDOWS)
+            entry = f"{run.scheme}+{run.algorithm}".rstrip("+")
+            found = called("--plan", str(source), entry)
+        store.put(name, {**row, **found[entry]})
 
 
 def measured_tables(rows: dict[str, Row]) -> str:
@@ -419,6 +445,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="place of the temporary models")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     parser.add_argument("--report", action="store_true", help="only write the tables")
+    parser.add_argument(
+        "--estimate-again", action="store_true", help="only estimate all runs again"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args()
 
@@ -427,9 +456,14 @@ def main() -> int:
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:])
         return 0
+    if sys.argv[1:2] == ["--plan"]:
+        planning_child(*sys.argv[2:])
+        return 0
     arguments = parse()
     store = Store(arguments.out / "llm_large.json")
-    if arguments.report:
+    if arguments.estimate_again:
+        estimate_again(store, arguments.folder)
+    if arguments.report or arguments.estimate_again:
         report(store, arguments.out)
         return 0
     runs = [Run.of(name) for name in arguments.runs]

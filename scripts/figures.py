@@ -353,6 +353,63 @@ def llm_peers() -> str:
     return table(("algorithm, blocks", "tool", "seconds", "peak MB"), rows)
 
 
+def llm_large() -> str:
+    """Return time, memory and disk of quantizing large language models, and their estimates."""
+    rows = []
+    for key, row in stored("llm_large").items():
+        if key.startswith("plan "):
+            continue
+        seconds = row["cpu_seconds" if row["clock"] == "cpu" else "seconds"]
+        rows.append(
+            (
+                f"`{key}`",
+                f"{row['source'] / 1e9:.1f}",
+                f"{row['block'] / 1e6:.0f}",
+                f"{seconds:.0f}",
+                f"{row['estimated_seconds']:.0f}",
+                f"{row['floor']:.0f}",
+                f"{row['private'] / 1e6:.0f}",
+                f"{row['peak'] / 1e6:.0f}",
+                f"{row['estimated_memory'] / 1e6:.0f}",
+                f"{row['size'] / 1e9:.2f}",
+                f"{row['estimated_size'] / 1e9:.2f}",
+            )
+        )
+    head = (
+        "run",
+        "model GB",
+        "block MB",
+        "seconds",
+        "estimated",
+        "floor",
+        "own MB",
+        "with mapped files",
+        "estimated",
+        "result GB",
+        "estimated",
+    )
+    return table(head, rows)
+
+
+def llm_plans() -> str:
+    """Return estimates for language models of 1 billion to 1 trillion parameters."""
+    rows = []
+    for key, row in stored("llm_large").items():
+        if key.startswith("plan "):
+            rows.append(
+                (
+                    f"`{key.removeprefix('plan ')}`",
+                    f"{row['source'] / 1e9:.0f}",
+                    f"{row['block'] / 1e9:.1f}",
+                    f"{row['estimated_seconds'] / 3600:.1f}",
+                    f"{row['estimated_memory'] / 1e9:.1f}",
+                    f"{row['estimated_size'] / 1e9:.0f}",
+                )
+            )
+    head = ("plan", "model GB", "block GB", "hours", "memory GB", "result GB")
+    return table(head, rows)
+
+
 def llm_clients() -> str:
     """Return the layouts that each client loads, by scheme."""
     rows = dict(stored("llm_clients"))
@@ -467,7 +524,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "llm-algorithms": llm_algorithms,
     "llm-client-versions": llm_client_versions,
     "llm-clients": llm_clients,
+    "llm-large": llm_large,
     "llm-peers": llm_peers,
+    "llm-plans": llm_plans,
     "llm-rtn": llm_rtn,
     "npu-optimizers": npu,
     "optimizers": optimizers,

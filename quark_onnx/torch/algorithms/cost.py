@@ -6,7 +6,7 @@ The estimate needs only shapes and settings, and no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: Calls of operators in a block outside of products: norms, rotary embedding, activation,
@@ -73,6 +73,8 @@ class Shapes:
         attention: width of the queries of all blocks together.
         head: number of weights of the head; it runs in an evaluation only.
         vocabulary: number of outputs of the head.
+        shares: share of the tokens that reach a module, by its name, for experts.
+        idle: number of weights of experts that an average token does not reach.
     """
 
     layers: Mapping[str, tuple[int, int]]
@@ -83,6 +85,13 @@ class Shapes:
     attention: int = 0
     head: int = 0
     vocabulary: int = 0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    idle: int = 0
+
+    @property
+    def active(self) -> int:
+        """Return the number of weights in all blocks that an average token reaches."""
+        return self.weights - self.idle
 
     @property
     def length(self) -> float:
@@ -106,7 +115,7 @@ class Shapes:
         Args:
             length: tokens of a sample.
         """
-        return self.weights + 2 * length * self.attention
+        return self.active + 2 * length * self.attention
 
     @property
     def groups(self) -> dict[tuple[str, int], int]:
@@ -133,7 +142,10 @@ class Shapes:
     @property
     def hessians(self) -> float:
         """Return the multiply-accumulates of accumulating the Hessians X^T X."""
-        return float(sum(inputs**2 for _, inputs in self.groups)) * self.tokens
+        total = 0.0
+        for parent, inputs in self.groups:
+            total += inputs**2 * self.shares.get(parent, 1.0)
+        return total * self.tokens
 
     @property
     def errors(self) -> float:

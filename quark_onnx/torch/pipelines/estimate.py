@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from quark_onnx.torch.checkpoints.meta_model import dtype_of
 from quark_onnx.torch.checkpoints.quark_tensors import stored
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.mixtures import token_shares
 from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_first
 from quark_onnx.torch.models.structure import blocks_of, embedding_of
 from quark_onnx.torch.runtime.memory import resident
@@ -43,6 +44,12 @@ _TOKENS, _READ, _PARTS = 256, 1 << 22, 8
 #: Tokens that a block runs at once; bytes per attention probability, in addition to three values
 #: of the model's type.
 AT_ONCE, _SOFTMAX = BATCH_TOKENS, 4
+#: Names in configurations for the number of experts that run on a token.
+_ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+#: Most bytes per second that a system takes for writing; reading may be faster, from memory.
+_WRITTEN = 1e9
+#: Scheduling statistics of the current thread, on Linux.
+_SCHEDULED = Path("/proc/thread-self/schedstat")
 #: Columns of the timed sweep.
 _SWEPT = 128
 #: Most runs of a probe, and seconds after which it ends.
@@ -157,7 +164,7 @@ def estimate(  # noqa: PLR0913
         for file in {tensor.path for tensor in source.reader.tensors.values()}
     )
     # tensors are written twice: singly, then into the file with its header
-    seconds = (read + 2 * disk) / speed.reading()
+    seconds = read / speed.reading() + 2 * disk / min(speed.reading(), _WRITTEN)
     if coded:
         seconds += count / speed.roundings(coded[0][1], dtype)
     alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
@@ -245,6 +252,7 @@ def shapes_of(
         else None
     )
     weight = getattr(head, "weight", None)
+    shares = _shares(model, layers)
     return Shapes(
         layers,
         sum(map(_count, blocks)),
@@ -254,7 +262,33 @@ def shapes_of(
         attention=heads * width * len(blocks),
         head=0 if weight is None else weight.numel(),
         vocabulary=0 if weight is None else len(weight),
+        shares=shares,
+        idle=_idle(layers, shares),
     )
+
+
+def _shares(model: PreTrainedModel, layers: Iterable[str]) -> dict[str, float]:
+    """Return the share of the tokens that reach the parents of layers, for experts."""
+    config = _text(model)
+    named = (_whole(config, name) for name in _ACTIVE)
+    stacks = token_shares(model, next(filter(None, named), 0))
+    shares = dict[str, float]()
+    for layer in layers:
+        parent = layer.rpartition(".")[0]
+        # an expert is a module in the stack, or a layer itself
+        for name in (parent, parent.rpartition(".")[0]):
+            if name in stacks:
+                shares[parent] = stacks[name]
+    return shares
+
+
+def _idle(layers: Mapping[str, tuple[int, int]], shares: Mapping[str, float]) -> int:
+    """Return the number of weights of experts that an average token does not reach."""
+    idle = 0.0
+    for name, (outputs, inputs) in layers.items():
+        share = shares.get(name.rpartition(".")[0], 1.0)
+        idle += outputs * inputs * (1 - share)
+    return int(idle)
 
 
 def _probabilities(
@@ -393,7 +427,7 @@ class Speed:
     def reading(self) -> float:
         """Return the bytes per second read from the checkpoint.
 
-        Writing is assumed to be as fast.
+        Writing is assumed to be as fast, up to ``_WRITTEN``.
         """
         return self._once(("reading",), lambda: _reading_rate(self._source))
 
@@ -463,7 +497,8 @@ def _column_rate() -> float:
 def _reading_rate(source: FloatCheckpoint) -> float:
     """Return the bytes per second read from the largest file of a checkpoint.
 
-    The median of several parts counts, since the system may hold one of them in memory.
+    The median of several parts counts, since the system may hold one of them in memory. Waiting for
+    the disk counts, waiting for a processor does not.
     """
     file: Path = max(
         {tensor.path for tensor in source.reader.tensors.values()},
@@ -472,9 +507,20 @@ def _reading_rate(source: FloatCheckpoint) -> float:
     rates = list[float]()
     with file.open("rb", buffering=0) as opened:
         for _ in range(_PARTS):
-            start = time.perf_counter()
+            start = time.perf_counter() - _waited_for_processor()
             count = len(opened.read(_READ))
             if count:
-                seconds = time.perf_counter() - start
+                seconds = time.perf_counter() - _waited_for_processor() - start
                 rates.append(count / max(seconds, _SHORTEST))
     return statistics.median(rates)
+
+
+def _waited_for_processor() -> float:
+    """Return the seconds for which this thread was ready to run, but other work ran; 0 if unknown.
+
+    Linux counts them, in nanoseconds, as the second number of a thread's schedstat.
+    """
+    try:
+        return int(_SCHEDULED.read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # another system
+        return 0.0

@@ -89,6 +89,16 @@ def test_fp8_blocks(tmp_path: Path) -> None:
     assert f"{LAYER}.weight_scale_inv" not in reader
 
 
+def test_parts_are_the_stored_tensors(tmp_path: Path) -> None:
+    """The thread that reads ahead reads what a decoded tensor is computed from."""
+    quantization = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    source = rewritten(tmp_path / "source", quantization, fp8_blocks)
+    reader = decoded_reader(source, torch.float32)
+    parts = [part for tensor in reader.tensors.values() for part in tensor.parts]
+    stored = load_file(source / "model.safetensors")
+    assert sorted(part.name for part in parts) == sorted(stored)
+
+
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 def test_gptq(version: str, tmp_path: Path) -> None:
     quantization = {"quant_method": "gptq", "bits": 4, "checkpoint_format": version}

@@ -29,10 +29,11 @@ from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.torch.pipelines.estimate import Estimate, estimate, shapes_of
+from quark_onnx.torch.pipelines.estimate import Estimate, Speed, estimate, shapes_of
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.ptq import Text, ptq
+from tests import torch_families
 from tests.torch_models import llama, made, saved, tokens
 
 
@@ -224,6 +225,53 @@ def test_products_of_a_calibration(tmp_path: Path) -> None:
     assert replace(shapes, samples=20, tokens=20 * 64).batches == 3  # of 8 samples
     twice = replace(shapes, samples=10, tokens=10 * 64).runs(1)
     assert twice.products == 2 * shapes.runs(1).products
+
+
+def test_products_of_a_mixture(tmp_path: Path) -> None:
+    """Only the chosen experts run on a token: two of four in each block."""
+    model = made(torch_families.config_of("mixtral"))
+    source = FloatCheckpoint(saved(model, tmp_path / "source"))
+    config = TorchConfig(scheme("fp8"), exclude=("lm_head",))
+    chosen = chosen_layers(source.model, config)[0]
+    shapes = shapes_of(source.model, chosen, 5 * 64, 5)
+    experts = [name for name in shapes.layers if ".experts." in name]
+    active = source.model.config.num_experts_per_tok
+    count = source.model.config.num_local_experts
+    assert set(shapes.shares.values()) == {active / count}
+    sizes = {
+        name: outputs * inputs for name, (outputs, inputs) in shapes.layers.items()
+    }
+    blocks = source.model.model.layers.parameters()
+    dense = sum(each.numel() for each in blocks) - sum(map(sizes.get, experts))
+    routed = sum(map(sizes.get, experts)) * active / count
+    assert shapes.active == dense + routed
+    everywhere = replace(shapes, shares={})
+    inputs = [shapes.layers[name][1] ** 2 for name in experts]
+    # gate and up projection have a common Hessian
+    inputs = [
+        each for each, name in zip(inputs, experts, strict=True) if "up_" not in name
+    ]
+    less = sum(inputs) * (1 - active / count) * shapes.tokens
+    assert everywhere.hessians - shapes.hessians == pytest.approx(less)
+
+
+class Instant(Speed):
+    """A machine that reads and rounds in no time."""
+
+    def reading(self) -> float:
+        return 1e18
+
+    def roundings(self, spec: Any, dtype: Any) -> float:
+        return 1e18
+
+
+def test_writing_takes_time_where_reading_takes_none(tmp_path: Path) -> None:
+    """As of files in memory: each tensor is written twice, at one GB per second at most."""
+    opened = FloatCheckpoint(saved(made(llama()), tmp_path / "source"))
+    config = TorchConfig(scheme("uint4_wo_32"), exclude=("lm_head",))
+    chosen = chosen_layers(opened.model, config)[0]
+    found = estimate(opened, chosen, 0, speed=Instant(opened))
+    assert found.seconds == pytest.approx(2 * found.disk / 1e9)
 
 
 def test_the_verdict_and_the_evaluation_count(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ class Rotation:
         largest = max(map(prod, shapes.layers.values()), default=0)
         learned = 0.0
         if self.trained:
-            learned = 3 * self.steps * shapes.weights * shapes.length * 8
+            learned = 3 * self.steps * shapes.active * shapes.length * 8
         return Cost(2 * 8 * largest, 2.0 * shapes.count * width + learned)
 
     @property
