@@ -108,7 +108,7 @@ def test_one_block_is_read_ahead_in_order(
     config = config_for("int4_wo_32").with_(algorithms=algorithms)
     if not algorithms:
         config = config_for("fp8")
-    quantize_checkpoint(source, tmp_path / "out", config, tokens(), progress=False)
+    quantize_checkpoint(source, tokens(), config, tmp_path / "out", progress=False)
     blocks = []
     for names in Recording.asked:
         (block,) = {name.split(".")[2] for name in names}
@@ -124,7 +124,7 @@ def test_layers_are_read_ahead_without_data(
     monkeypatch.setattr(file_run, "ReadAhead", Recording)
     Recording.asked = []
     quantize_checkpoint(
-        source, tmp_path / "out", config_for("uint4_wo_32"), progress=False
+        source, None, config_for("uint4_wo_32"), tmp_path / "out", progress=False
     )
     asked = [name for names in Recording.asked for name in names]
     assert sorted(asked) == sorted(Reader(source))
@@ -144,6 +144,6 @@ def test_a_file_that_disappears_is_named(
     monkeypatch.setattr(file_run, "quantize_block", run)
     with pytest.raises(ModelError, match=lost.name):
         quantize_checkpoint(
-            source, tmp_path / "out", config_for("fp8"), tokens(), progress=False
+            source, tokens(), config_for("fp8"), tmp_path / "out", progress=False
         )
     assert not (tmp_path / "out").exists()
