@@ -2,7 +2,7 @@
 20,000 nodes.
 
     python benchmarks/scaling.py [--shapes chain branches constants residual] [--sizes 1000 2000
-        5000 10000 20000] [--work W8 explain A8W8 check preflight analyze]
+        5000 10000 20000] [--work W8 explain A8W8 check preflight analyze] [--jobs 2]
 
 It needs no data. Every shape and size is a process of its own. What is measured is processor time
 of this package, without that of onnxruntime, which loads some large graphs in more than linear time
@@ -18,6 +18,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -160,6 +161,12 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--work", nargs="+", choices=WORK, default=WORK)
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="processes at a time; time is processor time",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -169,18 +176,14 @@ def main() -> int:
         return 0
 
     store = Store(arguments.out / "scaling.json")
-    for shape in arguments.shapes:
-        for size in arguments.sizes:
-            for name, row in _apart(shape, size, arguments.work).items():
+    cases = [(shape, size) for size in arguments.sizes for shape in arguments.shapes]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = pool.map(lambda case: _apart(*case, arguments.work), cases)
+        for (shape, size), timed in zip(cases, found, strict=True):
+            for name, row in timed.items():
                 store.put(f"{shape}/{size}/{name}", dict(row))
-                print(
-                    shape,
-                    size,
-                    name,
-                    f"{row['seconds']:.2f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                seconds = f"{row['seconds']:.2f} s"
+                print(shape, size, name, seconds, file=sys.stderr, flush=True)
     rows = rows_of(store, arguments.shapes, arguments.sizes, arguments.work)
     largest = max(arguments.sizes)
     header = ["graph", "work", *(f"{size} nodes" for size in arguments.sizes)]
