@@ -391,6 +391,25 @@ def llm_large() -> str:
     return table(head, rows)
 
 
+def llm_plans() -> str:
+    """Return estimates for language models of 1 billion to 1 trillion parameters."""
+    rows = []
+    for key, row in stored("llm_large").items():
+        if key.startswith("plan "):
+            rows.append(
+                (
+                    f"`{key.removeprefix('plan ')}`",
+                    f"{row['source'] / 1e9:.0f}",
+                    f"{row['block'] / 1e9:.1f}",
+                    f"{row['estimated_seconds'] / 3600:.1f}",
+                    f"{row['estimated_memory'] / 1e9:.1f}",
+                    f"{row['estimated_size'] / 1e9:.0f}",
+                )
+            )
+    head = ("plan", "model GB", "block GB", "hours", "memory GB", "result GB")
+    return table(head, rows)
+
+
 def llm_clients() -> str:
     """Return the layouts that each client loads, by scheme."""
     rows = dict(stored("llm_clients"))
@@ -507,6 +526,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "llm-clients": llm_clients,
     "llm-large": llm_large,
     "llm-peers": llm_peers,
+    "llm-plans": llm_plans,
     "llm-rtn": llm_rtn,
     "npu-optimizers": npu,
     "optimizers": optimizers,
