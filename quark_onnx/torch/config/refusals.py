@@ -28,12 +28,13 @@ REFUSED_ALGORITHMS = {
     "svdquant": Refusal(
         "AMD Quark, nunchaku",
         "neither vLLM nor transformers has layers with a low-rank branch beside the"
-        " codes",
+        " codes, and amd-quark exports none",
         "choose awq or gptaq",
     ),
     "ostquant": Refusal(
         "AMD Quark (train_smooth)",
-        "no scales are learned beside rotations",
+        "no scales are learned beside rotations in this package, though clients would load"
+        " them within the weights",
         "choose rotation:trained=true, and autosmoothquant after it",
     ),
     "twobitscalar": Refusal(
@@ -46,13 +47,15 @@ REFUSED_ALGORITHMS = {
 REFUSED_SETTINGS = {
     ("rotation", "online_r1"): Refusal(
         "AMD Quark (online_r1_rotation)",
-        "no loader rotates the inputs of layers, and R1 in the weights costs nothing at"
-        " runtime",
+        "R1 in the weights does the same at no runtime and in every client; inputs are"
+        " rotated at runtime by amd-quark alone, and by vLLM in the layout of"
+        " compressed-tensors",
         "choose r1=true",
     ),
     ("rotation", "train_smooth"): Refusal(
         "AMD Quark",
-        "no scales are learned beside rotations",
+        "no scales are learned beside rotations in this package, though clients would load"
+        " them within the weights",
         "add autosmoothquant",
     ),
 }
