@@ -39,6 +39,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -228,14 +229,21 @@ class Worker:
 
 
 class Model:
-    """A small random Llama that is quantized by a scheme, in memory and in files."""
+    """A small random Llama that is quantized by a scheme, in memory and in files.
 
-    def __init__(self, scheme: str, folder: Path) -> None:
+    Args:
+        scheme: name of the scheme.
+        folder: folder for the files.
+        dtype: dtype of the float model, "float32" or "bfloat16".
+    """
+
+    def __init__(self, scheme: str, folder: Path, dtype: str) -> None:
         import torch
 
         from quark_onnx.torch.config.language import config_for
 
         self._folder = folder
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._files: dict[str, tuple[Path, Any] | Refused] = {}
         self.config = config_for(scheme)
         generator = torch.Generator().manual_seed(0)
@@ -268,6 +276,8 @@ class Model:
             for parameter in model.parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(0, 0.1)
+        model = model.to(self._dtype)
+        model.config.dtype = self._dtype
         quantize_model(model, self._data, config, progress=False)
         return model
 
@@ -279,7 +289,7 @@ class Model:
 
     @cached_property
     def noise(self) -> float:
-        """Relative change of the logits by float32 noise in the embeddings."""
+        """Relative change of the logits by rounding noise in the embeddings."""
         import torch
 
         exact = self._logits(self.model)
@@ -289,8 +299,11 @@ class Model:
         for seed in range(4):
             generator = torch.Generator().manual_seed(seed)
             noise = torch.randn(before.shape, generator=generator)
+            step = (
+                1e-6 if self._dtype == torch.float32 else torch.finfo(self._dtype).eps
+            )
             with torch.no_grad():
-                embeddings.copy_(before * (1 + 1e-6 * noise))
+                embeddings.copy_(before.float() * (1 + step * noise))
             changes.append(distance(self._logits(self.model), exact))
         with torch.no_grad():
             embeddings.copy_(before)
@@ -319,6 +332,8 @@ class Model:
 
     def file(self, layout: str) -> tuple[Path, Any]:
         """Return a file or folder of the quantized model, and the logits that it stands for.
+
+        There are logits for operators in the model's dtype, and in float32.
 
         Raises:
             Refused: the package refuses the scheme in this layout.
@@ -349,14 +364,18 @@ class Model:
         float_copy.save_pretrained(source)
         _write_tokenizer(source)
         write_quantized_gguf(self.model, source, path)
-        return path, self.weights_only
+        return path, [self.weights_only]
 
     def _onnx(self) -> tuple[Path, Any]:
         from quark_onnx.torch.exports.onnx import export_decoder
 
         path = self._folder / "model.onnx"
         export_decoder(self.model, path)
-        return path, self._logits(self.model)
+        return path, [self._logits(self.model), self._in_float32(self.model)]
+
+    def _in_float32(self, model: Any) -> Any:
+        """Return the logits of a quantized model whose operators compute in float32."""
+        return self._logits(deepcopy(model).float())
 
     def _checkpoint(self, layout: str) -> tuple[Path, Any]:
         from quark_onnx.torch.checkpoints.export import write_checkpoint
@@ -365,7 +384,8 @@ class Model:
         folder = self._folder / layout
         write_checkpoint(self.model, self.config, folder, layout=layout)
         _write_tokenizer(folder)
-        return folder, self._logits(load_checkpoint(folder))
+        loaded = load_checkpoint(folder)
+        return folder, [self._logits(loaded), self._in_float32(loaded)]
 
 
 def _write_tokenizer(folder: Path) -> None:
@@ -408,7 +428,8 @@ def cell(model: Model, worker: Worker, client: Client, layout: str) -> Row:
     found = np.load(out)
     last = found.shape[1]  # onnxruntime-genai has the logits of the last token
     tolerance = max(client.tolerance, 2 * model.noise)
-    difference = distance(found, wanted[:, -last:])
+    # clients compute in the model's dtype, or in float32
+    difference = min(distance(found, each[:, -last:]) for each in wanted)
     if layout == "gguf":
         tolerance = max(client.tolerance, 2 * model.eight_bits)
         if model.config.default.input is not None:
@@ -459,17 +480,20 @@ def started(
     return workers
 
 
-def measure(store: Store, scheme: str, workers: dict[str, Worker | str]) -> None:
+def measure(
+    store: Store, scheme: str, workers: dict[str, Worker | str], dtype: str
+) -> None:
     """Fill a scheme's cells of some clients.
 
     Args:
         store: the results.
         scheme: name of the scheme.
         workers: the process by client, or the reason why there is none.
+        dtype: dtype of the float model.
     """
     row: dict[str, Any] = dict(store.rows().get(scheme, {}))
     with TemporaryDirectory() as folder:
-        model = Model(scheme, Path(folder))
+        model = Model(scheme, Path(folder), dtype)
         for name, worker in workers.items():
             cells: dict[str, Row] = {}
             for layout in CLIENTS[name].layouts:
@@ -499,8 +523,12 @@ def disagreements(rows: dict[str, Row]) -> list[str]:
     return found
 
 
-def text_of(rows: dict[str, Row]) -> str:
+def text_of(rows: dict[str, Row], dtype: str) -> str:
     """Return the page of results: layouts that load, by scheme and client."""
+    title = "Schemes and clients"
+    option = ""
+    if dtype != "float32":
+        title, option = f"{title}, {dtype} models", f" --dtype {dtype}"
     versions = rows.get(VERSIONS, {})
     lines = []
     for scheme, row in rows.items():
@@ -512,7 +540,7 @@ def text_of(rows: dict[str, Row]) -> str:
         lines.append(cells)
     notes = "\n".join(f"- {name}: {text}" for name, text in versions.items())
     return (
-        "# Schemes and clients\n\nMade by `python benchmarks/llm_clients.py`, which says"
+        f"# {title}\n\nMade by `python benchmarks/llm_clients.py{option}`, which says"
         " what the words mean. A cell names the layouts that load (* with float"
         " activations, + with an option of the client); reasons are in the"
         f" JSON file.\n\n{table(['scheme', *CLIENTS], lines)}\n\n{notes}\n"
@@ -543,8 +571,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     options = parser.parse_args(arguments)
-    store = Store(options.out / "llm_clients.json")
+    name = "llm_clients" + "_bfloat16" * (options.dtype == "bfloat16")
+    store = Store(options.out / f"{name}.json")
     rows = store.rows()
     due = {
         scheme: [
@@ -552,19 +582,21 @@ def main(arguments: list[str] | None = None) -> int:
             for name in options.clients or CLIENTS
             if options.again or name not in rows.get(scheme, {})
         ]
-        for scheme in options.schemes or SCHEMES
+        for scheme in options.schemes
+        or (SCHEMES if options.dtype == "float32" else rows)
     }
     wanted = [name for name in CLIENTS if any(name in names for names in due.values())]
     workers = started(store, wanted, options.environments.resolve())
     for scheme, names in due.items():
         if names:
-            measure(store, scheme, {name: workers[name] for name in names})
+            chosen = {name: workers[name] for name in names}
+            measure(store, scheme, chosen, options.dtype)
     for worker in workers.values():
         if isinstance(worker, Worker):
             worker.close()
     rows = store.rows()
-    page = options.out / "llm_clients.md"
-    page.write_text(text_of(rows), encoding="utf-8", newline="\n")
+    page = options.out / f"{name}.md"
+    page.write_text(text_of(rows, options.dtype), encoding="utf-8", newline="\n")
     wrong = disagreements(rows)
     print("\n".join(wrong) or "all cells agree with 'quark-onnx list schemes'")
     return 1 if wrong else 0
