@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from time import perf_counter
 
 from quark_onnx.analysis import AccuracyResult, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target
 from quark_onnx.cli.data import data_of
-from quark_onnx.cli.latency import latency_lines, quantized_latency
+from quark_onnx.cli.latency import latency_document, latency_lines, quantized_latency
 from quark_onnx.cli.next_command import analysis_step
-from quark_onnx.cli.output import Answer, columns, entry
-from quark_onnx.cli.parsing import Parser, UsageError, duration
+from quark_onnx.cli.output import Answer, cell, columns, entry
+from quark_onnx.cli.parsing import Parser, UsageError, duration, progress_of
 from quark_onnx.config import to_dict
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.report import Report
@@ -92,7 +92,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         recipe=options.recipe or "auto",
         task=options.task,
         budget=options.budget,
-        progress=False if options.quiet else None,
+        progress=progress_of(options),
     )
     seconds = perf_counter() - start
     report = _without_steps(found.result.report)
@@ -103,13 +103,12 @@ def run_to_accuracy(options: Namespace) -> Answer:
         entry("samples", [_samples(found)]),
         entry("recipe", [f"{found.choice.recipe.name}: {found.choice.reason}"]),
         columns([("tried", "SQNR dB", "loss", "seconds", ""), *_rows(found)]),
-        *(
-            [entry("left", ["did not fit into --budget:", *found.left])]
-            if found.left
-            else []
-        ),
+    ]
+    if found.left:
+        lines.append(entry("left", ["did not fit into --budget:", *found.left]))
+    lines += [
         entry("config", [found.best.name, *str(found.best.config).splitlines()]),
-        *(latency_lines(latency) if latency is not None else ()),
+        *latency_lines(latency),
         str(report),
     ]
     document = {
@@ -121,7 +120,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),
         "config": to_dict(found.best.config),
-        "latency": None if latency is None else asdict(latency),
+        "latency": latency_document(latency),
     }
     return Answer("\n".join(lines), document, _missed(found, options))
 
@@ -137,8 +136,8 @@ def _rows(found: AccuracyResult) -> Iterator[tuple[str, str, str, str, str]]:
     for each in found.attempts:
         yield (
             each.name,
-            "failed" if each.sqnr is None else f"{each.sqnr:.2f}",
-            "-" if each.loss is None else f"{each.loss:.2f} %",
+            cell(each.sqnr, "{:.2f}", "failed"),
+            cell(each.loss, "{:.2f} %"),
             f"{each.seconds:.1f}",
             each.error or ("met" if each.met else "missed"),
         )
@@ -155,9 +154,9 @@ def _missed(found: AccuracyResult, options: Namespace) -> AccuracyError | None:
     if found.reached:
         return None
     best = found.best
-    reached = (
-        f"{best.sqnr:.2f} dB" if best.loss is None else f"a loss of {best.loss:.2f} %"
-    )
+    reached = f"{best.sqnr:.2f} dB"
+    if best.loss is not None:
+        reached = f"a loss of {best.loss:.2f} %"
     return AccuracyError(
         f"no configuration reaches {found.target}; the nearest, {best.name}, has"
         f" {reached} and was written",

@@ -13,7 +13,7 @@ from quark_onnx.analysis import Analysis
 from quark_onnx.analysis.findings import Cause, TensorError
 from quark_onnx.analysis.page import write_page
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.output import Answer, columns, entry
+from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
@@ -22,7 +22,8 @@ from quark_onnx.cli.parsing import (
     count,
     path,
 )
-from quark_onnx.report import decibels, percentage, size_change
+from quark_onnx.report import OutputError, decibels, percentage, size_change
+from quark_onnx.wording import first_of
 
 NAME = "analyze"
 SUMMARY = "find where a quantized model, from any tool, loses accuracy, and why"
@@ -96,20 +97,14 @@ def _check_page(options: Namespace) -> None:
 
 
 def _outputs(found: Analysis) -> str:
-    shown = [
-        (
-            f"{o.name} {decibels(o.sqnr)} dB"
-            if o.sqnr is not None
-            else f"{o.name} {percentage(o.agreement or 0.0)} equal"
-        )
-        for o in found.outputs[:_SHOWN]
-    ]
-    more = len(found.outputs) - len(shown)
-    return (
-        f"output{'s' * (len(found.outputs) > 1)} "
-        + ", ".join(shown)
-        + (f" and {more} more" if more else "")
-    )
+    shown = first_of([_output(output) for output in found.outputs], _SHOWN)
+    return f"output{'s' * (len(found.outputs) > 1)} {shown}"
+
+
+def _output(output: OutputError) -> str:
+    if output.sqnr is None:
+        return f"{output.name} {percentage(output.agreement or 0.0)} equal"
+    return f"{output.name} {decibels(output.sqnr)} dB"
 
 
 def _steps(found: Analysis) -> Iterator[str]:
@@ -122,14 +117,15 @@ def _steps(found: Analysis) -> Iterator[str]:
     for output in found.outputs:
         if output.max_error is not None:
             step = found.steps.get(output.name)
-            form = "float" if step is None else f"steps of {step:.3g}"
+            form = cell(step, "steps of {:.3g}", "float")
             lines.append(
                 f"{output.name} {form}, errors up to"
                 f" {output.max_error:.3g}{ranges.get(output.name, '')}",
             )
-    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    if len(lines) > _SHOWN:
+        lines[_SHOWN:] = [f"and {len(lines) - _SHOWN} more"]
     if lines:
-        yield entry("in units", [*lines[:_SHOWN], *more])
+        yield entry("in units", lines)
 
 
 def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
@@ -140,8 +136,12 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
         f"{number} quantized {role}{_plural(role, number)}"
         for role, number in roles.items()
     )
-    tensors = f"{len(found.tensors)} tensors ({words})" if words else "no tensor"
-    yield f"{tensors}, {constants}" if constants else tensors
+    compared = "no tensor"
+    if words:
+        compared = f"{len(found.tensors)} tensors ({words})"
+    if constants:
+        compared += f", {constants}"
+    yield compared
     if rescaled := sum(tensor.rescaled for tensor in found.tensors):
         yield (
             f"{rescaled} of them have channels on other scales, as equalization leaves"
@@ -159,7 +159,9 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
 
 
 def _plural(role: str, number: int) -> str:
-    return "" if number == 1 else "es" if role.endswith("s") else "s"
+    if number == 1:
+        return ""
+    return "es" if role.endswith("s") else "s"
 
 
 def _ranking(found: Analysis, top: int) -> Iterator[str]:
@@ -200,7 +202,9 @@ def _row(place: int, tensor: TensorError) -> tuple[str, ...]:
 
 
 def _decibels(ratio: float | None) -> str:
-    return "-" if ratio is None or math.isinf(ratio) else f"{ratio:.1f}"
+    if ratio is None or math.isinf(ratio):
+        return "-"
+    return f"{ratio:.1f}"
 
 
 def remedy(cause: Cause) -> str:
@@ -209,8 +213,6 @@ def remedy(cause: Cause) -> str:
     Args:
         cause: the cause.
     """
-    return (
-        f"{cause.remedy}: {shlex.join(cause.options)}"
-        if cause.options
-        else cause.remedy
-    )
+    if not cause.options:
+        return cause.remedy
+    return f"{cause.remedy}: {shlex.join(cause.options)}"

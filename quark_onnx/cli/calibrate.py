@@ -14,6 +14,7 @@ from quark_onnx.cli.parsing import (
     add_common_options,
     count,
     path,
+    progress_of,
 )
 from quark_onnx.cli.settings import config_base
 from quark_onnx.cli.workers import workers
@@ -98,7 +99,7 @@ def run(options: Namespace) -> Answer:
             config=config,
             format=options.format,
             executor=executor,
-            progress=False if options.quiet else None,
+            progress=progress_of(options),
         )
     seconds = perf_counter() - start
     lines = [

@@ -71,7 +71,7 @@ def run(options: Namespace) -> Answer:
         threads=options.threads,
     )
     verdict = compared_with_commands(found.verdict, options)
-    lines = [
+    lines: list[str | Table] = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
         entry("error", [f"on {found.samples} samples:"]),
@@ -82,10 +82,12 @@ def run(options: Namespace) -> Answer:
             ],
         ),
         *score_lines(found),
-        *(latency_lines(found.latency) if found.latency else ()),
-        *([entry("warning", found.warnings)] if found.warnings else ()),
-        *(verdict_lines(verdict) if verdict else ()),
+        *latency_lines(found.latency),
     ]
+    if found.warnings:
+        lines.append(entry("warning", found.warnings))
+    if verdict:
+        lines += verdict_lines(verdict)
     document = {
         "command": NAME,
         "reference": options.reference,
@@ -115,7 +117,9 @@ def score_lines(found: Comparison) -> list[str]:
         f" {percent(score.other)} %, on {found.labelled} labelled samples"
         for score in found.scores
     ]
-    return [entry("labels", lines)] if lines else []
+    if not lines:
+        return []
+    return [entry("labels", lines)]
 
 
 def score_document(found: Comparison) -> dict[str, Any]:

@@ -103,16 +103,11 @@ def run(options: Namespace) -> Answer:
 
 
 def _row(output: OutputError) -> tuple[str, str, str]:
+    if output.sqnr is None and output.random:
+        return output.name, "-", "random"
     if output.sqnr is None:
-        return (
-            output.name,
-            "-",
-            (
-                "random"
-                if output.random
-                else f"{percentage(output.agreement or 0.0)} of the values are equal"
-            ),
-        )
+        equal = f"{percentage(output.agreement or 0.0)} of the values are equal"
+        return output.name, "-", equal
     return (
         output.name,
         "equal" if output.sqnr == float("inf") else decibels(output.sqnr),

@@ -171,8 +171,10 @@ def _frozen(value: Any) -> Any:
 def _check(options: Namespace, images: dict[str, Any]) -> None:
     flags = [_flag(name) for name in images]
     if options.data is None:
-        flags += ["--limit"] if options.limit else []
-        flags += ["--input-layout"] if options.input_layout else []
+        if options.limit:
+            flags.append("--limit")
+        if options.input_layout:
+            flags.append("--input-layout")
         if flags:
             raise UsageError(f"{flags[0]} does not go with --random-data")
     if options.data is not None and options.dim:
@@ -219,4 +221,6 @@ def _flag(name: str) -> str:
     >>> _flag("size"), _flag("resize_to")
     ('--image-size', '--resize-to')
     """
-    return "--image-size" if name == "size" else "--" + name.replace("_", "-")
+    if name == "size":
+        return "--image-size"
+    return "--" + name.replace("_", "-")

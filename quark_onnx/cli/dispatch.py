@@ -224,11 +224,9 @@ def parse(arguments: list[str]) -> Namespace:
     options.words = words
     if rest:
         name = rest[0].partition("=")[0]
-        hint = (
-            nearest(name, parsers[options.command].flags)
-            if name.startswith("--")
-            else ""
-        )
+        hint = ""
+        if name.startswith("--"):
+            hint = nearest(name, parsers[options.command].flags)
         what = "unknown option" if name.startswith("-") else "unexpected argument"
         raise UsageError(
             f"{what} {name!r}{hint or f'; see {PROGRAM} {options.command} --help'}",
@@ -296,10 +294,9 @@ def _fail(error: Exception, options: Namespace) -> int:
             f"the memory does not suffice: {message}".removesuffix(": "),
         )
     elif isinstance(error, OSError):
-        code, message = (
-            BAD_INPUT,
-            f"{error.filename}: {error.strerror}" if error.filename else message,
-        )
+        code = BAD_INPUT
+        if error.filename:
+            message = f"{error.filename}: {error.strerror}"
     else:
         code, message = INTERNAL, f"internal error: {kind}: {message}"
         if options.verbose:

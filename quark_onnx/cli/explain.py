@@ -43,24 +43,17 @@ def run(options: Namespace) -> Answer:
     config = config_of(options)
     plan = api.plan_for(options.model, config)
     operators, kept, _ = summarize(plan)
-    done, total = (
-        (sum(column) for column in zip(*operators.values(), strict=True))
-        if operators
-        else (0, 0)
-    )
-    counts = ", ".join(
-        f"{kind} {share[0]}/{share[1]}" for kind, share in operators.items()
-    )
+    done = sum(share[0] for share in operators.values())
+    total = sum(share[1] for share in operators.values())
+    quantized = f"{done} of {total} nodes would be quantized"
+    if operators:
+        quantized += ": " + ", ".join(
+            f"{kind} {share[0]}/{share[1]}" for kind, share in operators.items()
+        )
     lines = [
         entry("model", [str(options.model)]),
         entry("config", str(config).splitlines()),
-        entry(
-            "plan",
-            [
-                f"{done} of {total} nodes would be quantized"
-                + (f": {counts}" if counts else ""),
-            ],
-        ),
+        entry("plan", [quantized]),
         "",
         explain(plan),
     ]

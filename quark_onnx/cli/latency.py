@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from argparse import Namespace
+from dataclasses import asdict
 from typing import Any
 
 from quark_onnx.analysis import Latency, measure_latency
@@ -76,11 +77,26 @@ def quantized_latency(options: Namespace, data: Any) -> Latency | None:
         return None
 
 
-def latency_lines(latency: Latency) -> list[str]:
-    """Return a latency as lines of a report.
+def latency_lines(latency: Latency | None) -> list[str]:
+    """Return a latency as lines of a report; none for a missing latency.
 
     Args:
         latency: the latency of both models.
     """
-    doubt = [latency.doubt] if latency.doubt else []
-    return [entry("time", [str(latency), *doubt, *latency.reasons])]
+    if latency is None:
+        return []
+    lines = [str(latency)]
+    if latency.doubt:
+        lines.append(latency.doubt)
+    return [entry("time", [*lines, *latency.reasons])]
+
+
+def latency_document(latency: Latency | None) -> dict[str, Any] | None:
+    """Return a latency as part of a JSON document; None for a missing latency.
+
+    Args:
+        latency: the latency of both models.
+    """
+    if latency is None:
+        return None
+    return asdict(latency)

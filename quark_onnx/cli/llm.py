@@ -128,20 +128,15 @@ def _validate(options: Namespace) -> Answer:
             {"output": result.folder, "mended": list(result.notes)},
         )
         head = [f"repaired: {note}" for note in result.notes]
-        head += [
-            (
-                f"written: {result.folder}"
-                if result.folder
-                else "nothing can be repaired; nothing is written"
-            ),
-        ]
+        if result.folder:
+            head.append(f"written: {result.folder}")
+        else:
+            head.append("nothing can be repaired; nothing is written")
     else:
         verdict = validate.validate(options.model, options.client)
-    failure = (
-        None
-        if verdict.right
-        else ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
-    )
+    failure = None
+    if not verdict.right:
+        failure = ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
     lines = [*head, verdict.text(complete=options.verbose)]
     command = _writing_command(verdict)
     if command:

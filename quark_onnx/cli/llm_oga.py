@@ -9,7 +9,7 @@ from typing import Any
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.cli.output import Answer
-from quark_onnx.cli.parsing import Parser, UsageError, count, path
+from quark_onnx.cli.parsing import Parser, UsageError, count, path, progress_of
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.algorithm_names import check_algorithm
@@ -174,6 +174,6 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
         config,
         place / "checkpoint",
         writing=flow.Writing(layout="oga", trust_code=options.trust_code),
-        progress=False if options.quiet else None,
+        progress=progress_of(options),
     )
     return place / "checkpoint"

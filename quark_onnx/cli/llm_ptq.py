@@ -23,6 +23,7 @@ from quark_onnx.cli.parsing import (
     count,
     number,
     path,
+    progress_of,
 )
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import ConfigError, ModelError, nearest
@@ -368,7 +369,8 @@ def ptq(options: Namespace) -> Answer:
         )
         options.report.mkdir(parents=True, exist_ok=True)
     mixture = _mixture(options, module, source, config)
-    config = config if mixture is None else mixture.config
+    if mixture is not None:
+        config = mixture.config
     notes = list[str]()
     if "hf_format" in exports:
         _warn_of_clients(options, source, config)
@@ -382,16 +384,10 @@ def ptq(options: Namespace) -> Answer:
         start = monotonic()
         found = module.ptq(
             source,
-            None
-            if options.data is None
-            else module.Text(options.data, options.samples, options.length),
+            _text_of(module, options.data, options.samples, options.length),
             config,
             folder,
-            evaluate=(
-                None
-                if options.evaluate is None
-                else module.Text(options.evaluate, None, options.length)
-            ),
+            evaluate=_text_of(module, options.evaluate, None, options.length),
             writing=module.Writing(
                 pack_method=options.pack,
                 max_shard=int(options.shard * 1e9),
@@ -401,7 +397,7 @@ def ptq(options: Namespace) -> Answer:
                 spill=options.spill,
                 device=options.device,
             ),
-            progress=False if options.quiet else None,
+            progress=progress_of(options),
             announce=None if options.quiet else _announce,
             verdict=not options.no_verdict,
         )
@@ -464,6 +460,15 @@ def _config(options: Namespace, source: Any) -> TorchConfig:
     return config
 
 
+def _text_of(
+    module: Any, source: str | None, samples: int | None, length: int | None
+) -> Any:
+    """Return a text of the module for the pipeline; None without a source."""
+    if source is None:
+        return None
+    return module.Text(source, samples, length)
+
+
 def _asking(options: Namespace, config: Any) -> str:
     """Return the option that requires scales from data."""
     if config.default.measures:
@@ -473,11 +478,9 @@ def _asking(options: Namespace, config: Any) -> str:
         found := next((given for given, (_, spec) in layers if spec.measures), None)
     ) is not None:
         return f"--layer {'='.join(found)}"
-    return (
-        f"--kv-cache {options.kv_cache}"
-        if options.kv_cache
-        else f"--attention {options.attention}"
-    )
+    if options.kv_cache:
+        return f"--kv-cache {options.kv_cache}"
+    return f"--attention {options.attention}"
 
 
 def _schemes(options: Namespace) -> list[str]:
@@ -512,14 +515,13 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     for name in schemes:  # refuse unknown and unsupported schemes before the work
         layouts.check_config(layout, config.with_(default=scheme(name)))
     text = module.Text(options.data, min(options.samples, _MEASURED), options.length)
-    progress = False if options.quiet else None
     return mixed.mix_checkpoint(
         source,
         schemes,
         options.bits,
         text,
         config=config,
-        progress=progress,
+        progress=progress_of(options),
     )
 
 
@@ -550,16 +552,14 @@ def _answer(
             f" {len(report.kept)} stay float"
         ),
     ]
-    lines += (
-        [f"float: {name}: {reason}" for name, reason in report.kept.items()]
-        if options.verbose
-        else []
-    )
+    if options.verbose:
+        lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()]
     lines += [f"{name}: {text}" for name, text in report.gains().items()]
     if report.kept_codes:
         count = len(report.kept_codes)
         lines.append(f"{count} layers have the format already and keep their codes")
-    lines += [] if mixture is None else [_mixed(mixture)]
+    if mixture is not None:
+        lines.append(_mixed(mixture))
     lines += [f"note: {note}" for note in report.notes]
     if found.before is not None:
         lines.append(
@@ -572,7 +572,8 @@ def _answer(
             for name, (was, now) in metrics.items()
         ]
     verdict = found.verdict
-    lines += [] if verdict is None else verdict.lines()
+    if verdict is not None:
+        lines += verdict.lines()
     document = {
         "model": options.model,
         "output": options.output,

@@ -20,6 +20,7 @@ from quark_onnx.cli.parsing import (
     add_output_option,
     add_shape_option,
     path,
+    progress_of,
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
 from quark_onnx.errors import ConstraintError
@@ -131,11 +132,11 @@ def _check(options: Namespace) -> Answer:
             for finding in found.findings
         ],
     }
-    failure = (
-        ConstraintError(f"{found.errors} rules of {found.target.name} are broken")
-        if found.errors
-        else None
-    )
+    failure = None
+    if found.errors:
+        failure = ConstraintError(
+            f"{found.errors} rules of {found.target.name} are broken"
+        )
     return Answer(
         "\n".join([*(f"repaired: {note}" for note in notes), str(found)]),
         document,
@@ -320,20 +321,21 @@ def _deploy(options: Namespace) -> Answer:
         config,
         shapes=dict(options.shape),
         min_sqnr=_GATE,
-        progress=False if options.quiet else None,
+        progress=progress_of(options),
     )
     if found.report is not None:
         found = replace(found, report=report_with_commands(found.report, options))
     steps = tuple(with_commands(found.next_steps, options))
     found = replace(found, next_steps=steps)
+    text = str(found)
+    recipe = {}
+    if choice is not None:
+        text = f"{choice}\n{found}"
+        recipe = {"recipe": choice.recipe.name, "reason": choice.reason}
     document = {
         "output": found.folder,
         "kind": found.kind,
-        **(
-            {}
-            if choice is None
-            else {"recipe": choice.recipe.name, "reason": choice.reason}
-        ),
+        **recipe,
         "notes": list(found.notes),
         "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
         "verdict": _verdict(found),
@@ -345,7 +347,7 @@ def _deploy(options: Namespace) -> Answer:
             if name != "nodes"
         },
     }
-    return Answer(f"{choice}\n{found}" if choice else str(found), document)
+    return Answer(text, document)
 
 
 def _verdict(found: npu.Bundle) -> dict[str, Any] | None:

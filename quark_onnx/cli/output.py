@@ -43,7 +43,9 @@ class Answer:
     @property
     def blocks(self) -> list[str | Table]:
         """Return the body as a list."""
-        return [self.body] if isinstance(self.body, str) else list(self.body)
+        if isinstance(self.body, str):
+            return [self.body]
+        return list(self.body)
 
 
 def say(text: str, stream: TextIO | None) -> None:
@@ -101,6 +103,22 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
         for row in rows
     )
     return "\n".join(indent + line.rstrip() for line in lines)
+
+
+def cell(value: float | None, template: str, missing: str = "-") -> str:
+    """Format a number for a table.
+
+    Args:
+        value: the number; None for a missing value.
+        template: format string of the number, with its unit.
+        missing: text of a missing value.
+
+    >>> cell(1.5, "{:.2f} %"), cell(None, "{:.2f} %")
+    ('1.50 %', '-')
+    """
+    if value is None:
+        return missing
+    return template.format(value)
 
 
 def entry(title: str, lines: Iterable[str]) -> str:

@@ -214,6 +214,17 @@ def add_common_options(parser: Parser) -> None:
     )
 
 
+def progress_of(options: argparse.Namespace) -> bool | None:
+    """Return whether to draw a progress bar: none with --quiet, else on a terminal.
+
+    Args:
+        options: the options of the command, with ``add_common_options``.
+    """
+    if options.quiet:
+        return False
+    return None
+
+
 def add_html_option(parser: argparse._ActionsContainer, what: str) -> None:
     """Add the option for an HTML page.
 

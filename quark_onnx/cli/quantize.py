@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +14,7 @@ from quark_onnx.cli.compare import score_document, score_lines
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import (
     add_time_options,
+    latency_document,
     latency_lines,
     quantized_latency,
 )
@@ -27,6 +27,7 @@ from quark_onnx.cli.parsing import (
     add_output_option,
     count,
     path,
+    progress_of,
 )
 from quark_onnx.cli.settings import (
     AUTO,
@@ -116,7 +117,7 @@ def run(options: Namespace) -> Answer:
             config,
             options.output,
             executor=executor,
-            progress=False if options.quiet else None,
+            progress=progress_of(options),
             resume=options.resume,
             ranges=options.ranges,
             task=options.task,
@@ -128,13 +129,15 @@ def run(options: Namespace) -> Answer:
     scored = _scored(options, data)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
-        *([] if choice is None else [entry("recipe", [_described(choice)])]),
-        entry("config", str(config).splitlines()),
-        *(latency_lines(latency) if latency is not None else ()),
-        *([] if scored is None else score_lines(scored)),
-        str(report),
-        *(_complete(report) if options.verbose else ()),
     ]
+    if choice is not None:
+        lines.append(entry("recipe", [_described(choice)]))
+    lines += [entry("config", str(config).splitlines()), *latency_lines(latency)]
+    if scored is not None:
+        lines += score_lines(scored)
+    lines.append(str(report))
+    if options.verbose:
+        lines += _complete(report)
     document = {
         "command": NAME,
         "model": options.model,
@@ -143,10 +146,12 @@ def run(options: Namespace) -> Answer:
         "worst_sqnr": report.worst_sqnr,
         **report.to_dict(),
         "config": to_dict(config),
-        "latency": None if latency is None else asdict(latency),
-        **({} if scored is None else score_document(scored)),
-        **({} if choice is None else {"recipe": choice.recipe.name}),
+        "latency": latency_document(latency),
     }
+    if scored is not None:
+        document |= score_document(scored)
+    if choice is not None:
+        document["recipe"] = choice.recipe.name
     return Answer("\n".join(lines), document)
 
 
@@ -174,11 +179,9 @@ def _choice(options: Namespace) -> Choice | None:
 
 
 def _described(choice: Choice) -> str:
-    return (
-        f"{choice.recipe.name}: {choice.reason}"
-        if choice.reason
-        else choice.recipe.name
-    )
+    if not choice.reason:
+        return choice.recipe.name
+    return f"{choice.recipe.name}: {choice.reason}"
 
 
 def _complete(report: Report) -> Iterator[str]:

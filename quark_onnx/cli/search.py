@@ -10,7 +10,7 @@ from typing import Any
 from quark_onnx.analysis import TRIALS, Candidate, Search, SearchResult, Space
 from quark_onnx.analysis.page import write_search_page
 from quark_onnx.cli.data import add_data_options, data_of
-from quark_onnx.cli.output import Answer, Table, entry
+from quark_onnx.cli.output import Answer, Table, cell, entry
 from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
@@ -20,11 +20,13 @@ from quark_onnx.cli.parsing import (
     duration,
     number,
     path,
+    progress_of,
 )
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import decibels
 from quark_onnx.steps import destination, keeps_weights_beside
+from quark_onnx.wording import counted
 
 NAME = "search"
 SUMMARY = "try configurations on a model, and rank them by error and size"
@@ -159,7 +161,7 @@ def run(options: Namespace) -> Answer:
         budget=options.budget,
         trials=options.trials,
         journal=options.journal,
-        progress=False if options.quiet else None,
+        progress=progress_of(options),
     ) as running:
         found = running.run()
         if options.output is not None:
@@ -167,11 +169,11 @@ def run(options: Namespace) -> Answer:
     if options.html is not None:
         write_search_page(found, options.html, options.model.name)
     failed = [each for each in found.candidates if each.error]
+    models = str(options.model)
+    if options.output:
+        models += f" -> {options.output}"
     lines: list[str | Table] = [
-        entry(
-            "model",
-            [str(options.model) + (f" -> {options.output}" if options.output else "")],
-        ),
+        entry("model", [models]),
         entry(
             "samples",
             [f"{found.calibrated} to calibrate on, {found.judged} to judge by"],
@@ -183,13 +185,14 @@ def run(options: Namespace) -> Answer:
         Table([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
         entry("front", ["* none of the others is both smaller and better"]),
         *_left_out(found),
-        *(
-            [entry("failed", [f"{each.name}: {each.error}" for each in failed])]
-            if failed
-            else []
-        ),
-        entry("best", [found.best.name, *str(found.best.config).splitlines()]),
     ]
+    if failed:
+        lines.append(
+            entry("failed", [f"{each.name}: {each.error}" for each in failed]),
+        )
+    lines.append(
+        entry("best", [found.best.name, *str(found.best.config).splitlines()]),
+    )
     document = {
         "command": NAME,
         "model": options.model,
@@ -269,19 +272,21 @@ def _left_out(found: SearchResult) -> Iterator[str]:
     if not found.left:
         return
     count = len(found.left)
-    names = "candidate" if count == 1 else "candidates"
-    shown = [f"{count} {names} did not fit into --budget:", *found.left[:_SHOWN]]
+    shown = [
+        f"{counted(count, 'candidate')} did not fit into --budget:",
+        *found.left[:_SHOWN],
+    ]
     if count > _SHOWN:
         shown.append(f"and {count - _SHOWN} more")
     yield entry("left", shown)
 
 
 def _score(candidate: Candidate) -> str:
-    return "failed" if candidate.score is None else f"{candidate.score:.2f}"
+    return cell(candidate.score, "{:.2f}", "failed")
 
 
 def _size(candidate: Candidate) -> str:
-    return "-" if candidate.bytes is None else f"{candidate.bytes:,}"
+    return cell(candidate.bytes, "{:,}")
 
 
 def _missed(found: SearchResult, target: float | None) -> AccuracyError | None:

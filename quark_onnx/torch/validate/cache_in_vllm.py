@@ -197,10 +197,11 @@ def _pair_findings(
                     "there is no such tensor; 1.0 is taken",
                 )
     elif keys is None:
-        text = "there is one for values alone, and " + (
-            "1.0 is taken" if apart else "no fp8 cache is made"
-        )
-        yield broken("kv-scales-missing", places[0], text, WRONG if apart else REFUSED)
+        taken, severity = "no fp8 cache is made", REFUSED
+        if apart:
+            taken, severity = "1.0 is taken", WRONG
+        text = f"there is one for values alone, and {taken}"
+        yield broken("kv-scales-missing", places[0], text, severity)
     elif values is None and not keys.name.endswith("kv_scale"):
         text = f"there is no such tensor; {'1.0' if apart else 'that of keys'} is taken"
         yield broken("kv-scales-missing", places[1], text, WRONG)
@@ -236,8 +237,6 @@ def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
 
 
 def _number(tensor: Tensor) -> float | None:
-    return (
-        float(values_of(tensor)[0])
-        if tensor.count == 1 and tensor.dtype in FLOATS
-        else None
-    )
+    if tensor.count != 1 or tensor.dtype not in FLOATS:
+        return None
+    return float(values_of(tensor)[0])

@@ -12,6 +12,7 @@ from calibrators.limits import read_text
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
+from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module, modules_of
 from quark_onnx.torch.validate.rules import broken
 
@@ -58,13 +59,13 @@ class Checkpoint:
     def quantization(self) -> dict[str, Any]:
         """The quantization_config of the configuration; empty if missing."""
         text = self.config.get("text_config")
-        inner = text.get("quantization_config") if isinstance(text, dict) else None
+        inner = object_of(text).get("quantization_config")
         found = (
             self.config.get("quantization_config")
             or inner
             or self.config.get("compression_config")
         )
-        return found if isinstance(found, dict) else {}
+        return object_of(found)
 
     @property
     def method(self) -> str:
@@ -87,7 +88,9 @@ class Checkpoint:
     def text_config(self) -> dict[str, Any]:
         """Configuration of the language model, as part of a multimodal model or not."""
         inner = self.config.get("text_config")
-        return {**self.config, **inner} if isinstance(inner, dict) else self.config
+        if not isinstance(inner, dict):
+            return self.config
+        return {**self.config, **inner}
 
 
 def read(folder: Path) -> Checkpoint:

@@ -9,6 +9,7 @@ from typing import Any
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
+from quark_onnx.torch.validate.json_values import object_of, strings_of
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
@@ -330,11 +331,6 @@ def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
         arguments["strategy"],
     )
     rows, columns = weight.shape
-    fine = (
-        Slot(("F8_E4M3",), ((rows, columns),))
-        if kind == "float"
-        else Slot(("I8",), ((rows, columns),))
-    )
     if kind == "float" and bits == 4:
         into, size = columns * 2, arguments["group_size"] or 16
         two = strategy == "tensor_group"
@@ -344,9 +340,11 @@ def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
                 ("F8_E4M3",) if two else ("U8", "F8_E8M0"),
                 ((rows, into // size),),
             ),
-            **({"weight_global_scale": SCALE} if two else {}),
-            **({"input_global_scale": SCALE} if two and inputs is not None else {}),
         }
+        if two:
+            slots["weight_global_scale"] = SCALE
+        if two and inputs is not None:
+            slots["input_global_scale"] = SCALE
         return (rows, into), slots
     if weight.name.endswith("weight_packed"):
         into = columns * 32 // bits
@@ -374,8 +372,9 @@ def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
     small = strategy == "group" and kind == "float"
     scale = Slot(("U8", "F8_E8M0", *FLOATS) if small else FLOATS, shapes)
     zeros = Slot(("I8",), shapes, needed=not arguments["symmetric"])
+    stored = "F8_E4M3" if kind == "float" else "I8"
     return (rows, columns), {
-        "weight": fine,
+        "weight": Slot((stored,), ((rows, columns),)),
         "weight_scale": scale,
         "weight_zero_point": zeros,
         **_input_slots(inputs),
@@ -405,12 +404,10 @@ def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
         "v_proj",
         "q_proj",
     )
+    if not cached:
+        return {}
     optional = Slot(FLOATS, SCALAR, needed=False)
-    return (
-        dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional)
-        if cached
-        else {}
-    )
+    return dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional)
 
 
 def _activation_scheme(weight: Group, inputs: Group | None) -> str:
@@ -429,11 +426,8 @@ def _activation_scheme(weight: Group, inputs: Group | None) -> str:
         "channel",
     ):
         static = inputs["strategy"] == "tensor" and not inputs["dynamic"]
-        return (
-            "int8"
-            if static or (inputs["strategy"] == "token" and inputs["dynamic"])
-            else ""
-        )
+        by_token = inputs["strategy"] == "token" and inputs["dynamic"]
+        return "int8" if static or by_token else ""
     small = (
         weight["num_bits"] == 4
         and weight["strategy"] in ("group", "channel")
@@ -521,19 +515,13 @@ def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
 
 
 def _groups(entries: dict[str, Any]) -> Iterator[tuple[str, Group]]:
-    groups = entries.get("config_groups")
-    for name, group in groups.items() if isinstance(groups, dict) else ():
+    for name, group in object_of(entries.get("config_groups")).items():
         if isinstance(group, dict):
             yield f"{_HERE}.config_groups.{name}", group
 
 
 def _ignored(entries: dict[str, Any]) -> list[str]:
-    found = entries.get("ignore")
-    return (
-        [name for name in found if isinstance(name, str)]
-        if isinstance(found, list)
-        else []
-    )
+    return strings_of(entries.get("ignore"))
 
 
 def _ignores(entries: dict[str, Any], name: str) -> bool:
@@ -554,9 +542,10 @@ def _describe(group: Group) -> str:
     for what, key in (("weight", "weights"), ("input", "input_activations")):
         found = _arguments(group.get(key))
         if found is not None:
-            size = f" {found['group_size']}" if found["group_size"] else ""
-            moving = " dynamic" if found["dynamic"] else ""
-            parts.append(
-                f"{what} {found['type']}{found['num_bits']} {found['strategy']}{size}{moving}",
-            )
+            part = f"{what} {found['type']}{found['num_bits']} {found['strategy']}"
+            if found["group_size"]:
+                part += f" {found['group_size']}"
+            if found["dynamic"]:
+                part += " dynamic"
+            parts.append(part)
     return ", ".join(parts)

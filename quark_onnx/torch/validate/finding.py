@@ -156,11 +156,9 @@ class Verdict(Reported):
         A rule that is broken at many places is shown three times, unless ``complete``.
         """
         schemes = ", ".join(f"{count} × {name}" for name, count in self.schemes.items())
-        what = (
-            f"{self.layout} checkpoint ({schemes})"
-            if schemes
-            else f"{self.layout} checkpoint"
-        )
+        what = f"{self.layout} checkpoint"
+        if schemes:
+            what += f" ({schemes})"
         lines = [f"{self.place}: {what}: {self.sentence}"]
         lines += [f"needs {what}" for what in self.needs]
         seen = dict[str, int]()
@@ -169,9 +167,9 @@ class Verdict(Reported):
             if complete or seen[finding.rule] <= 3:
                 lines.append(str(finding))
         more = [f"{count - 3} × {rule}" for rule, count in seen.items() if count > 3]
-        return "\n".join(
-            lines if complete or not more else [*lines, f"and {', '.join(more)}"],
-        )
+        if more and not complete:
+            lines.append(f"and {', '.join(more)}")
+        return "\n".join(lines)
 
     def __str__(self) -> str:
         return self.text()

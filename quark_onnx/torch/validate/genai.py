@@ -14,6 +14,7 @@ from onnx.external_data_helper import uses_external_data
 from calibrators.limits import read_text
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.rules import broken
 
 CONFIG = "genai_config.json"
@@ -47,7 +48,7 @@ def findings(folder: Path) -> Iterator[Finding]:
 def _decoder(config: Any) -> str | None:
     """Return the file name of the decoder; None if it is missing."""
     for key in ("model", "decoder", "filename"):
-        config = config.get(key) if isinstance(config, dict) else None
+        config = object_of(config).get(key)
     return config if isinstance(config, str) and config else None
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.validate.json_values import object_of
 
 #: Bits of an element, by its type's name.
 BITS = {
@@ -110,7 +111,7 @@ def read_header(file: Path) -> Header:
         name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()
     }
     _check_places(tensors, 8 + length, size)
-    return Header(tensors, metadata if isinstance(metadata, dict) else {}, 8 + length)
+    return Header(tensors, object_of(metadata), 8 + length)
 
 
 def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:

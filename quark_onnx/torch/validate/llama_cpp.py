@@ -206,11 +206,9 @@ def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding
             f"general.architecture is {family!r}",
         )
         return
-    keys = (
-        [f"{family}.{key}" for key in _KEYS]
-        if family in _DENSE
-        else [f"{family}.block_count"]
-    )
+    keys = [f"{family}.block_count"]
+    if family in _DENSE:
+        keys = [f"{family}.{key}" for key in _KEYS]
     for key in (*keys, "tokenizer.ggml.model"):
         if key not in model.metadata:
             yield broken("gguf-key", model.name, f"there is no {key}")

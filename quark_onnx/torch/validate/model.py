@@ -125,11 +125,9 @@ def missing_findings(
         yield broken("layers-missing", "config.json", text, severity)
     lost = _lost(checkpoint, layers)
     if lost:
-        text = (
-            f"there is no such layer, nor {len(lost) - 1} others"
-            if len(lost) > 1
-            else "there is no such layer"
-        )
+        text = "there is no such layer"
+        if len(lost) > 1:
+            text += f", nor {len(lost) - 1} others"
         yield broken("weights-missing", lost[0], text, severity)
     heads = any(
         module.is_head and module.weight is not None for module in modules.values()
@@ -362,4 +360,6 @@ def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _ranges(numbers: list[int]) -> str:
     shown = ", ".join(str(number) for number in numbers[:5])
-    return shown if len(numbers) <= 5 else f"{shown}, ... ({len(numbers)} in all)"
+    if len(numbers) <= 5:
+        return shown
+    return f"{shown}, ... ({len(numbers)} in all)"

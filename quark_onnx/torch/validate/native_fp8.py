@@ -8,6 +8,7 @@ from typing import Any
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS
+from quark_onnx.torch.validate.json_values import strings_of
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
@@ -15,7 +16,6 @@ from quark_onnx.torch.validate.slots import (
     SCALAR,
     SCALE,
     Slot,
-    Slots,
     cache_slots,
     ceil_div,
     name_list_findings,
@@ -160,27 +160,19 @@ def _tensors(
         (name for name in sorted(scales) if name in module.tensors),
         sorted(scales)[0],
     )
-    shapes = (
-        ((ceil_div(rows, block[0]), ceil_div(columns, block[1])),) if block else SCALAR
-    )
-    slots: Slots = {
+    shapes = SCALAR
+    if block:
+        shapes = ((ceil_div(rows, block[0]), ceil_div(columns, block[1])),)
+    slots = {
         "weight": Slot(_TYPES, ((rows, columns),)),
         name: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
-        **(
-            {inputs: SCALE}
-            if entries.get("activation_scheme") == "static" and len(scales) == 1
-            else {}
-        ),
-        **(
-            {
-                "input_scale": Slot(FLOATS, SCALAR, False),
-                inputs: Slot(FLOATS, SCALAR, False),
-            }
-            if len(scales) > 1
-            else {}
-        ),
-        **cache_slots(module),
     }
+    if len(scales) > 1:
+        slots["input_scale"] = Slot(FLOATS, SCALAR, False)
+        slots[inputs] = Slot(FLOATS, SCALAR, False)
+    elif entries.get("activation_scheme") == "static":
+        slots[inputs] = SCALE
+    slots.update(cache_slots(module))
     yield from size_findings(
         module,
         (rows, columns),
@@ -190,11 +182,8 @@ def _tensors(
 
 
 def _excluded(entries: dict[str, Any]) -> list[str]:
-    found = entries.get("ignored_layers") or entries.get("modules_to_not_convert")
-    return (
-        [name for name in found if isinstance(name, str)]
-        if isinstance(found, list)
-        else []
+    return strings_of(
+        entries.get("ignored_layers") or entries.get("modules_to_not_convert"),
     )
 
 

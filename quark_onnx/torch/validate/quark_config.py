@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from typing import Any
 
+from quark_onnx.torch.validate.json_values import object_of, strings_of
 from quark_onnx.torch.validate.modules import Module
 
 Layer = dict[str, Any]
@@ -27,6 +28,13 @@ def is_glob(pattern: str) -> bool:
     return not pattern.startswith("re:") and any(mark in pattern for mark in "*?[")
 
 
+def overrides_in_vllm(pattern: str, name: str) -> bool:
+    """Return whether vLLM applies an entry of layer_quant_config to a layer."""
+    if "*" in pattern:
+        return fnmatch(name, pattern)
+    return name in pattern
+
+
 @dataclass(frozen=True)
 class QuarkConfig:
     """A ``quantization_config`` whose ``quant_method`` is "quark".
@@ -40,18 +48,12 @@ class QuarkConfig:
     @property
     def exclude(self) -> list[str]:
         """Names and patterns of float layers."""
-        found = self.entries.get("exclude")
-        return (
-            [name for name in found if isinstance(name, str)]
-            if isinstance(found, list)
-            else []
-        )
+        return strings_of(self.entries.get("exclude"))
 
     @property
     def export(self) -> dict[str, Any]:
         """The settings of the export."""
-        found = self.entries.get("export")
-        return found if isinstance(found, dict) else {}
+        return object_of(self.entries.get("export"))
 
     @property
     def pack_method(self) -> str:
@@ -61,28 +63,20 @@ class QuarkConfig:
     @property
     def kv_patterns(self) -> list[str]:
         """Patterns of the layers whose outputs are the KV cache."""
-        found = self.export.get("kv_cache_group")
-        return (
-            [name for name in found if isinstance(name, str)]
-            if isinstance(found, list)
-            else []
-        )
+        return strings_of(self.export.get("kv_cache_group"))
 
     @property
     def overrides(self) -> dict[str, Layer]:
         """Configurations of single layers, by name or pattern."""
-        found = self.entries.get("layer_quant_config")
-        return (
-            {str(key): layer for key, layer in found.items() if isinstance(layer, dict)}
-            if isinstance(found, dict)
-            else {}
-        )
+        layers = object_of(self.entries.get("layer_quant_config"))
+        return {
+            str(key): layer for key, layer in layers.items() if isinstance(layer, dict)
+        }
 
     @property
     def fallback(self) -> Layer:
         """The default configuration of layers."""
-        found = self.entries.get("global_quant_config")
-        return found if isinstance(found, dict) else {}
+        return object_of(self.entries.get("global_quant_config"))
 
     @property
     def kv_layers(self) -> dict[str, Layer]:
@@ -139,11 +133,13 @@ class QuarkConfig:
         """Return a layer's configuration in vLLM, without outputs for the KV cache."""
         name = module.experts or module.name
         for pattern, layer in self.overrides.items():
-            if fnmatch(name, pattern) if "*" in pattern else name in pattern:
+            if overrides_in_vllm(pattern, name):
                 cached = pattern in self.kv_layers or (
                     self.kv_patterns and pattern == "*q_proj"
                 )
-                return {**layer, "output_tensors": None} if cached else layer
+                if cached:
+                    return {**layer, "output_tensors": None}
+                return layer
         return self.fallback
 
     @property

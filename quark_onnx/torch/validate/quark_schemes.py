@@ -71,11 +71,9 @@ def scheme_in_vllm(  # noqa: C901, PLR0911
                 "",
                 f"integers of four bits need a positive group_size; it is {group!r}",
             )
-        return (
-            ("w4a16", "")
-            if isinstance(symmetric, bool)
-            else ("", f"symmetric is {symmetric!r}, no bool")
-        )
+        if not isinstance(symmetric, bool):
+            return "", f"symmetric is {symmetric!r}, no bool"
+        return "w4a16", ""
     if second is not None and not experts and _is_mxfp4_fp8(first, second):
         return "mxfp4_fp8", ""
     return _microscaling(first, second, experts)
@@ -89,15 +87,19 @@ def describe(layer: Layer) -> str:
     """
     parts = []
     for what, key in (("weight", "weight"), ("input", "input_tensors")):
-        found = stages(layer.get(key))
-        words = [
-            f"{spec.get('dtype')} {spec.get('qscheme')}"
-            + (f" {spec['group_size']}" if spec.get("group_size") else "")
-            + (" dynamic" if spec.get("is_dynamic") else "")
-            for spec in found
-        ]
-        parts += [f"{what} {' of '.join(words)}"] if found else []
+        words = [_words(spec) for spec in stages(layer.get(key))]
+        if words:
+            parts.append(f"{what} {' of '.join(words)}")
     return ", ".join(parts) or "nothing"
+
+
+def _words(spec: Spec) -> str:
+    text = f"{spec.get('dtype')} {spec.get('qscheme')}"
+    if spec.get("group_size"):
+        text += f" {spec['group_size']}"
+    if spec.get("is_dynamic"):
+        text += " dynamic"
+    return text
 
 
 def slots_of(
@@ -154,7 +156,9 @@ def group_of(layer: Layer) -> int:
         for spec in stages(layer.get("weight"))
         if spec.get("qscheme") == "per_group"
     ]
-    return found[0] if found and isinstance(found[0], int) and found[0] > 0 else 0
+    if found and isinstance(found[0], int) and found[0] > 0:
+        return found[0]
+    return 0
 
 
 def _packed_integers(
@@ -199,7 +203,13 @@ def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
         specs[0].get("scale_format") in ("e8m0", "e5m3", "e4m3")
         or specs[0].get("scale_type") == "float8_e5m3"
     )
-    return {"weight_scale": Slot(("U8", "F8_E8M0") if exponents else FLOATS, (blocks,))}
+    return {"weight_scale": Slot(_scale_types(exponents), (blocks,))}
+
+
+def _scale_types(exponents: bool) -> tuple[str, ...]:
+    if exponents:
+        return ("U8", "F8_E8M0")
+    return FLOATS
 
 
 def _scales(spec: Spec, out: int, into: int, transposed: bool) -> dict[str, Slot]:
@@ -217,7 +227,7 @@ def _scales(spec: Spec, out: int, into: int, transposed: bool) -> dict[str, Slot
     exponents = (
         spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
     )
-    slots = {"weight_scale": Slot(("U8", "F8_E8M0") if exponents else FLOATS, shapes)}
+    slots = {"weight_scale": Slot(_scale_types(exponents), shapes)}
     if integer:
         slots["weight_zero_point"] = Slot(
             ("I8", "U8", "I32"),
@@ -368,11 +378,9 @@ def _microscaling(weight: Spec, inputs: Spec | None, experts: bool) -> tuple[str
             and inputs.get("qscheme") == "per_tensor"
             and inputs.get("symmetric") is True
         )
-        return (
-            (f"mx{dtype}_fp8", "")
-            if experts and static
-            else ("", "microscaling weights take no static inputs")
-        )
+        if not (experts and static):
+            return "", "microscaling weights take no static inputs"
+        return f"mx{dtype}_fp8", ""
     if kind not in ("fp8_e4m3", "fp4", *_FP6):
         return "", f"microscaling weights take no inputs of {kind}"
     return f"mx{dtype}_{kind}", ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
 from quark_onnx.torch.validate.quark_schemes import describe
@@ -99,6 +100,11 @@ _TYPES = (
 #: Formats without a separate scale, and without an observer.
 _CASTS = ("bfloat16", "float16")
 _UNSCALED = (*_CASTS, "mx", "mx6", "mx9", "bfp16")
+#: Keys of a specification that are integers, by its qscheme.
+_INTEGER_KEYS = {
+    "per_channel": ("ch_axis",),
+    "per_group": ("ch_axis", "group_size"),
+}
 _ALGORITHMS = [
     "rotation",
     "quarot",
@@ -139,13 +145,12 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa:
             "'fake_quantized': the weights are floats",
             severity,
         )
-    types = config.entries.get("layer_type_quant_config")
-    for name in types if isinstance(types, dict) else {}:
-        if name not in ("Linear", "Conv2d", "ConvTranspose2d"):
+    for layer_class in object_of(config.entries.get("layer_type_quant_config")):
+        if layer_class not in ("Linear", "Conv2d", "ConvTranspose2d"):
             yield broken(
                 "quark-layer-class",
                 f"{_HERE}.layer_type_quant_config",
-                f"it names {name!r}",
+                f"it names {layer_class!r}",
             )
     algorithms = config.entries.get("algo_config") or []
     for algorithm in algorithms if isinstance(algorithms, list) else [algorithms]:
@@ -255,8 +260,7 @@ def _layers(config: QuarkConfig) -> Iterator[tuple[str, Any]]:
         "layer_type_quant_config",
         "kv_cache_quant_config",
     ):
-        found = entries.get(key)
-        for name, layer in found.items() if isinstance(found, dict) else ():
+        for name, layer in object_of(entries.get(key)).items():
             yield f"{_HERE}.{key}[{name!r}]", layer
 
 
@@ -304,13 +308,7 @@ def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:  # 
                     f"{place}.{key}",
                     f"there is none, and the type is {dtype}",
                 )
-    for key in (
-        ("ch_axis",)
-        if qscheme == "per_channel"
-        else ("ch_axis", "group_size")
-        if qscheme == "per_group"
-        else ()
-    ):
+    for key in _INTEGER_KEYS.get(str(qscheme), ()):
         if key in spec and type(spec[key]) is not int:
             yield broken(
                 "quark-type",

@@ -11,8 +11,15 @@ from quark_onnx.torch.validate.cache_in_vllm import cache_findings
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, values_of
+from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module, fused, size_of
-from quark_onnx.torch.validate.quark_config import QuarkConfig, is_glob, same, stages
+from quark_onnx.torch.validate.quark_config import (
+    QuarkConfig,
+    is_glob,
+    overrides_in_vllm,
+    same,
+    stages,
+)
 from quark_onnx.torch.validate.quark_schemes import (
     describe,
     group_of,
@@ -98,10 +105,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if name
     ]
     for pattern in config.overrides:
-        if not any(
-            fnmatch(name, pattern) if "*" in pattern else name in pattern
-            for name in names
-        ):
+        if not any(overrides_in_vllm(pattern, name) for name in names):
             yield broken(
                 "quark-pattern",
                 f"{_HERE}.layer_quant_config",
@@ -148,11 +152,9 @@ def tensor_findings(
 ) -> Iterator[Finding]:
     """Yield errors in the tensors of a quantized layer, by its configuration."""
     weight = module.weight
-    found = (
-        slots_of(layer, weight, module.tensors.get("weight_scale"))
-        if weight is not None
-        else None
-    )
+    if weight is None:
+        return
+    found = slots_of(layer, weight, module.tensors.get("weight_scale"))
     if found is None:
         return
     size, slots = found
@@ -171,11 +173,9 @@ def tensor_findings(
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:
     """Return the scales of a layer whose output is the KV cache."""
     queries = module.last == "q_proj" and config.rounds_attention
-    return (
-        {"output_scale": replace(SCALE, needed=False)}
-        if queries or config.is_cached(module)
-        else {}
-    )
+    if not (queries or config.is_cached(module)):
+        return {}
+    return {"output_scale": replace(SCALE, needed=False)}
 
 
 def kv_scale_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
@@ -269,7 +269,7 @@ def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
             "layers of the KV cache differ in output_tensors",
         )
     else:
-        spec = outputs[0] if isinstance(outputs[0], dict) else {}
+        spec = object_of(outputs[0])
         found = spec.get("dtype"), spec.get("qscheme")
         if found != ("fp8_e4m3", "per_tensor"):
             yield broken(
@@ -284,11 +284,9 @@ def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
     layers = config.entries.get("layer_quant_config")
     if layers is not None and not isinstance(layers, dict):
         yield broken("malformed", f"{_HERE}.layer_quant_config", _short(layers))
-    own = (
-        {f"layer_quant_config.{name}": entry for name, entry in layers.items()}
-        if isinstance(layers, dict)
-        else {}
-    )
+    own = {
+        f"layer_quant_config.{name}": entry for name, entry in object_of(layers).items()
+    }
     for place, entry in {"global_quant_config": config.fallback, **own}.items():
         if not isinstance(entry, dict):
             yield broken("malformed", f"{_HERE}.{place}", _short(entry))
@@ -408,9 +406,9 @@ def _is_packed(layer: dict[str, object]) -> bool:
 
 def _stored(module: Module) -> str:
     scales = [name for name in module.tensors if "scale" in name]
-    return f"its weight is {module.weight}" + (
-        f" with {', '.join(scales)}" if scales else ""
-    )
+    if not scales:
+        return f"its weight is {module.weight}"
+    return f"its weight is {module.weight} with {', '.join(scales)}"
 
 
 def _keys(first: dict[str, object], second: dict[str, object]) -> str:
@@ -439,11 +437,9 @@ def _is_regular(pattern: str) -> bool:
 
 
 def _short(value: object) -> str:
+    if value is None:
+        return "there is no such key, or it is null"
     text = repr(value)
-    return (
-        "there is no such key, or it is null"
-        if value is None
-        else text
-        if len(text) < 80
-        else f"{text[:77]}..."
-    )
+    if len(text) < 80:
+        return text
+    return f"{text[:77]}..."

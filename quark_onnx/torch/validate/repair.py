@@ -16,6 +16,7 @@ from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.finding import Verdict
 from quark_onnx.torch.validate.header import Header
+from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import today
 from quark_onnx.torch.validate.quark_config import QuarkConfig, is_glob, stages
 from quark_onnx.torch.validate.quark_transformers import (
@@ -43,11 +44,9 @@ class Mended:
     verdict: Verdict
 
     def __str__(self) -> str:
-        written = (
-            f"written: {self.folder}"
-            if self.folder is not None
-            else "nothing could be mended, nothing is written"
-        )
+        written = "nothing could be mended, nothing is written"
+        if self.folder is not None:
+            written = f"written: {self.folder}"
         return "\n".join(
             [*(f"mended: {note}" for note in self.notes), written, str(self.verdict)],
         )
@@ -78,11 +77,9 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         )
     before = validate(folder, client)
     folder = Path(folder)
-    output = (
-        folder.absolute().with_name(f"{folder.absolute().name}-fixed")
-        if output is None
-        else Path(output)
-    )
+    if output is None:
+        output = folder.absolute().with_name(f"{folder.absolute().name}-fixed")
+    output = Path(output)
     if output.exists():
         raise ConfigError(
             f"{output} exists; remove it, or name another folder with --output (on the"
@@ -142,7 +139,7 @@ def _mend_export(
         zip(EXPORT_KEYS, (kv, 0.0, "reorder", "real_quantized", None), strict=True),
     )
     found = entries.get("export")
-    export = found if isinstance(found, dict) else {}
+    export = object_of(found)
     whole = {
         key: plain[key] if export.get(key) is None else export[key]
         for key in EXPORT_KEYS
@@ -153,8 +150,11 @@ def _mend_export(
             key for key in ("kv_cache_group", "pack_method") if export.get(key) is None
         ]
         entries["export"] = whole
-        parts = [f"gets {', '.join(new)}"] if new else []
-        parts += [f"loses {', '.join(gone)}"] if gone else []
+        parts = []
+        if new:
+            parts.append(f"gets {', '.join(new)}")
+        if gone:
+            parts.append(f"loses {', '.join(gone)}")
         notes.append(f"export {' and '.join(parts) or 'is whole'}")
 
 
@@ -180,7 +180,7 @@ def _mend_layers(
 ) -> None:
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
-        layers += entries[key].values() if isinstance(entries.get(key), dict) else []
+        layers += object_of(entries.get(key)).values()
     added = list[str]()
     for layer in layers:
         if isinstance(layer, dict) and "weight" in layer:
@@ -297,11 +297,9 @@ def _write(
             )
     if config != checkpoint.config:
         rewritten[CONFIG] = lambda target: _write_json(target, config)
-    names = index or (
-        json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
-        if checkpoint.index is not None
-        else None
-    )
+    names = index
+    if not names and checkpoint.index is not None:
+        names = json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
     if names is not None:
         mapped = {today(name): file for name, file in names["weight_map"].items()}
         rewritten[INDEX] = lambda target: _write_json(
@@ -324,9 +322,9 @@ def _write_json(target: Path, value: dict[str, Any]) -> None:
 
 def _rename(source: Path, header: Header, target: Path) -> None:
     """Copy a safetensors file under other tensor names; values keep their order."""
-    entries: dict[str, Any] = (
-        {"__metadata__": header.metadata} if header.metadata else {}
-    )
+    entries = dict[str, Any]()
+    if header.metadata:
+        entries["__metadata__"] = header.metadata
     for name, tensor in header.tensors.items():
         start = tensor.start - header.start
         entries[today(name)] = {

@@ -1,0 +1,29 @@
+"""Values of a configuration that may have any type, as JSON allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark_onnx.containers import of_type
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a JSON object; an empty object for any other value.
+
+    >>> object_of({"bits": 4}), object_of(None)
+    ({'bits': 4}, {})
+    """
+    if isinstance(value, dict):
+        return value
+    return {}
+
+
+def strings_of(value: Any) -> list[str]:
+    """Return the strings of a JSON array; none for any other value.
+
+    >>> strings_of(["lm_head", 3]), strings_of("lm_head")
+    (['lm_head'], [])
+    """
+    if isinstance(value, list):
+        return of_type(value, str)
+    return []
