@@ -466,7 +466,7 @@ def test_an_interrupted_run_is_resumed(cli: Any) -> None:
 def test_the_latency_of_both_models(cli: Any) -> None:
     lines = cli(*MODEL, "--time", "--threads", "1").out.splitlines()
     (time,) = [line for line in lines if line.startswith("time ")]
-    assert "float " in time and "median of" in time and "1 thread" in time
+    assert "float " in time and "median and quartiles of" in time and "1 thread" in time
     latency = cli(*MODEL, "--json").json["latency"]
     assert latency["reference_ms"] > 0 and latency["other_ms"] > 0
     assert isinstance(latency["reasons"], list)
