@@ -250,7 +250,7 @@ def test_measure_looks_into_sequences_and_maps() -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.int64])
 def test_measure_of_another_number_of_detections(kind: type) -> None:
     boxes = np.ones((5, 4), kind)
-    [error] = measure(Session(boxes, boxes), Session(boxes[:3]), [{}])
+    [error] = measure(Session(boxes, boxes, boxes), Session(boxes[:3]), [{}])
     assert error.sqnr == -np.inf if kind is np.float32 else error.agreement == 0.0
 
 
