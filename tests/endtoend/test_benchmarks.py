@@ -62,6 +62,8 @@ def test_what_is_a_miss(large: Any) -> None:
         (found,) = large.complaints(replace(good, **change), "wall")
         assert found.startswith(word)
     assert large.complaints(replace(good, seconds=40.0, cpu_seconds=10), "cpu") == []
+    short = replace(good, seconds=1.0, estimated_seconds=0.1)
+    assert large.complaints(short, "wall") == []
 
 
 def test_runs_by_name(large: Any) -> None:
