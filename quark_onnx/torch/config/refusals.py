@@ -47,9 +47,9 @@ REFUSED_ALGORITHMS = {
 REFUSED_SETTINGS = {
     ("rotation", "online_r1"): Refusal(
         "AMD Quark (online_r1_rotation)",
-        "R1 in the weights does the same at no runtime and in every client; inputs are"
-        " rotated at runtime by amd-quark alone, and by vLLM in the layout of"
-        " compressed-tensors",
+        "R1 in the weights does the same, costs nothing at runtime and runs in every"
+        " client; inputs are rotated at runtime by amd-quark, and by vLLM in the layout"
+        " of compressed-tensors",
         "choose r1=true",
     ),
     ("rotation", "train_smooth"): Refusal(
