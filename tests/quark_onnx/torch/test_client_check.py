@@ -28,9 +28,9 @@ def check_plan(source: Path, output: Path, config: TorchConfig, layout: str) -> 
     planned = planned_checkpoint(opened, config, layout_named(layout))
     quantize_checkpoint(
         source,
-        output,
-        config,
         tokens(),
+        config,
+        output,
         writing=Writing(layout=layout),
         progress=False,
     )
@@ -70,9 +70,9 @@ def test_the_plan_is_what_is_written(
         with pytest.raises(ConfigError):
             quantize_checkpoint(
                 source,
-                tmp_path / "again",
-                config_for(name),
                 tokens(),
+                config_for(name),
+                tmp_path / "again",
                 writing=Writing(layout=layout),
                 progress=False,
             )

@@ -60,8 +60,9 @@ def test_bits_of_all_and_of_quantized_layers(layout: str, tmp_path: Path) -> Non
     source = saved(model, tmp_path / "float")
     found = ptq(
         source,
-        tmp_path / "out",
+        None,
         config_for("uint4_wo_32"),
+        tmp_path / "out",
         writing=Writing(layout=layout),
         progress=False,
         verdict=True,
