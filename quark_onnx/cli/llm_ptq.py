@@ -721,9 +721,14 @@ def gguf(options: Namespace) -> Answer:
         + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items()),
     ]
     lines += [f"note: {note}" for note in written.notes]
+    path = Path(written.path)
+    file_size = torch_side("quark_onnx.torch.pipelines.verdict").file_size
+    lines.append(f"size: {file_size(path.stat().st_size)}")
+    words = [PROGRAM, "llm", "validate", str(path), "--for", "llama.cpp"]
+    lines.append(f"next: check it\n  {shell_line(words)}")
     document = {
         "model": options.model,
-        "output": Path(written.path),
+        "output": path,
         "tensors": written.types,
         "notes": written.notes,
     }

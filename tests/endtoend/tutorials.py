@@ -16,7 +16,7 @@ LAST_LINES = {
     "detector": "mixed to 35 dB",
     "bert": "SmoothQuant",
     "torch_module": "of the classes agree",
-    "llm_vllm": "no rule of vLLM",
+    "llm_vllm": "passes all rules of vLLM",
     "llm_llamacpp": "Q4_1",
     "ryzen_ai": "bundle 0.98",
 }

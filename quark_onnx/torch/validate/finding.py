@@ -7,6 +7,8 @@ from typing import Any
 
 from quark_onnx.reported import Reported
 
+_RULES_ONLY = "(the client was not run)"
+
 #: Consequences of a broken rule, the worst first: the client refuses the checkpoint, loads wrong
 #: values, or loads correctly with a detail that deserves attention.
 REFUSED, WRONG, WARNING = SEVERITIES = ("refused", "wrong", "warning")
@@ -120,13 +122,13 @@ class Verdict(Reported):
         """The verdict, and that the client itself was not asked.
 
         >>> Verdict("llama", "vllm", "vLLM 0.33.0", "quark", {}, (), ()).sentence
-        'no rule of vLLM 0.33.0 is broken (not loaded)'
+        'passes all rules of vLLM 0.33.0 (the client was not run)'
         """
         if not self.findings:
-            return f"no rule of {self.release} is broken (not loaded)"
+            return f"passes all rules of {self.release} {_RULES_ONLY}"
         if self.right:
-            return f"only warnings by the rules of {self.release} (not loaded)"
-        return f"{self.word} by the rules of {self.release} (not loaded)"
+            return f"only warnings by the rules of {self.release} {_RULES_ONLY}"
+        return f"{self.word} by the rules of {self.release} {_RULES_ONLY}"
 
     @property
     def document(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import shutil
 import weakref
 from collections.abc import Callable
@@ -68,6 +69,10 @@ def test_the_answer_of_the_command(
     document = json.loads(capsys.readouterr().out)
     check_described(document)
     assert set(document["tensors"]) == set(tensors(output))
+    assert main(command[:-1]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].startswith("size: ") and lines[-2] == "next: check it"
+    assert main(shlex.split(lines[-1])[1:]) == 0
 
 
 def test_names_types_and_values(folder: Path, tmp_path: Path) -> None:

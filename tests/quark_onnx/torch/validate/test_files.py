@@ -294,7 +294,7 @@ def test_verdict_as_text_and_document(tmp_path: Path) -> None:
     lines = verdict.text().splitlines()
     assert lines[0].endswith(
         "quark checkpoint (14 × fp8): loads but wrong by the rules of vLLM 0.33.0"
-        " (not loaded)"
+        " (the client was not run)"
     )
     assert len(lines) == 5 and lines[-1] == "and 11 × scale-missing"
     assert len(verdict.text(complete=True).splitlines()) == 1 + math.prod((2, 7))
