@@ -571,6 +571,7 @@ def _answer(
             f"{task}: {name} {was:.4f} float, {now:.4f} quantized"
             for name, (was, now) in metrics.items()
         ]
+    lines += _export_lines(options)
     verdict = found.verdict
     if verdict is not None:
         lines += verdict.lines()
@@ -589,6 +590,23 @@ def _answer(
         "mixture": None if mixture is None else _mixture_document(mixture),
     }
     return Answer("\n".join(lines), document)
+
+
+def _export_lines(options: Namespace) -> list[str]:
+    """Return a line for each exported model file, whose size the verdict does not know."""
+    file_size = torch_side("quark_onnx.torch.pipelines.verdict").file_size
+    lines = []
+    for suffix in ("gguf", "onnx"):
+        path = options.output / f"model.{suffix}"
+        if suffix in (options.export or ()) and path.is_file():
+            size = sum(
+                file.stat().st_size for file in options.output.glob(f"{path.name}*")
+            )
+            lines.append(
+                f"{path}: {file_size(size)}; the sizes of the verdict are those of the"
+                " checkpoint that was exported"
+            )
+    return lines
 
 
 def _with_command(verdict: Any, options: Namespace) -> Any:

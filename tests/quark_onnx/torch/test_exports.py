@@ -114,7 +114,9 @@ def test_a_gguf_file_alone(
     ]
     command += ["--data", str(tmp_path / "tokens.npy"), "--length", "12"]
     assert main(command) == 0, capsys.readouterr().err
-    assert "note: llama.cpp rounds activations its own way" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "note: llama.cpp rounds activations its own way" in out
+    assert f"{tmp_path / 'out' / 'model.gguf'}: 0." in out
     assert sorted(file.name for file in tmp_path.iterdir()) == ["out", "tokens.npy"]
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.gguf"]
     assert held(tmp_path / "out" / "model.gguf")["blk.0.ffn_up.weight"][0] == "Q8_0"
