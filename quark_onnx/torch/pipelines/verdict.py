@@ -61,7 +61,9 @@ class Verdict(Reported):
         perplexity_after: perplexity of the checkpoint on the text.
         worst: the layers with the greatest errors, and their relative errors: the mean square of
             the output error on inputs of the float model, divided by the mean square of the float
-            output.
+            output. Empty if an algorithm rewrote the inputs of layers.
+        rewritten_by: names of the algorithms that rewrote the inputs of layers, so that layers
+            cannot be compared one by one.
         skipped: the reason why the models were not compared; empty if they were.
         advice: the change to try, in words.
         options: options of ``llm ptq`` that make the change; empty for none.
@@ -79,6 +81,7 @@ class Verdict(Reported):
     perplexity_before: float | None = None
     perplexity_after: float | None = None
     worst: tuple[tuple[str, float], ...] = ()
+    rewritten_by: tuple[str, ...] = ()
     skipped: str = ""
     advice: str = ""
     options: str = ""
@@ -128,6 +131,11 @@ class Verdict(Reported):
                 f"{name} {100 * error:.2g} %" for name, error in self.worst
             )
             found.append(f"  layers with the greatest errors: {named}")
+        if self.rewritten_by:
+            names = " and ".join(self.rewritten_by)
+            found.append(
+                f"  layers are not compared one by one: {names} changed their inputs"
+            )
         if self.advice:
             options = f": {self.options}" if self.options and not self.command else ""
             found.append(f"  next: {self.advice}{options}")
@@ -227,9 +235,14 @@ def _compared_models(  # noqa: PLR0913
     if not windows or len(windows[0]) < 2:
         return replace(sizes, skipped="there is no text of two tokens or more")
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
+    rewritten_by = tuple(
+        each.name for each in config.algorithms if each.stage in ("model", "block")
+    )
+    errors = dict[str, float]()
     with inference(model), inference(quantized):
         scores = _scores(model, quantized, windows, progress)
-        errors = _errors(model, quantized, windows[0])
+        if not rewritten_by:
+            errors = _errors(model, quantized, windows[0])
     del model, quantized
     release_memory()
     worst = sorted(errors.items(), key=lambda item: -item[1])[:_WORST]
@@ -241,6 +254,7 @@ def _compared_models(  # noqa: PLR0913
         perplexity_before=scores[1],
         perplexity_after=scores[2],
         worst=tuple(worst),
+        rewritten_by=rewritten_by,
     )
     advice, options = _advice(found, config)
     return replace(found, advice=advice, options=options)
@@ -430,7 +444,8 @@ def _advice(found: Verdict, config: TorchConfig) -> tuple[str, str]:
             return "a scale for each block of 32 weights", options
     layers = [name for name, _ in found.worst[:1]]
     options = " ".join(f"--layer {shlex.quote(f'{name}=ptpc_fp8')}" for name in layers)
-    return "more bits for the layer with the greatest error", options
+    which = "the layer with the greatest error" if layers else "all weights or a layer"
+    return f"more bits for {which}", options
 
 
 def _loss(divergence: float) -> str:

@@ -171,3 +171,16 @@ def test_no_verdict(
     command[4] = str(tmp_path / "none")
     assert main([*command, "--no-verdict", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] is None
+
+
+@pytest.mark.parametrize("algorithm", ["awq", "rotation:r1=true"])
+def test_layers_with_other_inputs_are_not_compared(
+    algorithm: str, source: Path, tmp_path: Path
+) -> None:
+    text = Text(str(tmp_path / "tokens.npy"), 4, 12)
+    config = config_for("uint4_wo_32").with_(algorithms=(algorithm,))
+    found = ptq(source, text, config, tmp_path / "out", progress=False, verdict=True)
+    assert found.verdict is not None and found.verdict.worst == ()
+    name = algorithm.partition(":")[0]
+    expected = f"  layers are not compared one by one: {name} changed their inputs"
+    assert expected in found.verdict.lines()
