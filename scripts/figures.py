@@ -78,6 +78,10 @@ def preset_accuracy(task: str, preset: str) -> str:
     return value("accuracy", f"{task}/ours/{explicit.get(preset, preset)}")
 
 
+#: Presets of the table of runtime; the page of all rows is linked there.
+RUNTIME_PRESETS = ("A8W8", "U8U8", "A16W8", "XINT8", "DYNAMIC")
+
+
 def onnxruntime_best(task: str) -> str:
     """Return the best metric of onnxruntime's calibrators with A8W8, weights per channel."""
     keys = (
@@ -238,6 +242,8 @@ def runtime() -> str:
     rows = []
     for key, row in stored("runtime").items():
         model, preset = key.split("/")
+        if preset not in RUNTIME_PRESETS:
+            continue
         onnxruntime = row.get("ours/onnxruntime")
         rows.append(
             (
