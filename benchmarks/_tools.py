@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -315,9 +316,11 @@ def _prepare(model: Path, folder: Path, setting: Setting) -> Path:
     if setting.per_channel and opset < 13:
         model = folder / "raised.onnx"
         onnx.save(onnx.version_converter.convert_version(loaded, 13), model)
-    prepared = folder / "prepared.onnx"
+    model, prepared = model.resolve(), folder.resolve() / "prepared.onnx"
     try:
-        quant_pre_process(model, prepared)
+        # where it fails, onnxruntime writes the model and its weights into the working directory
+        with _inside(folder):
+            quant_pre_process(model, prepared)
     except Exception:  # symbolic shape inference fails on some models, or lacks sympy
         quant_pre_process(model, prepared, skip_symbolic_shape=True)
     named = onnx.load(prepared)
@@ -325,6 +328,17 @@ def _prepare(model: Path, folder: Path, setting: Setting) -> Path:
         node.name = node.name or f"{node.op_type}_unnamed_{i}"
     onnx.save(named, prepared)
     return prepared
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    """Make a folder the working directory for a while (contextlib.chdir of Python 3.11)."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _shapes_vary(samples: Samples) -> bool:

@@ -15,6 +15,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
+from quark_onnx.graph import Graph
+
 Array = NDArray[Any]
 Feeds = dict[str, Array]
 Factory = Callable[[], ModelProto]
@@ -703,3 +705,15 @@ def depthwise_layers() -> ModelProto:
         d=weight(8, 1, 3, 3),
         k=weight(8, 4),
     )
+
+
+def canonical(model: ModelProto) -> bytes:
+    """The bytes of a model, equal for equal models."""
+    return model.SerializeToString(deterministic=True)
+
+
+def inferred(model: ModelProto) -> Graph:
+    """The graph of a model with known shapes, as passes get it."""
+    graph = Graph.of(model)
+    graph.infer()
+    return graph

@@ -112,6 +112,7 @@ def compare(  # noqa: PLR0913
     time: bool = False,
     threads: int = 0,
     isolate: bool = False,
+    preprocessing: bool = True,
 ) -> Comparison:
     """Compare the outputs of two models on common data.
 
@@ -126,6 +127,8 @@ def compare(  # noqa: PLR0913
         time: True to measure the latency of both models on the first sample.
         threads: number of threads for the latency; 0 for all cores.
         isolate: run onnxruntime in another process, as for ``quantize``.
+        preprocessing: whether to check that the data is preprocessed as the reference expects,
+            which may take hundreds of runs. False where ``quantize`` has checked the same data.
 
     Returns:
         Errors of the outputs, the verdict, and the requested measurements.
@@ -142,7 +145,8 @@ def compare(  # noqa: PLR0913
     with crash_errors(reference, other), isolated(isolate):
         before, after = load(reference), load(other)
         scorer = None if labels is None else scorer_for(labels, data)
-        found, sample = _compared(before, after, data, limit, task, scorer)
+        check = PreprocessingCheck(before, task) if preprocessing else None
+        found, sample = _compared(before, after, data, limit, task, scorer, check)
         if scorer is not None:
             found = replace(found, scores=scorer.scores(), labelled=scorer.count)
         if not time or sample is None:
@@ -158,9 +162,10 @@ def _compared(  # noqa: PLR0913
     limit: int | None,
     task: str,
     scorer: Scorer | None,
+    check: PreprocessingCheck | None,
 ) -> tuple[Comparison, Any]:
     """Return the comparison and the first sample."""
-    collector, check = VerdictCollector(before, task), PreprocessingCheck(before, task)
+    collector = VerdictCollector(before, task)
     sessions = _opened(before, after)
     reader = reader_for(Graph.of(before), data)
     counter = _Counter(islice(iter(reader), limit))
@@ -174,7 +179,7 @@ def _compared(  # noqa: PLR0913
         classes: list[int | None] = []
         if scorer is not None and collector.task is not None:
             classes = scorer.add(collector.task, expected, found)
-        if not reader.random:
+        if check is not None and not reader.random:
             check.add(feeds, expected, classes)
 
     try:
@@ -195,7 +200,7 @@ def _compared(  # noqa: PLR0913
         random=reader.random,
         settings=settings_of_model(after),
     )
-    findings = check.findings(sessions[0])
+    findings = () if check is None else check.findings(sessions[0])
     if findings and verdict is not None:
         verdict = verdict.doubted(findings[0].next_step)
     comparison = Comparison(

@@ -165,6 +165,7 @@ def _scored(options: Namespace, data: Any) -> Comparison | None:
         data,
         task=options.task,
         labels=options.labels,
+        preprocessing=False,  # checked before the quantization, on the same labels
     )
 
 

@@ -18,7 +18,7 @@ from quark_onnx.convert import Converted
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.registry import CONVERSIONS
 from tests.cases import loop_over
-from tests.models import MODELS, run, samples
+from tests.models import MODELS, canonical, run, samples
 
 #: Settings that a conversion cannot do without.
 SETTINGS: dict[str, dict[str, Any]] = {"opset": {"opset": 21}}
@@ -56,10 +56,6 @@ def once(name: str, kind: str) -> Converted:
 
 def converted(name: str, model: ModelProto, output: Path | None = None) -> Converted:
     return convert(model, name, output, **SETTINGS.get(name, {}))
-
-
-def canonical(model: ModelProto) -> bytes:
-    return model.SerializeToString(deterministic=True)
 
 
 def check_equal_outputs(before: ModelProto, after: ModelProto, rtol: float) -> None:

@@ -20,13 +20,23 @@ from quark_onnx.cli import main
 from quark_onnx.config import to_dict
 from quark_onnx.config.qconfig import parse_optimizer
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers.problem import Problem, Rows, Solution
 from quark_onnx.patterns.activation import Activation
 from quark_onnx.registry import OPTIMIZERS
 from tests.cases import loop_over
-from tests.models import MODELS, Feeds, interface, normal, parse, run, samples, weight
+from tests.models import (
+    MODELS,
+    Feeds,
+    canonical,
+    inferred,
+    interface,
+    normal,
+    parse,
+    run,
+    samples,
+    weight,
+)
 from tests.quark_onnx.optimizers.networks import NETWORKS
 
 #: Settings under which an optimizer takes less time.
@@ -92,16 +102,6 @@ def quantized(name: str, network: str) -> Result:
     model, data = network_of(network)
     optimizers = (made(name),) if name else ()
     return quantize(model, data, QConfig.of("A8W8").with_(optimizers=optimizers))
-
-
-def canonical(model: ModelProto) -> bytes:
-    return model.SerializeToString(deterministic=True)
-
-
-def inferred(model: ModelProto) -> Graph:
-    graph = Graph.of(model)
-    graph.infer()
-    return graph
 
 
 # Settings

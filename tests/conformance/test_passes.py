@@ -15,7 +15,16 @@ from quark_onnx.graph import Graph
 from quark_onnx.passes import LEGALIZING
 from quark_onnx.registry import PASSES
 from tests.cases import loop_over
-from tests.models import MODELS, Array, Feeds, interface, run, samples
+from tests.models import (
+    MODELS,
+    Array,
+    Feeds,
+    canonical,
+    inferred,
+    interface,
+    run,
+    samples,
+)
 from tests.quark_onnx.passes.patterns import PATTERNS
 
 Pass = Callable[[Graph], int]
@@ -32,17 +41,6 @@ def outputs(make: Callable[[], ModelProto]) -> tuple[list[Feeds], list[list[Arra
     model = make()
     feeds = samples(model, 2)
     return feeds, [run(model, each) for each in feeds]
-
-
-def canonical(model: ModelProto) -> bytes:
-    return model.SerializeToString(deterministic=True)
-
-
-def inferred(model: ModelProto) -> Graph:
-    """The graph of a model with known shapes, as passes get it."""
-    graph = Graph.of(model)
-    graph.infer()
-    return graph
 
 
 def rewritten(single: Pass, model: ModelProto) -> tuple[int, ModelProto]:

@@ -359,6 +359,8 @@ def test_reports_and_verdicts_say_it(caplog: pytest.LogCaptureFixture) -> None:
     assert verdict.sentence.startswith("the preprocessing of the data looks wrong")
     found = compare(model, result.model, samples)
     assert found.warnings == [warning] or "scaling" in found.warnings[0]
+    unchecked = compare(model, result.model, samples, preprocessing=False)
+    assert unchecked.warnings == [] and unchecked.outputs == found.outputs
 
 
 def test_right_data_raise_no_warning() -> None:
