@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
+from quark_onnx.containers import present, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.fields import QUANTIZATION, meets, one_of
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
-from quark_onnx.torch.validate.header import FLOATS, Tensor, values_of
+from quark_onnx.torch.validate.header import Tensor, single_value
+from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.rules import broken
@@ -16,66 +18,57 @@ from quark_onnx.torch.validate.slots import FUSED, SCALE, slot_findings
 #: Classes ...ForCausalLM whose loaders rename ``k_proj`` to ``qkv_proj`` before looking for scales
 #: of the cache.
 _STACKED = frozenset(
-    {
-        *(
-            "Afmoe",
-            "Apertus",
-            "Arcee",
-            "Cohere",
-            "Cohere2",
-            "Cohere2Moe",
-            "Cwm",
-            "DeciLM",
-            "Exaone",
-            "Exaone4",
-        ),
-        *(
-            "ExaoneMoE",
-            "ExaoneMoe",
-            "FalconH1",
-            "GPTBigCode",
-            "GPTJ",
-            "GPTNeoX",
-            "Gemma",
-            "Gemma2",
-            "Gemma3",
-            "Glm",
-        ),
-        *(
-            "HunYuanDenseV1",
-            "HyperCLOVAX",
-            "Jais2",
-            "Jamba",
-            "Nanbeige",
-            "Nemotron",
-            "NemotronH",
-            "NemotronHPuzzle",
-        ),
-        *(
-            "OPT",
-            "Olmo",
-            "Olmo2",
-            "Olmo3",
-            "Olmoe",
-            "Orion",
-            "Phi",
-            "PhiMoE",
-            "Qwen2Moe",
-            "Rnj1",
-            "SeedOss",
-        ),
-        *(
-            "SmolLM3",
-            "Solar",
-            "StableLm",
-            "Starcoder2",
-            "Step1",
-            "Transformers",
-            "VaultGemma",
-            "Zamba2",
-        ),
-    },
+    (
+        "Afmoe",
+        "Apertus",
+        "Arcee",
+        "Cohere",
+        "Cohere2",
+        "Cohere2Moe",
+        "Cwm",
+        "DeciLM",
+        "Exaone",
+        "Exaone4",
+        "ExaoneMoE",
+        "ExaoneMoe",
+        "FalconH1",
+        "GPTBigCode",
+        "GPTJ",
+        "GPTNeoX",
+        "Gemma",
+        "Gemma2",
+        "Gemma3",
+        "Glm",
+        "HunYuanDenseV1",
+        "HyperCLOVAX",
+        "Jais2",
+        "Jamba",
+        "Nanbeige",
+        "Nemotron",
+        "NemotronH",
+        "NemotronHPuzzle",
+        "OPT",
+        "Olmo",
+        "Olmo2",
+        "Olmo3",
+        "Olmoe",
+        "Orion",
+        "Phi",
+        "PhiMoE",
+        "Qwen2Moe",
+        "Rnj1",
+        "SeedOss",
+        "SmolLM3",
+        "Solar",
+        "StableLm",
+        "Starcoder2",
+        "Step1",
+        "Transformers",
+        "VaultGemma",
+        "Zamba2",
+    ),
 )
+_ONE = "there is no such tensor; 1.0 is taken"
 _SIDES = ("q_proj", "k_proj", "v_proj")
 
 
@@ -83,94 +76,74 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
     """Yield errors of vLLM in the scales of its KV cache and its attention."""
     yield from _name_findings(checkpoint)
     for name, module in checkpoint.modules.items():
-        for end in module.tensors:
-            if end.startswith("prob_output_") and end != "prob_output_scale":
-                yield broken(
-                    "tensor-unknown",
-                    f"{name}.{end}",
-                    f"{module.tensors[end]}, which attention does not have",
-                )
+        for end, tensor in without(module.tensors, ["prob_output_scale"]).items():
+            if end.startswith("prob_output_"):
+                text = f"{tensor}, which attention does not have"
+                yield broken("tensor-unknown", f"{name}.{end}", text)
     for parent, modules in _attentions(checkpoint):
-        yield from _pair_findings(
-            checkpoint,
-            parent,
-            [config.is_cached(module) for module in modules],
-        )
+        cached = [config.is_cached(module) for module in modules]
+        yield from _pair_findings(checkpoint, parent, cached)
 
 
 def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the scales of a cache that is fp8 as a whole by configuration."""
     scheme = checkpoint.quantization.get("kv_cache_scheme")
     if checkpoint.method == "compressed-tensors":
-        if scheme is not None and not _is_fp8(scheme):
-            yield broken(
-                "ct-cache",
-                "quantization_config.kv_cache_scheme",
-                repr(scheme),
-            )
+        if scheme is not None and not meets(object_of(scheme), _FP8_CACHE):
+            place = f"{QUANTIZATION}.kv_cache_scheme"
+            yield broken("ct-cache", place, repr(scheme))
             return
         lost = [
-            f"{name}.output_scale"
-            for name, each in checkpoint.modules.items()
-            if "output_scale" in each.tensors
+            f"{name}.output_scale" for name in checkpoint.modules_with("output_scale")
         ]
         if lost:
-            yield broken(
-                "kv-scales-loader",
-                lost[0],
-                f"no loader finds the {len(lost)} scales that are called so",
-            )
-    dynamic = isinstance(scheme, dict) and bool(scheme.get("dynamic"))
-    by_heads = isinstance(scheme, dict) and scheme.get("strategy") == "attn_head"
+            text = f"no loader finds the {len(lost)} scales that are called so"
+            yield broken("kv-scales-loader", lost[0], text)
+    has_scales = scheme is not None and not object_of(scheme).get("dynamic")
     for parent, modules in _attentions(checkpoint):
-        yield from _pair_findings(
-            checkpoint,
-            parent,
-            [scheme is not None and not dynamic for _ in modules],
-        )
-        for side in "kv" if not by_heads else "":
-            tensor = _scale(checkpoint, parent, side)
-            if tensor is not None:
-                owner, _, end = tensor.name.rpartition(".")
-                yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
+        yield from _pair_findings(checkpoint, parent, [has_scales for _ in modules])
+        # a cache by heads has a scale for each head
+        if object_of(scheme).get("strategy") != "attn_head":
+            yield from _scalar_findings(checkpoint, parent)
 
 
-def _is_fp8(scheme: Any) -> bool:
-    """Return whether vLLM creates a cache for a scheme of compressed-tensors."""
-    if not isinstance(scheme, dict):
-        return False
-    kind = scheme.get("num_bits"), scheme.get("type"), scheme.get("symmetric")
-    return kind == (8, "float", True) and scheme.get("strategy") in (
-        "tensor",
-        "attn_head",
-    )
+def _scalar_findings(checkpoint: Checkpoint, parent: str) -> Iterator[Finding]:
+    for tensor in present(_scale(checkpoint, parent, side) for side in "kv"):
+        owner, _, end = tensor.name.rpartition(".")
+        yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
+
+
+#: Schemes of compressed-tensors for which vLLM creates a cache.
+_FP8_CACHE = {
+    "num_bits": 8,
+    "type": "float",
+    "symmetric": True,
+    "strategy": one_of("tensor", "attn_head"),
+}
 
 
 def _attentions(checkpoint: Checkpoint) -> Iterator[tuple[str, list[Module]]]:
     """Yield attention modules with their layers for keys and values."""
     found = dict[str, list[Module]]()
-    for module in checkpoint.modules.values():
-        if module.is_linear and module.last in ("k_proj", "v_proj"):
-            found.setdefault(module.name.rpartition(".")[0], []).append(module)
+    for module in checkpoint.linears:
+        if module.last in ("k_proj", "v_proj"):
+            found.setdefault(module.parent, []).append(module)
     yield from found.items()
 
 
 def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    classes = checkpoint.config.get("architectures")
-    own = str(next(iter(classes), "")) if isinstance(classes, list) else ""
-    stacked = own.removesuffix("ForCausalLM") in _STACKED
+    name = checkpoint.architecture
+    unfound = FUSED
+    if name.removesuffix("ForCausalLM") in _STACKED:
+        unfound = (*FUSED, *_SIDES)
     lost = [
-        f"{name}.output_scale"
-        for name, module in checkpoint.modules.items()
-        if "output_scale" in module.tensors
-        and (module.last in FUSED or (stacked and module.last in _SIDES))
+        f"{module.name}.output_scale"
+        for module in checkpoint.modules_with("output_scale").values()
+        if module.last in unfound
     ]
     if lost:
-        yield broken(
-            "kv-scales-loader",
-            lost[0],
-            f"the loader of {own} does not find {len(lost)} scales called so",
-        )
+        text = f"the loader of {name} does not find {len(lost)} scales called so"
+        yield broken("kv-scales-loader", lost[0], text)
 
 
 def _pair_findings(
@@ -185,17 +158,12 @@ def _pair_findings(
     """
     keys, values = (_scale(checkpoint, parent, side) for side in "kv")
     places = [f"{parent}.{side}_proj.output_scale" for side in "kv"]
-    apart = (
-        checkpoint.method == "compressed-tensors"
-    )  # which has separate scales, initialized to 1.0
+    # compressed-tensors has separate scales, initialized to 1.0
+    apart = checkpoint.method == "compressed-tensors"
     if keys is None and values is None:
-        for place, own in zip(places, cached, strict=False):
-            if own:
-                yield broken(
-                    "kv-scales-missing",
-                    place,
-                    "there is no such tensor; 1.0 is taken",
-                )
+        for place, is_cached in zip(places, cached, strict=False):
+            if is_cached:
+                yield broken("kv-scales-missing", place, _ONE)
     elif keys is None:
         taken, severity = "no fp8 cache is made", REFUSED
         if apart:
@@ -205,38 +173,26 @@ def _pair_findings(
     elif values is None and not keys.name.endswith("kv_scale"):
         text = f"there is no such tensor; {'1.0' if apart else 'that of keys'} is taken"
         yield broken("kv-scales-missing", places[1], text, WRONG)
-    if (
-        keys is not None
-        and not apart
-        and (found := _number(keys)) is not None
-        and not found > 0
-    ):
-        yield broken(
-            "scale-value",
-            keys.name,
-            f"it is {found:g}, and no fp8 cache is made",
-            REFUSED,
-        )
+    if keys is not None and not apart:
+        yield from _key_scale_findings(keys)
+
+
+def _key_scale_findings(scale: Tensor) -> Iterator[Finding]:
+    value = single_value(scale)
+    # written so that NaN is found as well
+    if value is not None and not value > 0:
+        text = f"it is {value:g}, and no fp8 cache is made"
+        yield broken("scale-value", scale.name, text, REFUSED)
 
 
 def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
     """Return the scale of keys or values, under any name that vLLM looks for."""
-    nothing = Module(parent, {})
-    own = (
-        (f"{parent}.{side}_proj", "output_scale"),
-        *(
-            (name, f"{side}_scale")
-            for name in (f"{parent}.{side}_proj", parent, f"{parent}.attn")
-        ),
-        *([(parent, "kv_scale")] if side == "k" else []),
-    )
-    found = (
-        checkpoint.modules.get(name, nothing).tensors.get(end) for name, end in own
-    )
-    return next((tensor for tensor in found if tensor is not None), None)
-
-
-def _number(tensor: Tensor) -> float | None:
-    if tensor.count != 1 or tensor.dtype not in FLOATS:
-        return None
-    return float(values_of(tensor)[0])
+    names = [
+        f"{parent}.{side}_proj.output_scale",
+        f"{parent}.{side}_proj.{side}_scale",
+        f"{parent}.{side}_scale",
+        f"{parent}.attn.{side}_scale",
+    ]
+    if side == "k":
+        names.append(f"{parent}.kv_scale")
+    return next(iter(present(map(checkpoint.tensor_today, names))), None)

@@ -56,6 +56,55 @@ class Checkpoint:
         return modules_of(self.tensors)
 
     @cached_property
+    def linears(self) -> list[Module]:
+        """The Linear layers, without head and embeddings."""
+        return [module for module in self.modules.values() if module.is_linear]
+
+    @property
+    def quantized_linears(self) -> list[Module]:
+        """The Linear layers whose weights are quantized."""
+        return [module for module in self.linears if module.is_quantized]
+
+    @property
+    def heads(self) -> list[Module]:
+        """The modules that compute logits."""
+        return [module for module in self.modules.values() if module.is_head]
+
+    @cached_property
+    def layers(self) -> list[Module]:
+        """The Linear layers, and heads that are quantized like them."""
+        return [
+            module
+            for module in self.modules.values()
+            if module.is_linear or (module.is_head and module.is_quantized)
+        ]
+
+    @property
+    def experts(self) -> list[str]:
+        """The names of the modules of experts, sorted."""
+        return sorted({module.experts for module in self.modules.values()} - {""})
+
+    def modules_with(self, end: str) -> dict[str, Module]:
+        """Return the modules that have a tensor of a name, by their names."""
+        return {
+            name: module
+            for name, module in self.modules.items()
+            if end in module.tensors
+        }
+
+    def tensor_today(self, name: str) -> Tensor | None:
+        """Return the tensor of a current name, which may have an older one in the file."""
+        parent, _, end = name.rpartition(".")
+        module = self.modules.get(parent)
+        return module.tensors.get(end) if module else None
+
+    @property
+    def architecture(self) -> str:
+        """The first class that the configuration names, or an empty string."""
+        classes = self.config.get("architectures")
+        return str(next(iter(classes), "")) if isinstance(classes, list) else ""
+
+    @cached_property
     def quantization(self) -> dict[str, Any]:
         """The quantization_config of the configuration; empty if missing."""
         text = self.config.get("text_config")

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.fields import (
+    NO_KEY_OR_NULL,
+    QUANTIZATION,
+    Conditions,
+    is_positive,
+    is_set,
+    is_unset,
+    meets,
+    one_of,
+)
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.json_values import object_of, strings_of
-from quark_onnx.torch.validate.modules import Module, fused, size_of
-from quark_onnx.torch.validate.quark_config import is_glob
+from quark_onnx.torch.validate.modules import Module, fused, is_partial, size_of
+from quark_onnx.torch.validate.quark_config import is_glob, is_regular_match
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     SCALAR,
@@ -26,22 +36,6 @@ from quark_onnx.torch.validate.slots import (
     slot_findings,
 )
 
-FORMATS = (
-    *(
-        "dense",
-        "int-quantized",
-        "float-quantized",
-        "naive-quantized",
-        "pack-quantized",
-        "mixed-precision",
-    ),
-    *(
-        "nvfp4-pack-quantized",
-        "mxfp4-pack-quantized",
-        "mxfp6-pack-quantized",
-        "mxfp8-quantized",
-    ),
-)
 #: Formats whose weights compressed-tensors 0.20 decodes to bfloat16.
 _DECODED_TO_BFLOAT16 = (
     "nvfp4-pack-quantized",
@@ -49,6 +43,16 @@ _DECODED_TO_BFLOAT16 = (
     "mxfp6-pack-quantized",
     "mxfp8-quantized",
 )
+FORMATS = (
+    "dense",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "pack-quantized",
+    "mixed-precision",
+    *_DECODED_TO_BFLOAT16,
+)
+#: Formats in which vLLM looks for quantized activations.
 _ACTIVATIONS = (
     "naive-quantized",
     "int-quantized",
@@ -64,165 +68,158 @@ _STRATEGIES = (
     "tensor_group",
     "attn_head",
 )
-_HERE = "quantization_config"
 
 Group = dict[str, Any]
 
 
-def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
+def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration, for any client."""
     entries = checkpoint.quantization
     groups = entries.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
-        yield broken("ct-groups", f"{_HERE}.config_groups", f"it is {groups!r}")
-    sparsity = entries.get("sparsity_config")
-    if isinstance(sparsity, dict) and sparsity.get("targets"):
+    if not object_of(groups):
+        yield broken("ct-groups", f"{QUANTIZATION}.config_groups", f"it is {groups!r}")
+    targets = object_of(entries.get("sparsity_config")).get("targets")
+    if targets:
         yield broken(
-            "ct-sparsity",
-            f"{_HERE}.sparsity_config",
-            f"it targets {sparsity['targets']}",
+            "ct-sparsity", f"{QUANTIZATION}.sparsity_config", f"it targets {targets}"
         )
     for place, group in _groups(entries):
-        if not isinstance(group.get("targets"), list) or not isinstance(
-            group.get("weights"),
-            dict,
-        ):
-            yield broken(
-                "ct-groups",
-                place,
-                "it lacks the list targets or the object weights",
-            )
-            continue
-        form = entries.get("format") if group.get("format") is None else group["format"]
-        if not isinstance(form, str) or form not in FORMATS:
-            yield broken("ct-format", f"{place}.format", repr(form))
-        for key in ("weights", "input_activations", "output_activations"):
-            if isinstance(group.get(key), dict):
-                yield from _argument_findings(f"{place}.{key}", group[key])
+        yield from _group_findings(entries, place, group)
     yield from name_list_findings(entries, "ignore")
     if not isinstance(entries.get("format"), str | None):
-        yield broken("ct-format", f"{_HERE}.format", repr(entries["format"]))
-    for name in _ignored(entries):
-        if is_glob(name):
-            yield broken(
-                "exclude-pattern",
-                f"{_HERE}.ignore",
-                f"{name!r} is no exact name",
-            )
+        yield broken("ct-format", f"{QUANTIZATION}.format", repr(entries["format"]))
+    for name in filter(is_glob, _ignored(entries)):
+        yield broken(
+            "exclude-pattern", f"{QUANTIZATION}.ignore", f"{name!r} is no exact name"
+        )
+
+
+def _group_findings(
+    entries: dict[str, Any],
+    place: str,
+    group: Group,
+) -> Iterator[Finding]:
+    targets, weights = group.get("targets"), group.get("weights")
+    if not (isinstance(targets, list) and isinstance(weights, dict)):
+        yield broken(
+            "ct-groups",
+            place,
+            "it lacks the list targets or the object weights",
+        )
+        return
+    form = group.get("format")
+    if form is None:
+        form = entries.get("format")
+    if form not in FORMATS:
+        yield broken("ct-format", f"{place}.format", repr(form))
+    for key in ("weights", "input_activations", "output_activations"):
+        if isinstance(group.get(key), dict):
+            yield from _argument_findings(f"{place}.{key}", group[key])
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the schemes of the layers, for vLLM."""
     entries = checkpoint.quantization
     if entries.get("format") is None:
-        yield broken(
-            "ct-format",
-            f"{_HERE}.format",
-            "there is no such key, or it is null",
-        )
+        yield broken("ct-format", f"{QUANTIZATION}.format", NO_KEY_OR_NULL)
     if entries.get("ignore", []) is None:
-        yield broken("malformed", f"{_HERE}.ignore", "null, and not a list of names")
-    seen = set[tuple[str, bool]]()
+        yield broken(
+            "malformed", f"{QUANTIZATION}.ignore", "null, and not a list of names"
+        )
     for name, modules in fused(checkpoint.modules):
         out = [_ignores(entries, module.name) for module in modules]
-        if any(out) and not all(out) and not modules[0].experts:
-            yield broken(
-                "shards-excluded",
-                name,
-                f"{sum(out)} of {len(out)} are ignored",
-            )
-    for module in checkpoint.modules.values():
+        if is_partial(out) and not modules[0].experts:
+            text = f"{sum(out)} of {len(out)} are ignored"
+            yield broken("shards-excluded", name, text)
+    seen = set[tuple[str, bool]]()
+    for module in checkpoint.linears:
         found = group_of(entries, module)
-        if (
-            found is None
-            or not module.is_linear
-            or (found[0], bool(module.experts)) in seen
-        ):
+        if found is None:
             continue
-        seen.add((found[0], bool(module.experts)))
-        if module.experts and _is_static_int8(
-            _arguments(found[1].get("input_activations")),
-        ):
-            yield broken(
-                "ct-scheme",
-                module.name,
-                f"{_describe(found[1])}: experts have no static integers",
-            )
-        elif not scheme_in_vllm(
-            found[1],
-            found[1].get("format") or entries.get("format"),
-        ):
-            yield broken("ct-scheme", found[0], _describe(found[1]))
+        # experts have classes of their own, all other layers of a group share a scheme
+        kind = found[0], bool(module.experts)
+        if kind not in seen:
+            seen.add(kind)
+            yield from _scheme_findings(entries, module, *found)
+
+
+def _scheme_findings(
+    entries: dict[str, Any],
+    module: Module,
+    place: str,
+    group: Group,
+) -> Iterator[Finding]:
+    inputs = object_of(_arguments(group.get("input_activations")))
+    if module.experts and meets(inputs, _STATIC_INT8):
+        text = f"{_describe(group)}: experts have no static integers"
+        yield broken("ct-scheme", module.name, text)
+    elif not scheme_in_vllm(group, _form(entries, group)):
+        yield broken("ct-scheme", place, _describe(group))
 
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of compressed-tensors in transformers, in the tested releases."""
+    dtype = checkpoint.dtype
     for place, group in _groups(checkpoint.quantization):
         weight = _arguments(group.get("weights"))
-        form = group.get("format") or checkpoint.quantization.get("format")
-        if weight is not None and not weight["symmetric"] and form == "pack-quantized":
+        if weight is None:
+            continue
+        form = _form(checkpoint.quantization, group)
+        if form == "pack-quantized" and not weight["symmetric"]:
             yield broken("ct-zero-points", f"{place}.weights.symmetric", "false")
-        dtype = checkpoint.dtype
-        if (
-            weight is not None
-            and form in _DECODED_TO_BFLOAT16
-            and dtype not in ("bfloat16", "")
-        ):
-            yield broken(
-                "ct-bfloat16",
-                f"{place}.format",
-                f"{form!r}, and the model is {dtype}",
-            )
+        if form in _DECODED_TO_BFLOAT16 and dtype not in ("bfloat16", ""):
+            text = f"{form!r}, and the model is {dtype}"
+            yield broken("ct-bfloat16", f"{place}.format", text)
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of the layers, for any client."""
-    entries = checkpoint.quantization
-    for module in checkpoint.modules.values():
-        if not module.is_linear and not (module.is_head and module.is_quantized):
-            continue
-        found = group_of(entries, module)
-        weight = module.weight
-        if found is None or weight is None:
-            if module.is_quantized:
-                yield broken(
-                    "excluded-quantized",
-                    module.name,
-                    f"no group is for it, and its weight is {weight}",
-                )
-            continue
-        if not module.is_quantized:
-            severity = WRONG if "weight" in slot_names(found[1]) else REFUSED
-            if not module.is_router:
-                yield broken(
-                    "float-included",
-                    module.name,
-                    f"its weight is {weight}, not {_describe(found[1])}",
-                    severity,
-                )
-            continue
-        size, slots = slots_of(found[1], weight)
-        group = found[1]["weights"].get("group_size")
-        if type(group) is int and group > 0 and size[1] % group:
+    for module in checkpoint.layers:
+        found = group_of(checkpoint.quantization, module)
+        if found is not None:
+            yield from _layer_findings(checkpoint, module, found[1])
+        elif module.is_quantized:
             yield broken(
-                "group-divides",
+                "excluded-quantized",
                 module.name,
-                f"groups of {group}, and {size[1]} inputs",
+                f"no group is for it, and its weight is {module.weight}",
             )
-            continue
-        yield from size_findings(
-            module,
-            size,
-            size_of(module.name, checkpoint.text_config),
-        )
-        yield from slot_findings(module, {**slots, **_kv_slots(entries, module)})
+
+
+def _layer_findings(
+    checkpoint: Checkpoint,
+    module: Module,
+    group: Group,
+) -> Iterator[Finding]:
+    weight = module.weight
+    assert weight is not None
+    if not module.is_quantized:
+        if not module.is_router:
+            # a float weight is loaded where the scheme has a tensor of that name
+            yield broken(
+                "float-included",
+                module.name,
+                f"its weight is {weight}, not {_describe(group)}",
+                WRONG if "weight" in slot_names(group) else REFUSED,
+            )
+        return
+    size, slots = slots_of(group, weight)
+    group_size = group["weights"].get("group_size")
+    if is_positive(group_size) and size[1] % group_size:
+        text = f"groups of {group_size}, and {size[1]} inputs"
+        yield broken("group-divides", module.name, text)
+        return
+    demanded = size_of(module.name, checkpoint.text_config)
+    yield from size_findings(module, size, demanded)
+    cached = _kv_slots(checkpoint.quantization, module)
+    yield from slot_findings(module, {**slots, **cached})
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer."""
-    for module in checkpoint.modules.values():
+    for module in checkpoint.quantized_linears:
         found = group_of(checkpoint.quantization, module)
-        if module.is_linear and module.is_quantized and found is not None:
+        if found is not None:
             yield _describe(found[1])
 
 
@@ -233,152 +230,258 @@ def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | Non
     """
     if _ignores(entries, module.name):
         return None
-    groups = [
-        (place, group)
-        for place, group in _groups(entries)
-        if isinstance(group.get("targets"), list)
-    ]
-    whole = [
-        (place, group)
-        for place, group in groups
-        if isinstance(group.get("weights"), dict)
-    ]
-    for names in ((module.name,), ("Linear",)):
-        for place, group in whole:
-            if any(
-                isinstance(target, str) and _matches(name, target)
-                for target in group["targets"]
-                for name in names
-            ):
+    for name in (module.name, "Linear"):
+        for place, group in _groups(entries):
+            whole = isinstance(group.get("weights"), dict)
+            if whole and _matches_any(name, strings_of(group.get("targets"))):
                 return place, group
     return None
 
 
-def scheme_in_vllm(group: Group, form: str | None) -> str:  # noqa: PLR0911
+_INT8 = {"type": "int", "num_bits": 8}
+_E4M3 = {"type": "float", "num_bits": 8}
+_STATIC = {"dynamic": is_unset}
+_SYMMETRIC = {"symmetric": is_set}
+_STATIC_INT8 = {**_INT8, "strategy": "tensor", **_STATIC}
+_DYNAMIC_TOKEN = {"strategy": "token", "dynamic": is_set}
+_NVFP4 = {
+    "type": "float",
+    "num_bits": 4,
+    "strategy": "tensor_group",
+    "group_size": 16,
+    **_SYMMETRIC,
+}
+_BLOCKS_OF_32 = {"type": "float", "strategy": "group", "group_size": 32, **_SYMMETRIC}
+_GROUPED = {"strategy": one_of("channel", "group"), **_STATIC}
+_GROUPED_INTEGERS = {"type": "int", **_GROUPED}
+#: Integers of 8 bits with two kinds of inputs; their type does not matter to vLLM.
+_W8 = {
+    "num_bits": 8,
+    "type": lambda kind: kind != "float",
+    "strategy": one_of("tensor", "channel"),
+    **_SYMMETRIC,
+    **_STATIC,
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Scheme of vLLM for a group: what its class takes.
+
+    Attributes:
+        name: name in verdicts; settings of the weight and of the inputs can be named in braces.
+        weight: conditions on the arguments of the weight.
+        inputs: conditions on those of the inputs; None for weights alone, empty for any inputs.
+        formats: formats of the group; empty for any.
+        outputs: conditions on the arguments of the outputs; None where they are not looked at.
+    """
+
+    name: str
+    weight: Conditions
+    inputs: Conditions | None = None
+    formats: tuple[str, ...] = ()
+    outputs: Conditions | None = None
+
+    def takes(self, group: Group, form: str | None) -> bool:
+        """Return whether the scheme is for a group in a format."""
+        if self.formats and form not in self.formats:
+            return False
+        weight = _arguments(group.get("weights"))
+        return (
+            meets(object_of(weight), self.weight)
+            and self._takes_inputs(_arguments(group.get("input_activations")))
+            and self._takes_outputs(_arguments(group.get("output_activations")))
+        )
+
+    def _takes_inputs(self, inputs: Group | None) -> bool:
+        if self.inputs is None or inputs is None:
+            # empty conditions are met by inputs that are not quantized, too
+            return inputs is None and not self.inputs
+        return meets(inputs, self.inputs)
+
+    def _takes_outputs(self, outputs: Group | None) -> bool:
+        return self.outputs is None or meets(object_of(outputs), self.outputs)
+
+
+_ANY: Conditions = {}
+#: In the order of ``_get_scheme_from_parts`` in vllm/model_executor/layers/quantization/
+#: compressed_tensors/compressed_tensors.py of vLLM 0.33: the first that takes a group is chosen.
+SCHEMES = (
+    Scheme("nvfp4", _NVFP4),
+    Scheme("nvfp4", _NVFP4, _NVFP4),
+    Scheme("mxfp4", {**_BLOCKS_OF_32, "num_bits": 4}, _ANY),
+    Scheme(
+        "mxfp8",
+        {
+            **_BLOCKS_OF_32,
+            "num_bits": 8,
+            "scale_dtype": lambda dtype: "uint8" in str(dtype),
+        },
+        _ANY,
+    ),
+    Scheme(
+        "int4 a8 in fp8, on GPUs of capability 9.0 alone",
+        {"type": "int", "num_bits": 4, "strategy": "group", **_SYMMETRIC, **_STATIC},
+        {**_E4M3, **_DYNAMIC_TOKEN, **_SYMMETRIC},
+    ),
+    Scheme(
+        "int8 around",
+        _GROUPED_INTEGERS,
+        _STATIC_INT8,
+        ("pack-quantized", "int-quantized"),
+        _STATIC_INT8,
+    ),
+    Scheme(
+        "int{weight[num_bits]} a{inputs[num_bits]}",
+        _GROUPED_INTEGERS,
+        {
+            "type": "int",
+            "num_bits": one_of(4, 8),
+            "strategy": one_of("token", "group"),
+            "dynamic": is_set,
+            **_SYMMETRIC,
+        },
+        ("pack-quantized",),
+    ),
+    Scheme(
+        "int{weight[num_bits]}",
+        {**_GROUPED, "num_bits": lambda bits: 2 <= bits <= 8},
+        None,
+        ("pack-quantized",),
+    ),
+    # vLLM falls back to the weights alone where fp8 activations cannot be read
+    Scheme(
+        "fp8 {weight[strategy]}",
+        {
+            "type": "float",
+            "strategy": one_of("tensor", "channel", "block"),
+            **_SYMMETRIC,
+            **_STATIC,
+        },
+        _ANY,
+        _ACTIVATIONS,
+    ),
+    Scheme(
+        "int8",
+        _W8,
+        {"num_bits": 8, "strategy": "tensor", **_STATIC},
+        _ACTIVATIONS,
+    ),
+    Scheme("int8", _W8, {"num_bits": 8, **_DYNAMIC_TOKEN}, _ACTIVATIONS),
+    Scheme(
+        "int4 a8",
+        {
+            "num_bits": 4,
+            "type": lambda kind: kind != "float",
+            **_GROUPED,
+            **_SYMMETRIC,
+        },
+        {**_INT8, **_DYNAMIC_TOKEN},
+        _ACTIVATIONS,
+    ),
+)
+
+
+def scheme_in_vllm(group: Group, form: str | None) -> str:
     """Return the name of the scheme that vLLM 0.33 chooses; empty if unsupported."""
-    weight, inputs = (
-        _arguments(group.get("weights")),
-        _arguments(group.get("input_activations")),
-    )
-    assert weight is not None
-    kind = (
-        weight["type"],
-        weight["num_bits"],
-        weight["strategy"],
-        weight["group_size"],
-    )
-    if _is_nvfp4(weight):
-        return "nvfp4" if inputs is None or _is_nvfp4(inputs) else ""
-    if kind == ("float", 4, "group", 32) and weight["symmetric"]:
-        return "mxfp4"
-    if (
-        kind == ("float", 8, "group", 32)
-        and weight["symmetric"]
-        and "uint8" in str(weight.get("scale_dtype"))
-    ):
-        return "mxfp8"
-    if (
-        inputs is not None
-        and kind[:3] == ("int", 4, "group")
-        and weight["symmetric"]
-        and not weight["dynamic"]
-    ):
-        tokens = (inputs["type"], inputs["num_bits"], inputs["strategy"]) == (
-            "float",
-            8,
-            "token",
-        )
-        if tokens and inputs["symmetric"] and inputs["dynamic"]:
-            return "int4 a8 in fp8, on GPUs of capability 9.0 alone"
-    grouped, static = weight["strategy"] in ("channel", "group"), not weight["dynamic"]
-    output = _arguments(group.get("output_activations"))
-    whole = weight["type"] == "int" and static and grouped
-    if (
-        whole
-        and form in ("pack-quantized", "int-quantized")
-        and _is_static_int8(inputs)
-        and _is_static_int8(output)
-    ):
-        return "int8 around"
-    if (
-        whole
-        and form == "pack-quantized"
-        and inputs is not None
-        and inputs["type"] == "int"
-    ):
-        moving = (
-            inputs["dynamic"]
-            and inputs["symmetric"]
-            and inputs["strategy"] in ("token", "group")
-        )
-        if moving and inputs["num_bits"] in (4, 8):
-            return f"int{weight['num_bits']} a{inputs['num_bits']}"
-    if grouped and inputs is None and static and form == "pack-quantized":
-        return f"int{weight['num_bits']}" if 2 <= weight["num_bits"] <= 8 else ""
-    return _activation_scheme(weight, inputs) if form in _ACTIVATIONS else ""
+    for scheme in SCHEMES:
+        if scheme.takes(group, form):
+            return scheme.name.format(
+                weight=_arguments(group.get("weights")),
+                inputs=_arguments(group.get("input_activations")),
+            )
+    return ""
 
 
 def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
     """Return a layer's (out, in) by its weight's shape, and required tensors."""
-    arguments, inputs = (
-        _arguments(group["weights"]),
-        _arguments(group.get("input_activations")),
-    )
+    arguments = _arguments(group["weights"])
+    inputs = _arguments(group.get("input_activations"))
     assert arguments is not None
-    bits, kind, strategy = (
-        arguments["num_bits"],
-        arguments["type"],
-        arguments["strategy"],
-    )
-    rows, columns = weight.shape
-    if kind == "float" and bits == 4:
-        into, size = columns * 2, arguments["group_size"] or 16
-        two = strategy == "tensor_group"
-        slots = {
-            "weight_packed": Slot(("U8",), ((rows, columns),)),
-            "weight_scale": Slot(
-                ("F8_E4M3",) if two else ("U8", "F8_E8M0"),
-                ((rows, into // size),),
-            ),
-        }
-        if two:
-            slots["weight_global_scale"] = SCALE
-        if two and inputs is not None:
-            slots["input_global_scale"] = SCALE
-        return (rows, into), slots
+    if meets(arguments, {"type": "float", "num_bits": 4}):
+        return _fp4_slots(arguments, inputs, weight)
     if weight.name.endswith("weight_packed"):
-        into = columns * 32 // bits
-        groups = into // arguments["group_size"] if strategy == "group" else 1
-        zeros = Slot(
+        return _packed_slots(arguments, inputs, weight)
+    return _byte_slots(arguments, inputs, weight)
+
+
+def _fp4_slots(
+    arguments: Group,
+    inputs: Group | None,
+    weight: Tensor,
+) -> tuple[Shape, Slots]:
+    """Return the size and slots of fp4, of which a byte holds two."""
+    rows, columns = weight.shape
+    into, size = columns * 2, arguments["group_size"] or 16
+    scale_types: tuple[str, ...] = ("U8", "F8_E8M0")
+    global_scales = []
+    if arguments["strategy"] == "tensor_group":
+        scale_types = ("F8_E4M3",)
+        global_scales.append("weight_global_scale")
+        if inputs is not None:
+            global_scales.append("input_global_scale")
+    return (rows, into), {
+        "weight_packed": Slot(("U8",), ((rows, columns),)),
+        "weight_scale": Slot(scale_types, ((rows, into // size),)),
+        **dict.fromkeys(global_scales, SCALE),
+    }
+
+
+def _packed_slots(
+    arguments: Group,
+    inputs: Group | None,
+    weight: Tensor,
+) -> tuple[Shape, Slots]:
+    """Return the size and slots of integers packed in int32."""
+    rows, columns = weight.shape
+    bits = arguments["num_bits"]
+    into, groups = columns * 32 // bits, 1
+    if arguments["strategy"] == "group":
+        groups = into // arguments["group_size"]
+    return (rows, into), {
+        "weight_packed": Slot(("I32",), ((rows, columns),)),
+        "weight_scale": floats((rows, groups)),
+        "weight_shape": Slot(("I64", "I32"), ((2,),)),
+        # zero points are packed along the outputs, weights along the inputs
+        "weight_zero_point": Slot(
             ("I32",),
             ((ceil_div(rows * bits, 32), groups),),
             needed=not arguments["symmetric"],
-        )
-        slots = {
-            "weight_packed": Slot(("I32",), ((rows, columns),)),
-            "weight_scale": floats((rows, groups)),
-            "weight_shape": Slot(("I64", "I32"), ((2,),)),
-            "weight_zero_point": zeros,
-        }
-        return (rows, into), {**slots, **_input_slots(inputs)}
-    shapes: tuple[Shape, ...] = SCALAR
-    if strategy == "channel":
-        shapes = ((rows, 1),)
-    elif strategy == "group":
-        shapes = ((rows, columns // arguments["group_size"]),)
-    elif strategy == "block":
-        high, wide = arguments["block_structure"]
-        shapes = ((ceil_div(rows, high), ceil_div(columns, wide)),)
-    small = strategy == "group" and kind == "float"
-    scale = Slot(("U8", "F8_E8M0", *FLOATS) if small else FLOATS, shapes)
-    zeros = Slot(("I8",), shapes, needed=not arguments["symmetric"])
-    stored = "F8_E4M3" if kind == "float" else "I8"
-    return (rows, columns), {
-        "weight": Slot((stored,), ((rows, columns),)),
-        "weight_scale": scale,
-        "weight_zero_point": zeros,
+        ),
         **_input_slots(inputs),
     }
+
+
+def _byte_slots(
+    arguments: Group,
+    inputs: Group | None,
+    weight: Tensor,
+) -> tuple[Shape, Slots]:
+    """Return the size and slots of weights with a byte for each value."""
+    shapes = _scale_shapes(arguments, weight.shape)
+    is_float = arguments["type"] == "float"
+    scale_types = FLOATS
+    if is_float and arguments["strategy"] == "group":
+        scale_types = ("U8", "F8_E8M0", *FLOATS)
+    return weight.shape, {
+        "weight": Slot(("F8_E4M3" if is_float else "I8",), (weight.shape,)),
+        "weight_scale": Slot(scale_types, shapes),
+        "weight_zero_point": Slot(("I8",), shapes, needed=not arguments["symmetric"]),
+        **_input_slots(inputs),
+    }
+
+
+def _scale_shapes(arguments: Group, shape: Shape) -> tuple[Shape, ...]:
+    rows, columns = shape
+    strategy = arguments["strategy"]
+    if strategy == "channel":
+        return ((rows, 1),)
+    if strategy == "group":
+        return ((rows, columns // arguments["group_size"]),)
+    if strategy == "block":
+        high, wide = arguments["block_structure"]
+        return ((ceil_div(rows, high), ceil_div(columns, wide)),)
+    return SCALAR
 
 
 def slot_names(group: Group) -> tuple[str, ...]:
@@ -399,62 +502,12 @@ def _input_slots(inputs: Group | None) -> dict[str, Slot]:
 
 
 def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
-    cached = isinstance(entries.get("kv_cache_scheme"), dict) and module.last in (
-        "k_proj",
-        "v_proj",
-        "q_proj",
-    )
-    if not cached:
+    if not isinstance(entries.get("kv_cache_scheme"), dict):
+        return {}
+    if module.last not in ("k_proj", "v_proj", "q_proj"):
         return {}
     optional = Slot(FLOATS, SCALAR, needed=False)
     return dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional)
-
-
-def _activation_scheme(weight: Group, inputs: Group | None) -> str:
-    wide = (
-        weight["strategy"] in ("tensor", "channel", "block")
-        and weight["symmetric"]
-        and not weight["dynamic"]
-    )
-    if weight["type"] == "float":
-        # fall back to the weights alone if activations cannot be read
-        return f"fp8 {weight['strategy']}" if wide else ""
-    if inputs is None or weight["dynamic"] or not weight["symmetric"]:
-        return ""
-    if weight["num_bits"] == inputs["num_bits"] == 8 and weight["strategy"] in (
-        "tensor",
-        "channel",
-    ):
-        static = inputs["strategy"] == "tensor" and not inputs["dynamic"]
-        by_token = inputs["strategy"] == "token" and inputs["dynamic"]
-        return "int8" if static or by_token else ""
-    small = (
-        weight["num_bits"] == 4
-        and weight["strategy"] in ("group", "channel")
-        and inputs["type"] == "int"
-    )
-    return (
-        "int4 a8"
-        if small
-        and inputs["num_bits"] == 8
-        and inputs["strategy"] == "token"
-        and inputs["dynamic"]
-        else ""
-    )
-
-
-def _is_nvfp4(found: Group) -> bool:
-    kind = (found["type"], found["num_bits"], found["strategy"], found["group_size"])
-    return kind == ("float", 4, "tensor_group", 16) and bool(found["symmetric"])
-
-
-def _is_static_int8(found: Group | None) -> bool:
-    return found is not None and (
-        found["type"],
-        found["num_bits"],
-        found["strategy"],
-        bool(found["dynamic"]),
-    ) == (*("int", 8, "tensor", False),)
 
 
 def _arguments(found: Any) -> Group | None:
@@ -462,7 +515,9 @@ def _arguments(found: Any) -> Group | None:
     if not isinstance(found, dict):
         return None
     size = found.get("group_size")
-    guessed = "tensor" if size is None else "group" if size > 0 else "channel"
+    guessed = "tensor"
+    if size is not None:
+        guessed = "group" if size > 0 else "channel"
     defaults = {
         "num_bits": 8,
         "type": "int",
@@ -473,79 +528,112 @@ def _arguments(found: Any) -> Group | None:
     return {**defaults, **found, "strategy": found.get("strategy") or guessed}
 
 
+@dataclass(frozen=True)
+class _Requirement:
+    """Requirement of QuantizationArgs, which relates several fields.
+
+    Attributes:
+        place: the end of the place of a finding.
+        holds: predicate of the arguments.
+        found: text of the finding, with the arguments in braces.
+    """
+
+    place: str
+    holds: Callable[[Group], bool]
+    found: str
+
+
+def _has_numbers(arguments: Group) -> bool:
+    known = arguments["type"] in ("int", "float")
+    return known and type(arguments["num_bits"]) is int
+
+
+def _has_group_size(arguments: Group) -> bool:
+    grouped = arguments["strategy"] in ("group", "tensor_group")
+    return grouped == is_positive(arguments["group_size"])
+
+
+def _has_blocks(arguments: Group) -> bool:
+    blocks = arguments["strategy"] == "block"
+    return not blocks or isinstance(arguments["block_structure"], list)
+
+
+def _is_ordered_statically(arguments: Group) -> bool:
+    order = arguments["actorder"]
+    return order is not True and str(order).lower() not in ("group", "dynamic")
+
+
+#: The validators of QuantizationArgs in compressed-tensors 0.20, quantization/quant_args.py. The
+#: first that fails is reported.
+_REQUIREMENTS = (
+    _Requirement("", _has_numbers, "type {type!r}, num_bits {num_bits!r}"),
+    _Requirement(
+        ".strategy",
+        lambda arguments: arguments["strategy"] in _STRATEGIES,
+        "{strategy!r}",
+    ),
+    _Requirement(".group_size", _has_group_size, "{group_size!r}, with {strategy}"),
+    _Requirement(
+        ".block_structure",
+        _has_blocks,
+        "{block_structure!r}, with block",
+    ),
+    _Requirement(
+        ".dynamic",
+        lambda arguments: arguments["strategy"] != "token" or arguments["dynamic"],
+        "token needs dynamic",
+    ),
+    _Requirement(
+        ".actorder",
+        _is_ordered_statically,
+        "{actorder!r}, which was given up; static is read",
+    ),
+)
+
+
 def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
-    arguments = _arguments(found)
-    assert arguments is not None
-    strategy, size, order = (
-        arguments["strategy"],
-        arguments["group_size"],
-        arguments.get("actorder"),
-    )
-    if (
-        arguments["type"] not in ("int", "float")
-        or type(arguments["num_bits"]) is not int
-    ):
-        yield broken(
-            "ct-arguments",
-            place,
-            f"type {arguments['type']!r}, num_bits {arguments['num_bits']!r}",
-        )
-    elif strategy not in _STRATEGIES:
-        yield broken("ct-arguments", f"{place}.strategy", repr(strategy))
-    elif (strategy in ("group", "tensor_group")) != (type(size) is int and size > 0):
-        yield broken(
-            "ct-arguments",
-            f"{place}.group_size",
-            f"{size!r}, with {strategy}",
-        )
-    elif strategy == "block" and not isinstance(arguments.get("block_structure"), list):
-        yield broken(
-            "ct-arguments",
-            f"{place}.block_structure",
-            f"{arguments.get('block_structure')!r}, with block",
-        )
-    elif strategy == "token" and not arguments["dynamic"]:
-        yield broken("ct-arguments", f"{place}.dynamic", "token needs dynamic")
-    elif order is True or str(order).lower() in ("group", "dynamic"):
-        yield broken(
-            "ct-arguments",
-            f"{place}.actorder",
-            f"{order!r}, which was given up; static is read",
-        )
+    absent = {"block_structure": None, "actorder": None}
+    arguments = {**absent, **object_of(_arguments(found))}
+    for requirement in _REQUIREMENTS:
+        if not requirement.holds(arguments):
+            text = requirement.found.format(**arguments)
+            yield broken("ct-arguments", f"{place}{requirement.place}", text)
+            return
 
 
 def _groups(entries: dict[str, Any]) -> Iterator[tuple[str, Group]]:
     for name, group in object_of(entries.get("config_groups")).items():
         if isinstance(group, dict):
-            yield f"{_HERE}.config_groups.{name}", group
+            yield f"{QUANTIZATION}.config_groups.{name}", group
 
 
 def _ignored(entries: dict[str, Any]) -> list[str]:
     return strings_of(entries.get("ignore"))
 
 
+def _form(entries: dict[str, Any], group: Group) -> str | None:
+    """Return the format of a group, or else that of the checkpoint."""
+    return group.get("format") or entries.get("format")
+
+
 def _ignores(entries: dict[str, Any], name: str) -> bool:
-    return any(_matches(name, pattern) for pattern in _ignored(entries))
+    return _matches_any(name, _ignored(entries))
 
 
-def _matches(name: str, target: str) -> bool:
-    try:
-        return target == name or (
-            target.startswith("re:") and re.match(target[3:], name) is not None
-        )
-    except re.error:
-        return False
+def _matches_any(name: str, targets: list[str]) -> bool:
+    return name in targets or any(is_regular_match(target, name) for target in targets)
 
 
 def _describe(group: Group) -> str:
     parts = []
     for what, key in (("weight", "weights"), ("input", "input_activations")):
         found = _arguments(group.get(key))
-        if found is not None:
-            part = f"{what} {found['type']}{found['num_bits']} {found['strategy']}"
-            if found["group_size"]:
-                part += f" {found['group_size']}"
-            if found["dynamic"]:
-                part += " dynamic"
-            parts.append(part)
+        if found is None:
+            continue
+        part = f"{what} {found['type']}{found['num_bits']} {found['strategy']}"
+        if found["group_size"]:
+            part += f" {found['group_size']}"
+        if found["dynamic"]:
+            part += " dynamic"
+        parts.append(part)
     return ", ".join(parts)

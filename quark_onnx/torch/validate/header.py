@@ -138,6 +138,13 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
 
 
+def single_value(tensor: Tensor) -> float | None:
+    """Return the value of a float tensor with one element; None for other tensors."""
+    if tensor.count != 1 or tensor.dtype not in FLOATS:
+        return None
+    return float(values_of(tensor)[0])
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):

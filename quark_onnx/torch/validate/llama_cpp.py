@@ -14,6 +14,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
 from quark_onnx.torch.validate.rules import broken
+from quark_onnx.torch.validate.slots import ceil_div
 
 #: Families with a table of tensors in this package; others are checked against the tables of gguf.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "granite")
@@ -29,6 +30,8 @@ _FEED_FORWARD = {
     False: ("ffn_gate", "ffn_up", "ffn_down"),
     True: ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
 }
+#: Upper bound of the blocks of any model; a greater number is damage.
+_MOST_BLOCKS = 10_000
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -106,8 +109,10 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
 def schemes(model: GGUFModel) -> Iterator[str]:
     """Yield the type of every matrix."""
     gguf = gguf_package()
+    if gguf is None:
+        return
     for tensor in model.tensors.values():
-        if len(tensor.shape) > 1 and gguf is not None and _is_type(gguf, tensor.kind):
+        if len(tensor.shape) > 1 and _is_type(gguf, tensor.kind):
             yield gguf.GGMLQuantizationType(tensor.kind).name
 
 
@@ -146,65 +151,72 @@ def _place_findings(
 ) -> Iterator[Finding]:
     align = header.alignment
     if align <= 0 or align & (align - 1):
-        yield broken(
-            "gguf-place",
-            file,
-            f"general.alignment is {align}, no power of two",
-        )
+        text = f"general.alignment is {align}, no power of two"
+        yield broken("gguf-place", file, text)
         return
-    start, place = -(-header.start // align) * align, 0
+    # sizes depend on the types, which only the package gguf knows
+    place = 0
     for tensor in header.tensors:
-        if tensor.offset % align:
-            yield broken(
-                "gguf-place",
-                tensor.name,
-                f"it begins at {tensor.offset}, which {align} does not divide",
-            )
+        problem = _misaligned(tensor, align)
+        if problem is None and gguf is not None:
+            problem = _wrong_type(tensor, gguf)
+        if problem is None and gguf is not None:
+            size = _size_of(tensor, gguf)
+            problem = _misplaced(file, header, tensor, place, size)
+            place += ceil_div(size, align) * align
+        if problem is not None:
+            yield problem
             return
-        if gguf is None:
-            continue
-        if not _is_type(gguf, tensor.kind):
-            yield broken(
-                "gguf-type",
-                tensor.name,
-                f"its type has the number {tensor.kind}",
-            )
-            return
-        block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
-        if tensor.shape and tensor.shape[0] % block:
-            name = gguf.GGMLQuantizationType(tensor.kind).name
-            yield broken(
-                "gguf-type",
-                tensor.name,
-                f"rows of {tensor.shape[0]} are no whole blocks of {block} ({name})",
-            )
-            return
-        if tensor.offset != place:
-            yield broken(
-                "gguf-place",
-                tensor.name,
-                f"it begins at {tensor.offset} instead of {place}",
-            )
-            return
-        place += -(-prod(tensor.shape) // block * size // align) * align
-        if start + tensor.offset + prod(tensor.shape) // block * size > header.size:
-            yield broken(
-                "gguf-damaged",
-                file,
-                f"it has {header.size} bytes and ends within {tensor.name}",
-            )
-            return
+
+
+def _misaligned(tensor: GGUFTensor, align: int) -> Finding | None:
+    if tensor.offset % align == 0:
+        return None
+    text = f"it begins at {tensor.offset}, which {align} does not divide"
+    return broken("gguf-place", tensor.name, text)
+
+
+def _wrong_type(tensor: GGUFTensor, gguf: ModuleType) -> Finding | None:
+    if not _is_type(gguf, tensor.kind):
+        text = f"its type has the number {tensor.kind}"
+        return broken("gguf-type", tensor.name, text)
+    kind = gguf.GGMLQuantizationType(tensor.kind)
+    block, _ = gguf.GGML_QUANT_SIZES[kind]
+    if tensor.shape and tensor.shape[0] % block:
+        text = f"rows of {tensor.shape[0]} are no whole blocks of {block} ({kind.name})"
+        return broken("gguf-type", tensor.name, text)
+    return None
+
+
+def _size_of(tensor: GGUFTensor, gguf: ModuleType) -> int:
+    """Return the size of a tensor's values in bytes."""
+    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
+    count: int = prod(tensor.shape) // block * size
+    return count
+
+
+def _misplaced(
+    file: str,
+    header: GGUFHeader,
+    tensor: GGUFTensor,
+    place: int,
+    size: int,
+) -> Finding | None:
+    if tensor.offset != place:
+        text = f"it begins at {tensor.offset} instead of {place}"
+        return broken("gguf-place", tensor.name, text)
+    start = ceil_div(header.start, header.alignment) * header.alignment
+    if start + tensor.offset + size > header.size:
+        text = f"it has {header.size} bytes and ends within {tensor.name}"
+        return broken("gguf-damaged", file, text)
+    return None
 
 
 def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding]:
     family = model.architecture
-    known = [*_DENSE] if gguf is None else [*gguf.MODEL_ARCH_NAMES.values()]
-    if not family or (gguf is not None and family not in known):
-        yield broken(
-            "gguf-architecture",
-            model.name,
-            f"general.architecture is {family!r}",
-        )
+    if not family or not _is_family(family, gguf):
+        text = f"general.architecture is {family!r}"
+        yield broken("gguf-architecture", model.name, text)
         return
     keys = [f"{family}.block_count"]
     if family in _DENSE:
@@ -214,46 +226,42 @@ def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding
             yield broken("gguf-key", model.name, f"there is no {key}")
 
 
+def _is_family(name: str, gguf: ModuleType | None) -> bool:
+    """Return whether llama.cpp has a family; without gguf, that is not known."""
+    return gguf is None or name in gguf.MODEL_ARCH_NAMES.values()
+
+
 def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
-    family = next(
-        key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == model.architecture
-    )
+    families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
+    family = families[model.architecture]
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[family]}
-    shapes = {
-        re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
-        for name in model.tensors
-    }
-    unknown = shapes - known
     for name in model.tensors:
-        plain = re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
-        if plain in unknown:
-            yield broken(
-                "gguf-tensor-unknown",
-                name,
-                f"{model.architecture} has no such tensor",
-            )
+        if _name_in_table(name) not in known:
+            text = f"{model.architecture} has no such tensor"
+            yield broken("gguf-tensor-unknown", name, text)
+
+
+def _name_in_table(name: str) -> str:
+    """Return the name of a tensor in the tables of gguf.
+
+    >>> _name_in_table("blk.3.attn_q.weight")
+    'blk.{bid}.attn_q'
+    """
+    return re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
 
 
 def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
     family, metadata = model.architecture, model.metadata
     if family not in _DENSE:
         return
-    count, experts = (
-        metadata.get(f"{family}.block_count"),
-        metadata.get(f"{family}.expert_count", 0),
-    )
+    count = metadata.get(f"{family}.block_count")
+    has_experts = bool(metadata.get(f"{family}.expert_count", 0))
     names = ["token_embd", "output_norm"]
     if type(count) is int:
-        layer = [*_BLOCK, *_FEED_FORWARD[bool(experts)]]
-        names += [
-            f"blk.{number}.{name}"
-            for number in range(min(count, 10_000))
-            for name in layer
-        ]
+        for number in range(min(count, _MOST_BLOCKS)):
+            parts = (*_BLOCK, *_FEED_FORWARD[has_experts])
+            names += [f"blk.{number}.{part}" for part in parts]
     for name in names:
         if f"{name}.weight" not in model.tensors:
-            yield broken(
-                "gguf-tensor-missing",
-                f"{name}.weight",
-                f"{family} with {count} blocks needs it",
-            )
+            text = f"{family} with {count} blocks needs it"
+            yield broken("gguf-tensor-missing", f"{name}.weight", text)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from quark_onnx.containers import subset, without
 from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
+from quark_onnx.torch.validate.fields import NO_KEY_OR_NULL
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
-from quark_onnx.torch.validate.header import FLOATS, values_of
-from quark_onnx.torch.validate.modules import EMBEDDING, HEAD, is_known, size_of, today
+from quark_onnx.torch.validate.header import FLOATS, Tensor, single_value, values_of
+from quark_onnx.torch.validate.modules import (
+    EMBEDDING,
+    HEAD,
+    Module,
+    is_known,
+    size_of,
+    today,
+)
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import size_findings
 
@@ -32,6 +42,8 @@ _ALIKE = {
 }
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _NORM = re.compile(r"model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)")
+_LAYER_SCALES = ("weight_scale", "input_scale")
+_NO_KEY_OR_EMPTY = "there is no such key, or it is empty"
 _SCALE = re.compile(
     r"(weight|input|activation|output|prob_output|[kvq]|kv)(_global)?_scale(_2|_inv)?",
 )
@@ -46,11 +58,7 @@ def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if checkpoint.config:
         for key in ("model_type", "architectures"):
             if not checkpoint.config.get(key):
-                yield broken(
-                    "architecture",
-                    f"config.json, {key}",
-                    "there is no such key, or it is empty",
-                )
+                yield broken("architecture", f"config.json, {key}", _NO_KEY_OR_EMPTY)
     found = dict[str, list[str]]()
     for file, header in checkpoint.headers.items():
         for name in header.tensors:
@@ -71,27 +79,18 @@ def _index_findings(
     for file in sorted({*index.values()} - {*checkpoint.headers} - unread):
         yield broken("file-missing", file, f"{INDEX} names it")
     for name, file in index.items():
-        if file in checkpoint.headers and file not in found.get(name, ()):
-            elsewhere = found.get(name)
-            if elsewhere:
-                yield broken(
-                    "tensor-misplaced",
-                    name,
-                    f"{INDEX} says {file}; it is in {elsewhere[0]}",
-                )
-            else:
-                yield broken(
-                    "tensor-missing",
-                    name,
-                    f"{INDEX} says {file}, which does not have it",
-                )
-    for name in found:
-        if name not in index:
-            yield broken(
-                "tensor-misplaced",
-                name,
-                f"{INDEX} does not have it; it is in {found[name][0]}",
-            )
+        files = found.get(name, [])
+        if file not in checkpoint.headers or file in files:
+            continue
+        if files:
+            text = f"{INDEX} says {file}; it is in {files[0]}"
+            yield broken("tensor-misplaced", name, text)
+        else:
+            text = f"{INDEX} says {file}, which does not have it"
+            yield broken("tensor-missing", name, text)
+    for name, files in without(found, index).items():
+        text = f"{INDEX} does not have it; it is in {files[0]}"
+        yield broken("tensor-misplaced", name, text)
 
 
 def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -109,16 +108,12 @@ def missing_findings(
     """Yield layers and heads that the configuration promises and the files lack."""
     if checkpoint.damage or not checkpoint.headers:
         return
-    config, modules = checkpoint.text_config, checkpoint.modules
-    layers = {
-        int(found[1]) for name in checkpoint.tensors if (found := _LAYER.search(name))
-    }
-    count = config.get("num_hidden_layers")
-    if (
-        type(count) is int
-        and layers
-        and (missing := sorted({*range(min(count, _MOST_LAYERS))} - layers))
-    ):
+    layers = _layer_numbers(checkpoint)
+    count = checkpoint.text_config.get("num_hidden_layers")
+    missing = []
+    if layers and type(count) is int:
+        missing = sorted({*range(min(count, _MOST_LAYERS))} - layers)
+    if missing:
         text = (
             f"num_hidden_layers is {count}; layers {_ranges(missing)} have no tensors"
         )
@@ -129,57 +124,75 @@ def missing_findings(
         if len(lost) > 1:
             text += f", nor {len(lost) - 1} others"
         yield broken("weights-missing", lost[0], text, severity)
-    heads = any(
-        module.is_head and module.weight is not None for module in modules.values()
-    )
-    if (
-        config.get("tie_word_embeddings") is False
-        and not heads
-        and EMBEDDING in modules
-    ):
-        yield broken(
-            "head-missing",
-            f"{HEAD}.weight",
-            "tie_word_embeddings is false, and no file has it",
-            severity,
-        )
+    untied = checkpoint.text_config.get("tie_word_embeddings") is False
+    if untied and EMBEDDING in checkpoint.modules and not _has_head(checkpoint):
+        text = "tie_word_embeddings is false, and no file has it"
+        yield broken("head-missing", f"{HEAD}.weight", text, severity)
+
+
+def _has_head(checkpoint: Checkpoint) -> bool:
+    return any(module.weight is not None for module in checkpoint.heads)
+
+
+def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
+    numbers = set()
+    for name in checkpoint.tensors:
+        found = _LAYER.search(name)
+        if found:
+            numbers.add(int(found[1]))
+    return numbers
 
 
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     """Return names that a block lacks compared with others, and outer layers."""
     alike = _ALIKE.get(str(checkpoint.text_config.get("model_type")))
-    held = {
-        name
-        for name, module in checkpoint.modules.items()
-        if module.tensors and not module.name.endswith(".attn")
-    }
-    found = [
-        match
-        for name in held
-        if (match := _BLOCK.fullmatch(name))
-        and checkpoint.modules[name].weight is not None
-    ]
-    if alike is None or not found:
+    if alike is None:
         return []
-    inside = sorted({match[2] for match in found if re.match(alike, match[2])})
+    inside = _names_inside(checkpoint)
+    if not inside:
+        return []
     blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
-    wanted = [
-        EMBEDDING,
-        *(f"{block}.{name}" for block in blocks for name in inside),
-        "model.norm",
-    ]
-    lost = [name for name in wanted if name not in held]
-    config = checkpoint.text_config
-    own = (
-        config.get("model_type") in ("qwen2", "qwen2_moe")
-        and config.get("qkv_bias") is not False
-    )
-    if own or config.get("attention_bias") is True:
-        names = [f"{block}.self_attn.{side}_proj" for block in blocks for side in "qkv"]
-        layered = [checkpoint.modules[name] for name in names if name in held]
-        lost += [
-            f"{module.name}.bias" for module in layered if "bias" not in module.tensors
-        ]
+    uniform = [name for name in sorted(inside) if re.match(alike, name)]
+    wanted = [EMBEDDING]
+    for block in blocks:
+        wanted += [f"{block}.{name}" for name in uniform]
+    wanted.append("model.norm")
+    lost = [name for name in wanted if not _holds(checkpoint, name)]
+    if _has_attention_biases(checkpoint.text_config):
+        lost += _lost_biases(checkpoint, blocks)
+    return lost
+
+
+def _holds(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a layer has tensors; an attention's own are scales of its cache."""
+    module = checkpoint.modules.get(name)
+    return module is not None and module.last != "attn"
+
+
+def _names_inside(checkpoint: Checkpoint) -> set[str]:
+    """Return the names of layers with weights, without that of their block."""
+    names = set()
+    for name, module in checkpoint.modules.items():
+        found = _BLOCK.fullmatch(name)
+        if found and module.weight is not None and _holds(checkpoint, name):
+            names.add(found[2])
+    return names
+
+
+def _has_attention_biases(config: dict[str, Any]) -> bool:
+    if config.get("attention_bias") is True:
+        return True
+    own = config.get("model_type") in ("qwen2", "qwen2_moe")
+    return own and config.get("qkv_bias") is not False
+
+
+def _lost_biases(checkpoint: Checkpoint, blocks: list[str]) -> list[str]:
+    lost = []
+    for block in blocks:
+        names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
+        for name, module in subset(checkpoint.modules, names).items():
+            if "bias" not in module.tensors:
+                lost.append(f"{name}.bias")
     return lost
 
 
@@ -190,43 +203,43 @@ def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """
     for module in checkpoint.modules.values():
         for name, tensor in module.tensors.items():
-            if (
-                not _SCALE.fullmatch(name)
-                or tensor.dtype not in FLOATS
-                or len(tensor.shape) > 1
-                or not tensor.count
-            ):
+            if not _is_small_scale(name, tensor):
                 continue
             values = values_of(tensor)
-            wrong = values[
-                ~np.isfinite(values) | (values <= 0 if tensor.count == 1 else False)
-            ]
-            if len(wrong):
-                # clients take the greatest scale of the experts
-                unseen = module.experts and name.startswith("input") and wrong[0] == 0
-                yield broken(
-                    "scale-value",
-                    tensor.name,
-                    f"it is {wrong[0]:g}",
-                    WARNING if unseen else WRONG,
-                )
+            allowed = np.isfinite(values)
+            if tensor.count == 1:
+                allowed &= values > 0
+            if allowed.all():
+                continue
+            wrong = values[~allowed][0]
+            # clients take the greatest scale of the experts
+            unseen = module.experts and name.startswith("input") and wrong == 0
+            yield broken(
+                "scale-value",
+                tensor.name,
+                f"it is {wrong:g}",
+                WARNING if unseen else WRONG,
+            )
+
+
+def _is_small_scale(name: str, tensor: Tensor) -> bool:
+    if not _SCALE.fullmatch(name) or tensor.dtype not in FLOATS:
+        return False
+    return len(tensor.shape) <= 1 and tensor.count > 0
 
 
 def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield sizes that a configuration lacks, where clients use another model's."""
-    config = (
-        checkpoint.config
-    )  # the configuration of a part may omit defaults of its family
-    if is_known(config):
-        for key in (key for key in _TOLD if config.get(key) is None):
-            severity = (
-                WRONG if key == "num_hidden_layers" else REFUSED
-            )  # a layer missing in all files is not noticed
+    # the configuration of a part may omit defaults of its family
+    config = checkpoint.config
+    if not is_known(config):
+        return
+    for key in _TOLD:
+        if config.get(key) is None:
+            # a layer missing in all files is not noticed
+            severity = WRONG if key == "num_hidden_layers" else REFUSED
             yield broken(
-                "size-missing",
-                f"config.json, {key}",
-                "there is no such key, or it is null",
-                severity,
+                "size-missing", f"config.json, {key}", NO_KEY_OR_NULL, severity
             )
 
 
@@ -236,89 +249,70 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     rows, hidden = config.get("vocab_size"), config.get("hidden_size")
     for module in checkpoint.modules.values():
         weight = module.weight
-        norm = (
-            config.get("model_type") in _ALIKE
-            and weight is not None
-            and _NORM.fullmatch(module.name)
-        )
-        if (
-            norm
-            and type(hidden) is int
-            and weight is not None
-            and weight.shape != (hidden,)
-        ):
-            yield broken(
-                "weight-shape",
-                module.name,
-                f"it has {weight}; config.json says [{hidden}]",
-            )
         if weight is None:
             continue
         demanded = size_of(module.name, config)
-        if (
-            module.name in (EMBEDDING, HEAD)
-            and type(rows) is int
-            and type(hidden) is int
-        ):
-            demanded = rows, hidden
-        matrix = len(weight.shape) == 2
-        if not matrix and demanded is not None:
-            yield broken(
-                "weight-shape",
-                module.name,
-                f"it has {weight}; config.json says (out, in) = {demanded}",
-            )
-        elif matrix and weight.dtype in FLOATS and not module.is_quantized:
+        if type(hidden) is int:
+            yield from _norm_findings(config, module, weight, hidden)
+            if type(rows) is int and module.name in (EMBEDDING, HEAD):
+                demanded = rows, hidden
+        if len(weight.shape) != 2:
+            if demanded is not None:
+                text = f"it has {weight}; config.json says (out, in) = {demanded}"
+                yield broken("weight-shape", module.name, text)
+        elif weight.dtype in FLOATS and not module.is_quantized:
             yield from size_findings(module, weight.shape, demanded)
+
+
+def _norm_findings(
+    config: dict[str, Any],
+    module: Module,
+    weight: Tensor,
+    hidden: int,
+) -> Iterator[Finding]:
+    is_norm = config.get("model_type") in _ALIKE and _NORM.fullmatch(module.name)
+    if is_norm and weight.shape != (hidden,):
+        text = f"it has {weight}; config.json says [{hidden}]"
+        yield broken("weight-shape", module.name, text)
 
 
 def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield a stored head that is tied to the embedding."""
-    for module in checkpoint.modules.values():
-        if (
-            module.is_head
-            and module.weight is not None
-            and checkpoint.text_config.get("tie_word_embeddings") is True
-        ):
-            yield broken(
-                "head-tied",
-                f"{module.name}.weight",
-                "tie_word_embeddings is true, and the file has it",
-            )
+    if checkpoint.text_config.get("tie_word_embeddings") is not True:
+        return
+    for module in checkpoint.heads:
+        if module.weight is not None:
+            text = "tie_word_embeddings is true, and the file has it"
+            yield broken("head-tied", f"{module.name}.weight", text)
 
 
 def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield scales without a weight, and KV cache scales without calibration."""
     for module in checkpoint.modules.values():
-        if module.weight is None and any(
-            name.startswith(("weight_scale", "input_scale")) for name in module.tensors
-        ):
-            text = f"{', '.join(sorted(module.tensors))} without a weight"
+        if module.weight is not None:
+            continue
+        if any(name.startswith(_LAYER_SCALES) for name in module.tensors):
             yield broken(
                 "scale-alone",
                 module.name,
-                text,
+                f"{', '.join(sorted(module.tensors))} without a weight",
                 REFUSED if module.is_head else WRONG,
             )
+    yield from _cache_scale_findings(checkpoint)
+
+
+def _cache_scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     names = [name for name in checkpoint.tensors if _KV_SCALE.search(today(name))]
-    tensors = [checkpoint.tensors[name] for name in names]
-    if not tensors or any(
-        tensor.count != 1 or tensor.dtype not in FLOATS for tensor in tensors
-    ):
+    scales = [single_value(checkpoint.tensors[name]) for name in names]
+    if not scales or None in scales:
         return
-    values = np.concatenate([values_of(tensor) for tensor in tensors])
-    if (values == 1).all():
-        yield broken(
-            "kv-scales-one",
-            names[0],
-            f"all {len(names)} scales of the KV cache are 1.0",
-        )
-    elif len(names) > 2 and (values == values[0]).all():
-        yield broken(
-            "kv-scales-equal",
-            names[0],
-            f"all {len(names)} scales of the KV cache are {values[0]:.6g}",
-        )
+    if set(scales) == {1.0}:
+        text = f"all {len(names)} scales of the KV cache are 1.0"
+        yield broken("kv-scales-one", names[0], text)
+    # two layers may have equal scales by chance
+    elif len(names) > 2 and len(set(scales)) == 1:
+        text = f"all {len(names)} scales of the KV cache are {scales[0]:.6g}"
+        yield broken("kv-scales-equal", names[0], text)
 
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -335,26 +329,17 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield quantized tensors that no configuration declares."""
     for module in checkpoint.modules.values():
-        if (
-            module.is_quantized
-            and module.weight is not None
-            and not module.name.endswith("rotary_emb")
-        ):
-            yield broken(
-                "undeclared",
-                module.name,
-                f"its weight is {module.weight}, and there is no quantization_config",
-            )
+        if module.is_quantized and not module.name.endswith("rotary_emb"):
+            text = f"its weight is {module.weight}, and there is no quantization_config"
+            yield broken("undeclared", module.name, text)
 
 
 def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield a quantized head, where the client expects a float head."""
-    for module in checkpoint.modules.values():
-        if module.is_head and module.is_quantized:
+    for module in checkpoint.heads:
+        if module.is_quantized:
             yield broken(
-                "head-quantized",
-                module.name,
-                f"its weight is {module.weight}",
+                "head-quantized", module.name, f"its weight is {module.weight}"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,20 @@ class Module:
             None,
         )
 
+    def has_type(self, dtype: str) -> bool:
+        """Return whether the layer has values of a type, such as "I32"."""
+        weight = self.weight
+        return weight is not None and weight.dtype == dtype
+
     @property
     def last(self) -> str:
         """The last part of the name."""
         return self.name.rpartition(".")[2]
+
+    @property
+    def parent(self) -> str:
+        """The name of the module around the layer."""
+        return self.name.rpartition(".")[0]
 
     @property
     def is_linear(self) -> bool:
@@ -117,13 +127,23 @@ def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
     for module in modules.values():
         if not module.is_linear:
             continue
-        parent = module.name.rpartition(".")[0]
         for shards in FUSED:
             if module.last in shards and not module.experts:
-                groups.setdefault(f"{parent}.{{{','.join(shards)}}}", []).append(module)
+                groups.setdefault(f"{module.parent}.{{{','.join(shards)}}}", []).append(
+                    module
+                )
         if module.experts:
             groups.setdefault(module.experts, []).append(module)
     yield from groups.items()
+
+
+def is_partial(flags: Sequence[bool]) -> bool:
+    """Return whether something holds for some of the layers that are fused, and not for all.
+
+    >>> is_partial([True, False]), is_partial([True, True])
+    (True, False)
+    """
+    return any(flags) and not all(flags)
 
 
 _DENSE = (

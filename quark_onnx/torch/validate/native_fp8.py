@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from quark_onnx.containers import subset
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.fields import (
+    QUANTIZATION,
+    FieldCheck,
+    field_findings,
+    is_positive,
+    one_of,
+)
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.json_values import strings_of
-from quark_onnx.torch.validate.modules import Module, fused, size_of
+from quark_onnx.torch.validate.modules import Module, fused, is_partial, size_of
 from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -23,77 +31,79 @@ from quark_onnx.torch.validate.slots import (
     slot_findings,
 )
 
-_HERE = "quantization_config"
 _TYPES = ("F8_E4M3",)
+
+
+def _is_block(block: Any) -> bool:
+    whole = isinstance(block, list) and len(block) == 2
+    return block is None or (whole and all(map(is_positive, block)))
+
+
+_CHECKS = (
+    FieldCheck(
+        "fp8-config",
+        "activation_scheme",
+        one_of("static", "dynamic"),
+        absent="missing",
+    ),
+    FieldCheck("fp8-config", "weight_block_size", _is_block),
+)
 
 
 def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration."""
     entries = checkpoint.quantization
-    scheme, block = entries.get("activation_scheme"), entries.get("weight_block_size")
-    if scheme not in ("static", "dynamic"):
-        yield broken(
-            "fp8-config",
-            f"{_HERE}.activation_scheme",
-            "missing" if scheme is None else repr(scheme),
-        )
-    if block is not None and (
-        not isinstance(block, list) or len(block) != 2 or not all(map(_is_size, block))
-    ):
-        yield broken("fp8-config", f"{_HERE}.weight_block_size", repr(block))
-    elif block is not None and scheme == "static":
-        yield broken(
-            "fp8-config",
-            f"{_HERE}.activation_scheme",
-            "static, with weight_block_size",
-        )
+    yield from field_findings(entries, QUANTIZATION, _CHECKS)
+    block = entries.get("weight_block_size")
+    # inputs of weights in blocks get their scales at runtime, a scale for each block
+    if block and _is_block(block) and entries.get("activation_scheme") == "static":
+        place = f"{QUANTIZATION}.activation_scheme"
+        yield broken("fp8-config", place, "static, with weight_block_size")
     yield from name_list_findings(entries, "ignored_layers")
     for name in _excluded(entries):
         if is_glob(name) or name.startswith("re:"):
-            yield broken(
-                "exclude-pattern",
-                f"{_HERE}.ignored_layers",
-                f"{name!r} is no exact name",
-            )
+            place = f"{QUANTIZATION}.ignored_layers"
+            yield broken("exclude-pattern", place, f"{name!r} is no exact name")
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in fused layers and in their tensors."""
     entries = checkpoint.quantization
     names = _excluded(entries)
+    block = entries.get("weight_block_size")
     for name, modules in fused(checkpoint.modules):
+        if modules[0].experts:
+            continue
         out = [module.name in names for module in modules]
-        if any(out) and not all(out) and not modules[0].experts:
-            yield broken(
-                "shards-excluded",
-                name,
-                f"{sum(out)} of {len(out)} are in ignored_layers",
-            )
-        block = entries.get("weight_block_size")
-        if block and not modules[0].experts and not any(out):
-            for module in modules[:-1]:
-                if (
-                    module.weight is not None
-                    and module.is_quantized
-                    and module.weight.shape[0] % block[0]
-                ):
-                    text = (
-                        f"blocks of {block[0]}, and {module.weight.shape[0]} outputs,"
-                        " behind which others are fused"
-                    )
-                    yield broken("group-divides", module.name, text)
-    end = "weight_scale_inv" if entries.get("weight_block_size") else "weight_scale"
+        if is_partial(out):
+            text = f"{sum(out)} of {len(out)} are in ignored_layers"
+            yield broken("shards-excluded", name, text)
+        if block and not any(out):
+            yield from _block_findings(block[0], modules)
+    end = "weight_scale_inv" if block else "weight_scale"
     yield from _layer_findings(checkpoint, {end}, "input_scale")
+
+
+def _block_findings(rows: int, modules: list[Module]) -> Iterator[Finding]:
+    """Yield fused layers that end within a block; the last may."""
+    for module in modules[:-1]:
+        weight = module.weight
+        if weight is None or not module.is_quantized:
+            continue
+        if weight.shape[0] % rows:
+            text = (
+                f"blocks of {rows}, and {weight.shape[0]} outputs,"
+                " behind which others are fused"
+            )
+            yield broken("group-divides", module.name, text)
 
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield tensors that transformers does not find in the layers."""
-    old = [
-        f"{module.name}.{name}"
-        for module in checkpoint.modules.values()
-        for name in ("weight_scale", "input_scale")
-        if name in module.tensors
-    ]
+    old = []
+    for module in checkpoint.modules.values():
+        ends = subset(module.tensors, ("weight_scale", "input_scale"))
+        old += [f"{module.name}.{end}" for end in ends]
     if old:
         yield broken(
             "fp8-names",
@@ -110,9 +120,8 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer."""
     block = checkpoint.quantization.get("weight_block_size")
-    for module in checkpoint.modules.values():
-        if module.is_linear and module.is_quantized:
-            yield f"fp8 in blocks of {block[0]} × {block[1]}" if block else "fp8"
+    for _ in checkpoint.quantized_linears:
+        yield f"fp8 in blocks of {block[0]} × {block[1]}" if block else "fp8"
 
 
 def _layer_findings(
@@ -120,28 +129,17 @@ def _layer_findings(
     scales: set[str],
     inputs: str,
 ) -> Iterator[Finding]:
-    entries = checkpoint.quantization
-    excluded = _excluded(entries)
-    for module in checkpoint.modules.values():
-        if not module.is_linear and not (module.is_head and module.is_quantized):
-            continue
-        out = module.name in excluded or any(
-            module.name.startswith(f"{name}.") for name in excluded
-        )
-        if out or module.is_head:
-            if module.is_quantized:
-                yield broken(
-                    "excluded-quantized",
-                    module.name,
-                    f"it is excluded, and its weight is {module.weight}",
-                )
-        elif not module.is_quantized:
-            if not module.is_router:
-                yield broken(
-                    "float-included",
-                    module.name,
-                    f"its weight is {module.weight}, not F8_E4M3",
-                )
+    excluded = _excluded(checkpoint.quantization)
+    parents = tuple(f"{name}." for name in excluded)
+    for module in checkpoint.layers:
+        out = module.name in excluded or module.name.startswith(parents)
+        if not module.is_quantized:
+            if not (out or module.is_router):
+                text = f"its weight is {module.weight}, not F8_E4M3"
+                yield broken("float-included", module.name, text)
+        elif out or module.is_head:
+            text = f"it is excluded, and its weight is {module.weight}"
+            yield broken("excluded-quantized", module.name, text)
         else:
             yield from _tensors(checkpoint, module, scales, inputs)
 
@@ -155,29 +153,23 @@ def _tensors(
     entries, weight = checkpoint.quantization, module.weight
     assert weight is not None
     rows, columns = weight.shape
-    block = entries.get("weight_block_size")
-    name = next(
-        (name for name in sorted(scales) if name in module.tensors),
-        sorted(scales)[0],
-    )
     shapes = SCALAR
+    block = entries.get("weight_block_size")
     if block:
         shapes = ((ceil_div(rows, block[0]), ceil_div(columns, block[1])),)
+    stored = sorted(scales & {*module.tensors}) or sorted(scales)
     slots = {
         "weight": Slot(_TYPES, ((rows, columns),)),
-        name: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
+        stored[0]: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
     }
     if len(scales) > 1:
-        slots["input_scale"] = Slot(FLOATS, SCALAR, False)
-        slots[inputs] = Slot(FLOATS, SCALAR, False)
+        optional = Slot(FLOATS, SCALAR, needed=False)
+        slots |= {"input_scale": optional, inputs: optional}
     elif entries.get("activation_scheme") == "static":
         slots[inputs] = SCALE
     slots.update(cache_slots(module))
-    yield from size_findings(
-        module,
-        (rows, columns),
-        size_of(module.name, checkpoint.text_config),
-    )
+    demanded = size_of(module.name, checkpoint.text_config)
+    yield from size_findings(module, (rows, columns), demanded)
     yield from slot_findings(module, slots)
 
 
@@ -185,7 +177,3 @@ def _excluded(entries: dict[str, Any]) -> list[str]:
     return strings_of(
         entries.get("ignored_layers") or entries.get("modules_to_not_convert"),
     )
-
-
-def _is_size(number: Any) -> bool:
-    return type(number) is int and number > 0

@@ -6,10 +6,17 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from quark_onnx.containers import subset
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.fields import (
+    NO_KEY,
+    QUANTIZATION,
+    is_positive,
+    missing_key_findings,
+)
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
-from quark_onnx.torch.validate.modules import Module, fused, size_of
+from quark_onnx.torch.validate.modules import fused, is_partial, size_of
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     Shape,
@@ -20,72 +27,64 @@ from quark_onnx.torch.validate.slots import (
     slot_findings,
 )
 
-_HERE = "quantization_config"
 Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
+
+
+def _group_size(entries: dict[str, Any]) -> Any:
+    return entries.get("q_group_size", entries.get("group_size"))
 
 
 def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration of AutoAWQ."""
     entries = checkpoint.quantization
     for names in (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)):
-        if not any(name in entries for name in names):
-            yield broken("awq-config", f"{_HERE}.{names[-1]}", "there is no such key")
+        if not subset(entries, names):
+            yield broken("awq-config", f"{QUANTIZATION}.{names[-1]}", NO_KEY)
     bits = entries.get("w_bit", entries.get("bits", 4))
     if bits != 4:
-        yield broken("awq-config", f"{_HERE}.bits", repr(bits))
+        yield broken("awq-config", f"{QUANTIZATION}.bits", repr(bits))
+    yield from _version_findings(entries, "awq-version")
+
+
+def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
     version = str(entries.get("version", "gemm")).lower()
     if version != "gemm":
-        yield broken("awq-version", f"{_HERE}.version", repr(version))
+        yield broken(rule, f"{QUANTIZATION}.version", repr(version))
 
 
 def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of AutoAWQ."""
-    skipped = [
-        str(name)
-        for name in checkpoint.quantization.get("modules_to_not_convert") or []
-    ]
-    for module, excluded in _layers(
-        checkpoint,
-        lambda name: any(part in name for part in skipped),
-    ):
+    names = checkpoint.quantization.get("modules_to_not_convert") or []
+    skipped = [str(name) for name in names]
+    for module in checkpoint.linears:
+        excluded = any(part in module.name for part in skipped)
         if excluded and module.is_quantized:
-            yield broken(
-                "excluded-quantized",
-                module.name,
-                f"modules_to_not_convert names it: {module.weight}",
-            )
-        elif (
-            skipped
-            and not excluded
-            and not module.is_quantized
-            and not module.is_router
-        ):
-            yield broken(
-                "float-included",
-                module.name,
-                f"its weight is {module.weight}",
-                REFUSED,
-            )
+            text = f"modules_to_not_convert names it: {module.weight}"
+            yield broken("excluded-quantized", module.name, text)
+        # without a list, clients find float layers by the files
+        is_float = bool(skipped) and not module.is_quantized
+        if is_float and not excluded and not module.is_router:
+            text = f"its weight is {module.weight}"
+            yield broken("float-included", module.name, text, REFUSED)
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 
 def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration of GPTQ."""
     entries = checkpoint.quantization
-    for name in ("bits", "group_size", "desc_act", "sym"):
-        if name not in entries:
-            yield broken("gptq-config", f"{_HERE}.{name}", "there is no such key")
+    keys = ("bits", "group_size", "desc_act", "sym")
+    yield from missing_key_findings(entries, QUANTIZATION, "gptq-config", keys)
     bits, symmetric = entries.get("bits", 4), entries.get("sym", True)
     if bits not in (4, 8) or symmetric is not True:
         yield broken(
             "gptq-config",
-            f"{_HERE}.bits",
+            f"{QUANTIZATION}.bits",
             f"{bits!r} with sym {symmetric!r}; 4 and 8 with true are read",
         )
     if entries.get("desc_act") and entries.get("group_size") != -1:
         yield broken(
             "gptq-config",
-            f"{_HERE}.desc_act",
+            f"{QUANTIZATION}.desc_act",
             "true; groups in the order of activations were given up",
         )
 
@@ -98,14 +97,10 @@ def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     bits = entries.get("w_bit", entries.get("bits"))
     if bits not in (2, 3, 4, 8):
-        yield broken(
-            "gptqmodel-config",
-            f"{_HERE}.bits",
-            "there is no such key" if bits is None else repr(bits),
-        )
-    version = str(entries.get("version", "gemm")).lower()
-    if checkpoint.method == "awq" and version != "gemm":
-        yield broken("method-unchecked", f"{_HERE}.version", repr(version))
+        text = NO_KEY if bits is None else repr(bits)
+        yield broken("gptqmodel-config", f"{QUANTIZATION}.bits", text)
+    if checkpoint.method == "awq":
+        yield from _version_findings(entries, "method-unchecked")
 
 
 def gptq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -116,22 +111,10 @@ def gptq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer."""
     entries = checkpoint.quantization
-    bits, group = (
-        entries.get("w_bit", entries.get("bits")),
-        entries.get("q_group_size", entries.get("group_size")),
-    )
-    for module in checkpoint.modules.values():
-        if module.is_linear and "qweight" in module.tensors:
-            yield f"{bits} bits in groups of {group}"
-
-
-def _layers(
-    checkpoint: Checkpoint,
-    excludes: Callable[[str], bool],
-) -> Iterator[tuple[Module, bool]]:
-    for module in checkpoint.modules.values():
-        if module.is_linear:
-            yield module, excludes(module.name)
+    bits = entries.get("w_bit", entries.get("bits"))
+    for module in checkpoint.linears:
+        if "qweight" in module.tensors:
+            yield f"{bits} bits in groups of {_group_size(entries)}"
 
 
 def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -141,12 +124,9 @@ def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """
     for name, modules in fused(checkpoint.modules):
         stored = [module.is_quantized for module in modules]
-        if any(stored) and not all(stored):
-            yield broken(
-                "shards-excluded",
-                name,
-                f"{sum(stored)} of {len(stored)} are quantized",
-            )
+        if is_partial(stored):
+            text = f"{sum(stored)} of {len(stored)} are quantized"
+            yield broken("shards-excluded", name, text)
 
 
 def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -157,13 +137,13 @@ def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         for module in checkpoint.modules.values()
         if module.experts and module.is_quantized
     ]
-    if experts and entries.get("q_group_size", entries.get("group_size")) == -1:
+    if experts and _group_size(entries) == -1:
         yield broken("awq-experts", experts[0], "group_size is -1")
 
 
 def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Finding]:
     entries = checkpoint.quantization
-    group = entries.get("q_group_size", entries.get("group_size"))
+    group = _group_size(entries)
     for module in checkpoint.modules.values():
         weight = module.weight
         if weight is None or (not module.is_quantized and "weight" in module.tensors):
@@ -176,7 +156,7 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
             )
             continue
         size, slots = slots_of(weight, entries)
-        if type(group) is int and group > 0 and size[1] % group:
+        if is_positive(group) and size[1] % group:
             yield broken(
                 "group-divides",
                 module.name,
@@ -193,7 +173,7 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
 
 def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     rows, columns = weight.shape
-    groups = _groups(rows, entries.get("q_group_size", entries.get("group_size")))
+    groups = _groups(rows, _group_size(entries))
     return (columns * 8, rows), {
         "qweight": Slot(("I32",), ((rows, columns),)),
         "qzeros": Slot(("I32",), ((groups, columns),)),
@@ -227,4 +207,4 @@ def _override(name: str, entries: dict[str, Any]) -> int | None:
 
 
 def _groups(into: int, group: Any) -> int:
-    return into // group if type(group) is int and group > 0 else 1
+    return into // group if is_positive(group) else 1

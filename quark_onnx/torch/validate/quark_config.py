@@ -56,6 +56,11 @@ class QuarkConfig:
         return object_of(self.entries.get("export"))
 
     @property
+    def is_fake(self) -> bool:
+        """Whether the weights are floats that were rounded, without codes and scales."""
+        return bool(self.export.get("weight_format") == "fake_quantized")
+
+    @property
     def pack_method(self) -> str:
         """The order of packed 4-bit integers."""
         return str(self.export.get("pack_method", "reorder"))
@@ -93,7 +98,7 @@ class QuarkConfig:
         Patterns are shell patterns, and regular expressions for vLLM.
         """
         return any(
-            fnmatch(name, pattern) or _matches(name, pattern)
+            fnmatch(name, pattern) or is_regular_match(pattern, name)
             for pattern in self.exclude
         )
 
@@ -102,45 +107,39 @@ class QuarkConfig:
 
         The experts of a mixture have a common entry.
         """
-        names = [module.name]
-        if module.experts:
-            inside = f"{module.experts}."
-            if any(
-                name.startswith(inside)
-                for name in self.exclude
-                if not name.startswith("re:")
-            ):
-                return True
-            names = [module.experts]
-        return any(
-            name == pattern or _matches(name, pattern)
-            for name in names
-            for pattern in self.exclude
+        name = module.experts or module.name
+        if name in self.exclude:
+            return True
+        if any(is_regular_match(pattern, name) for pattern in self.exclude):
+            return True
+        # a single expert that is excluded excludes them all
+        inside = f"{module.experts}."
+        return bool(module.experts) and any(
+            pattern.startswith(inside) for pattern in self.exclude
         )
 
     def layer(self, name: str) -> Layer:
         """Return a layer's configuration in amd-quark: the first matching pattern."""
-        return next(
-            (
-                layer
-                for pattern, layer in self.overrides.items()
-                if fnmatch(name, pattern)
-            ),
-            self.fallback,
-        )
+        for pattern, layer in self.overrides.items():
+            if fnmatch(name, pattern):
+                return layer
+        return self.fallback
 
     def layer_in_vllm(self, module: Module) -> Layer:
         """Return a layer's configuration in vLLM, without outputs for the KV cache."""
         name = module.experts or module.name
         for pattern, layer in self.overrides.items():
             if overrides_in_vllm(pattern, name):
-                cached = pattern in self.kv_layers or (
-                    self.kv_patterns and pattern == "*q_proj"
-                )
-                if cached:
+                if self._is_cache_pattern(pattern):
                     return {**layer, "output_tensors": None}
                 return layer
         return self.fallback
+
+    def _is_cache_pattern(self, pattern: str) -> bool:
+        if pattern in self.kv_layers:
+            return True
+        # queries are quantized together with the cache, though no entry of export names them
+        return bool(self.kv_patterns) and pattern == "*q_proj"
 
     @property
     def rounds_attention(self) -> bool:
@@ -171,7 +170,22 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def _matches(name: str, pattern: str) -> bool:
+def different(first: Layer, second: Layer) -> list[str]:
+    """Return the keys of two objects whose values differ; a missing value is not null."""
+    missing = object()
+    return [
+        key
+        for key in {**first, **second}
+        if not same(first.get(key, missing), second.get(key, missing))
+    ]
+
+
+def is_regular_match(pattern: str, name: str) -> bool:
+    """Return whether a pattern is a regular expression, after "re:", that matches a name.
+
+    >>> is_regular_match("re:.*lm_head", "lm_head"), is_regular_match("re:(", "lm_head")
+    (True, False)
+    """
     try:
         return pattern.startswith("re:") and re.match(pattern[3:], name) is not None
     except re.error:

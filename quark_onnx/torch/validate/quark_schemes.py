@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.torch.validate.fields import (
+    Conditions,
+    is_set,
+    is_true,
+    is_unset,
+    meets,
+    one_of,
+)
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.quark_config import Layer, stages
 from quark_onnx.torch.validate.slots import (
@@ -22,8 +32,126 @@ _INT4 = ("int4", "uint4")
 _FP6 = ("fp6_e3m2", "fp6_e2m3")
 _BYTES = {"fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "int8": "I8", "uint8": "U8"}
 
+_STATIC = {"is_dynamic": is_unset}
+_DYNAMIC = {"is_dynamic": is_set}
+_PER_TENSOR = {"qscheme": "per_tensor"}
+_E4M3 = {"dtype": "fp8_e4m3"}
+_E4M3_STATIC = {**_E4M3, **_PER_TENSOR, **_STATIC}
+_INT8_WEIGHT = {
+    "dtype": "int8",
+    "qscheme": one_of("per_tensor", "per_channel"),
+    "symmetric": is_true,
+}
+_NVFP4_BLOCKS = {"dtype": "fp4", "qscheme": "per_group", "group_size": 16}
+#: A global scale in fp8, and integers of four bits with a scale for each output.
+_INT4_FP8 = (
+    _E4M3_STATIC,
+    {
+        "dtype": "int4",
+        "qscheme": "per_channel",
+        "symmetric": is_true,
+        "ch_axis": 0,
+        **_STATIC,
+    },
+)
+_MX = {"qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
+#: MXFP8 as blocks of two dimensions, of which each row has 32 values.
+_MX_BLOCKS = {
+    **_E4M3,
+    "qscheme": "per_block",
+    "block_size": lambda block: len(block or ()) == 2 and block[1] == 32,
+    "scale_type": "float8_e8m0fnu",
+    "symmetric": is_true,
+    **_STATIC,
+}
+_MX_TYPES = ("fp4", *_FP6, "fp8_e4m3")
 
-def scheme_in_vllm(  # noqa: C901, PLR0911
+
+@dataclass(frozen=True)
+class Scheme:
+    """Scheme of vLLM: what its class takes.
+
+    Attributes:
+        name: name in verdicts.
+        weight: conditions on each stage of the weight's specification.
+        inputs: conditions on each stage of the specification of the inputs.
+        experts: whether it is for experts of a mixture, or not; None for both.
+    """
+
+    name: str
+    weight: Sequence[Conditions]
+    inputs: Sequence[Conditions]
+    experts: bool | None = None
+
+    def takes(self, weight: list[Spec], inputs: list[Spec], experts: bool) -> bool:
+        """Return whether the scheme is for a layer."""
+        if self.experts not in (None, experts):
+            return False
+        return _all_meet(weight, self.weight) and _all_meet(inputs, self.inputs)
+
+
+#: Schemes with fixed inputs: ``_is_fp8_w8a8``, ``_is_static_tensor_w8a8`` and their like in
+#: vllm/model_executor/layers/quantization/quark/quark.py of vLLM 0.33. Weights alone and other
+#: microscaling formats follow in ``scheme_in_vllm``, as their names depend on the types.
+SCHEMES = (
+    Scheme(
+        "nvfp4",
+        ({**_NVFP4_BLOCKS, **_STATIC}, _E4M3_STATIC),
+        ({**_NVFP4_BLOCKS, **_DYNAMIC}, _E4M3_STATIC),
+    ),
+    Scheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_DYNAMIC},), experts=True),
+    Scheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_PER_TENSOR},), experts=True),
+    Scheme(
+        "fp8",
+        (
+            {
+                **_E4M3,
+                "qscheme": "per_block",
+                "block_size": lambda block: list(block or ()) == [128, 128],
+                "symmetric": is_true,
+                **_STATIC,
+            },
+        ),
+        (
+            {
+                **_E4M3,
+                "qscheme": "per_group",
+                "group_size": 128,
+                "symmetric": is_true,
+                **_DYNAMIC,
+            },
+        ),
+    ),
+    Scheme(
+        "fp8",
+        ({**_E4M3, "qscheme": one_of("per_tensor", "per_channel"), **_STATIC},),
+        ({**_E4M3, **_DYNAMIC},),
+    ),
+    Scheme(
+        "fp8",
+        ({**_E4M3, "qscheme": one_of("per_tensor", "per_channel"), **_STATIC},),
+        ({**_E4M3, **_PER_TENSOR},),
+    ),
+    Scheme(
+        "int8",
+        ({**_INT8_WEIGHT, **_STATIC},),
+        ({"dtype": "int8", **_PER_TENSOR, **_STATIC},),
+    ),
+    Scheme(
+        "int8",
+        (_INT8_WEIGHT,),
+        ({"dtype": "int8", "qscheme": "per_channel", "is_dynamic": is_true},),
+    ),
+    Scheme(
+        "mxfp4_fp8",
+        ({"dtype": "fp4", **_MX, **_STATIC},),
+        ({**_E4M3_STATIC, "symmetric": is_true},),
+        experts=False,
+    ),
+)
+
+
+def scheme_in_vllm(
     layer: Layer,
     pack_method: str,
     experts: bool = False,
@@ -38,45 +166,66 @@ def scheme_in_vllm(  # noqa: C901, PLR0911
     Returns:
         A pair ("fp8", "") or ("", reason).
     """
-    weight, inputs = layer.get("weight"), layer.get("input_tensors")
-    if any(isinstance(spec, list) and len(spec) > 1 for spec in (weight, inputs)):
-        if _is_nvfp4(weight, inputs):
-            return "nvfp4", ""
-        if experts and _is_int4_fp8(weight, inputs):
-            return "int4_fp8", ""
-        return (
-            "",
-            (
-                "of two stages is nvfp4 alone: fp4 in groups of 16 and fp8_e4m3, inputs"
-                " dynamic in the first stage"
-            ),
+    weight = stages(layer.get("weight"))
+    inputs = stages(layer.get("input_tensors"))
+    for scheme in SCHEMES:
+        if scheme.takes(weight, inputs, experts):
+            return scheme.name, ""
+    if max(len(weight), len(inputs)) > 1:
+        return "", (
+            "of two stages is nvfp4 alone: fp4 in groups of 16 and fp8_e4m3, inputs"
+            " dynamic in the first stage"
         )
-    first, second = _single(weight), _single(inputs)
-    if first is None:
+    if not weight:
         return "", "the weight has no specification"
-    if first.get("qscheme") == "per_block" and not first.get("block_size"):
+    if meets(weight[0], {"qscheme": "per_block", "block_size": is_unset}):
         return "", "per_block needs a block_size"
-    if second is not None and _is_fp8(first, second):
-        return "fp8", ""
-    if second is not None and _is_int8(first, second):
-        return "int8", ""
-    if (
-        second is None
-        and first.get("dtype") in _INT4
-        and pack_method in ("order", "reorder")
-    ):
-        group, symmetric = first.get("group_size"), first.get("symmetric")
-        if not isinstance(group, int) or group <= 0:
-            return (
-                "",
-                f"integers of four bits need a positive group_size; it is {group!r}",
-            )
-        if not isinstance(symmetric, bool):
-            return "", f"symmetric is {symmetric!r}, no bool"
-        return "w4a16", ""
-    if second is not None and not experts and _is_mxfp4_fp8(first, second):
-        return "mxfp4_fp8", ""
-    return _microscaling(first, second, experts)
+    packed = pack_method in ("order", "reorder") and not inputs
+    if packed and weight[0].get("dtype") in _INT4:
+        return _weight_only_int4(weight[0])
+    return _microscaling(weight[0], inputs, experts)
+
+
+def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
+    if len(specs) != len(wanted):
+        return False
+    return all(map(meets, specs, wanted))
+
+
+def _weight_only_int4(spec: Spec) -> tuple[str, str]:
+    group, symmetric = spec.get("group_size"), spec.get("symmetric")
+    if not isinstance(group, int) or group <= 0:
+        return "", f"integers of four bits need a positive group_size; it is {group!r}"
+    if not isinstance(symmetric, bool):
+        return "", f"symmetric is {symmetric!r}, no bool"
+    return "w4a16", ""
+
+
+def _microscaling(
+    weight: Spec,
+    inputs: list[Spec],
+    experts: bool,
+) -> tuple[str, str]:
+    dtype = weight.get("dtype")
+    if dtype not in _MX_TYPES or not _has_exponents(weight, experts):
+        return "", "no scheme has such weights"
+    if not inputs:
+        return f"mx{dtype}", ""
+    kind = inputs[0].get("dtype")
+    if inputs[0].get("is_dynamic"):
+        if kind in _MX_TYPES:
+            return f"mx{dtype}_{kind}", ""
+        return "", f"microscaling weights take no inputs of {kind}"
+    if experts and meets(inputs[0], {**_E4M3_STATIC, "symmetric": is_true}):
+        return f"mx{dtype}_fp8", ""
+    return "", "microscaling weights take no static inputs"
+
+
+def _has_exponents(weight: Spec, experts: bool) -> bool:
+    """Return whether each 32 values share an exponent; experts have it in one row alone."""
+    if meets(weight, _MX):
+        return True
+    return meets(weight, _MX_BLOCKS) and (not experts or weight["block_size"][0] == 1)
 
 
 def describe(layer: Layer) -> str:
@@ -87,9 +236,9 @@ def describe(layer: Layer) -> str:
     """
     parts = []
     for what, key in (("weight", "weight"), ("input", "input_tensors")):
-        words = [_words(spec) for spec in stages(layer.get(key))]
+        words = " of ".join(map(_words, stages(layer.get(key))))
         if words:
-            parts.append(f"{what} {' of '.join(words)}")
+            parts.append(f"{what} {words}")
     return ", ".join(parts) or "nothing"
 
 
@@ -116,49 +265,70 @@ def slots_of(
         weight: the stored weight.
         scale: the stored scales, which determine the width of a packed weight.
     """
-    specs, (rows, columns) = stages(layer.get("weight")), weight.shape
+    specs = stages(layer.get("weight"))
     if not specs:
         return None
     spec, dtype = specs[0], str(specs[0].get("dtype"))
-    inputs = _input_slots(stages(layer.get("input_tensors")))
-    if [stage.get("dtype") for stage in specs] == ["fp8_e4m3", "int4"]:
-        out, into = rows, columns * 8
-        own = {
-            "weight": Slot(("I32",), ((out, columns),)),
-            "weight_scale": SCALE,
-            "weight_scale_2": floats((out,)),
-            "weight_zero_point_2": Slot(("I32",), ((ceil_div(out, 8),),), needed=False),
-        }
+    if len(specs) == 2 and meets(spec, _E4M3) and specs[1].get("dtype") == "int4":
+        size, own = _int4_fp8_slots(weight)
     elif dtype in _INT4:
-        (out, into), own = _packed_integers(spec, weight, scale)
-    elif dtype == "fp4" or dtype in _FP6:
-        out, into = rows, columns * 2 if dtype == "fp4" else columns * 4 // 3
-        own = {
-            "weight": Slot(("U8",), ((rows, columns),)),
-            **_block_scales(specs, out, into),
-        }
+        size, own = _packed_integers(spec, weight, scale)
+    elif dtype in ("fp4", *_FP6):
+        size, own = _float_blocks(specs, weight)
     elif dtype in _BYTES:
-        transposed = dtype in ("int8", "uint8") and spec.get("qscheme") == "per_group"
-        out, into = (columns, rows) if transposed else (rows, columns)
-        own = {
-            "weight": Slot((_BYTES[dtype],), ((rows, columns),)),
-            **_scales(spec, out, into, transposed),
-        }
+        size, own = _bytes(spec, weight)
     else:
         return None
-    return (out, into), {**own, **inputs}
+    return size, {**own, **_input_slots(stages(layer.get("input_tensors")))}
 
 
 def group_of(layer: Layer) -> int:
     """Return the number of input values per scale; 0 without groups."""
-    found = [
-        spec.get("group_size")
-        for spec in stages(layer.get("weight"))
-        if spec.get("qscheme") == "per_group"
-    ]
-    if found and isinstance(found[0], int) and found[0] > 0:
-        return found[0]
+    for spec in stages(layer.get("weight")):
+        if spec.get("qscheme") == "per_group":
+            # a second stage scales the scales of the first
+            return _group_size(spec)
     return 0
+
+
+def _group_size(spec: Spec) -> int:
+    size = spec.get("group_size")
+    return size if isinstance(size, int) and size > 0 else 0
+
+
+def _int4_fp8_slots(weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
+    rows, columns = weight.shape
+    return (rows, columns * 8), {
+        "weight": Slot(("I32",), ((rows, columns),)),
+        "weight_scale": SCALE,
+        "weight_scale_2": floats((rows,)),
+        "weight_zero_point_2": Slot(("I32",), ((ceil_div(rows, 8),),), needed=False),
+    }
+
+
+def _float_blocks(specs: list[Spec], weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
+    """Return the size and slots of fp4 (two values in a byte) or fp6 (four in three)."""
+    out, columns = weight.shape
+    into = columns * 4 // 3
+    if specs[0].get("dtype") == "fp4":
+        into = columns * 2
+    return (out, into), {
+        "weight": Slot(("U8",), ((out, columns),)),
+        **_block_scales(specs, out, into),
+    }
+
+
+def _bytes(spec: Spec, weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
+    dtype = str(spec.get("dtype"))
+    out, into = weight.shape
+    # amd-quark stores integers in groups as (in, out), like packed ones
+    transposed = dtype in ("int8", "uint8") and spec.get("qscheme") == "per_group"
+    if transposed:
+        out, into = into, out
+    return (out, into), {
+        "weight": Slot((_BYTES[dtype],), (weight.shape,)),
+        **_scales(spec, out, into, transposed),
+    }
 
 
 def _packed_integers(
@@ -166,32 +336,29 @@ def _packed_integers(
     weight: Tensor,
     scale: Tensor | None,
 ) -> tuple[Shape, dict[str, Slot]]:
+    """Return the size and slots of 4-bit integers, of which an int32 holds eight."""
     rows, columns = weight.shape
-    stored = {"weight": Slot(("I32",), ((rows, columns),))}
-    needed = spec.get("symmetric") is False
-    if spec.get("qscheme") != "per_group":
-        channels = spec.get("qscheme") == "per_channel"
-        zeros = ((ceil_div(rows, 8),),) if channels else SCALAR
-        scales = floats((rows,)) if channels else SCALE
-        return (rows, columns * 8), {
-            **stored,
-            "weight_scale": scales,
-            "weight_zero_point": Slot(("I32",), zeros, needed),
-        }
-    out = columns * 8
-    if (
-        scale is not None
-        and len(scale.shape) == 2
-        and ceil_div(scale.shape[1], 8) == columns
-    ):
-        out = scale.shape[1]
-    groups = max(rows // (group_of({"weight": spec}) or rows), 1)
-    zeros = ((groups, columns),)
-    return (out, rows), {
-        **stored,
-        "weight_scale": floats((groups, out)),
-        "weight_zero_point": Slot(("I32",), zeros, needed),
+    size: Shape = (rows, columns * 8)
+    scales, zeros = SCALE, SCALAR
+    if spec.get("qscheme") == "per_group":
+        size = (_packed_width(columns, scale), rows)
+        groups = max(rows // (_group_size(spec) or rows), 1)
+        scales, zeros = floats((groups, size[0])), ((groups, columns),)
+    elif spec.get("qscheme") == "per_channel":
+        scales, zeros = floats((rows,)), ((ceil_div(rows, 8),),)
+    return size, {
+        "weight": Slot(("I32",), ((rows, columns),)),
+        "weight_scale": scales,
+        "weight_zero_point": Slot(("I32",), zeros, spec.get("symmetric") is False),
     }
+
+
+def _packed_width(columns: int, scale: Tensor | None) -> int:
+    """Return the outputs of a packed weight; only scales tell how many of the last 8 count."""
+    if scale is None or len(scale.shape) != 2:
+        return columns * 8
+    out = scale.shape[1]
+    return out if ceil_div(out, 8) == columns else columns * 8
 
 
 def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
@@ -199,188 +366,59 @@ def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
     blocks = (out, into // group)
     if len(specs) == 2:
         return {"weight_scale": Slot(("F8_E4M3",), (blocks,)), "weight_scale_2": SCALE}
-    exponents = (
-        specs[0].get("scale_format") in ("e8m0", "e5m3", "e4m3")
-        or specs[0].get("scale_type") == "float8_e5m3"
-    )
-    return {"weight_scale": Slot(_scale_types(exponents), (blocks,))}
+    in_bytes = specs[0].get("scale_type") == "float8_e5m3"
+    if specs[0].get("scale_format") in ("e8m0", "e5m3", "e4m3"):
+        in_bytes = True
+    return {"weight_scale": Slot(_scale_types(in_bytes), (blocks,))}
 
 
-def _scale_types(exponents: bool) -> tuple[str, ...]:
-    if exponents:
+def _scale_types(in_bytes: bool) -> tuple[str, ...]:
+    if in_bytes:
         return ("U8", "F8_E8M0")
     return FLOATS
 
 
 def _scales(spec: Spec, out: int, into: int, transposed: bool) -> dict[str, Slot]:
-    qscheme, integer = spec.get("qscheme"), str(spec.get("dtype")).endswith("int8")
-    if qscheme == "per_channel":
-        shapes: tuple[Shape, ...] = ((out,), (out, 1))[: 2 if integer else 1]
-    elif qscheme == "per_group":
-        groups = into // (group_of({"weight": spec}) or into)
-        shapes = ((groups, out) if transposed else (out, groups),)
-    elif qscheme == "per_block":
-        high, wide = spec.get("block_size") or (1, 1)
-        shapes = ((ceil_div(out, high), ceil_div(into, wide)),)
-    else:
-        shapes = SCALAR
-    exponents = (
-        spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
-    )
+    integer = str(spec.get("dtype")).endswith("int8")
+    shapes = _scale_shapes(spec, out, into, transposed)
+    exponents = spec.get("scale_type") == "float8_e8m0fnu"
+    if spec.get("scale_format") == "e8m0":
+        exponents = True
     slots = {"weight_scale": Slot(_scale_types(exponents), shapes)}
     if integer:
-        slots["weight_zero_point"] = Slot(
-            ("I8", "U8", "I32"),
-            shapes,
-            spec.get("symmetric") is False,
-        )
+        slots["weight_zero_point"] = _zero_point(spec, shapes)
     return slots
+
+
+def _scale_shapes(
+    spec: Spec,
+    out: int,
+    into: int,
+    transposed: bool,
+) -> tuple[Shape, ...]:
+    qscheme = spec.get("qscheme")
+    if qscheme == "per_channel":
+        integer = str(spec.get("dtype")).endswith("int8")
+        return ((out,), (out, 1)) if integer else ((out,),)
+    if qscheme == "per_group":
+        groups = into // (_group_size(spec) or into)
+        return ((groups, out),) if transposed else ((out, groups),)
+    if qscheme == "per_block":
+        high, wide = spec.get("block_size") or (1, 1)
+        return ((ceil_div(out, high), ceil_div(into, wide)),)
+    return SCALAR
+
+
+def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:
+    return Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
 
 
 def _input_slots(specs: list[Spec]) -> dict[str, Slot]:
     slots = {}
-    for place, spec in enumerate(specs):
-        if not spec.get("is_dynamic"):
-            end = f"_{place + 1}" if place else ""
-            slots[f"input_scale{end}"] = SCALE
-            if str(spec.get("dtype")).endswith("int8"):
-                zero = Slot(("I8", "U8", "I32"), SCALAR, spec.get("symmetric") is False)
-                slots[f"input_zero_point{end}"] = zero
+    for spec, end in zip(specs, ("", "_2", "_3"), strict=False):
+        if spec.get("is_dynamic"):
+            continue
+        slots[f"input_scale{end}"] = SCALE
+        if str(spec.get("dtype")).endswith("int8"):
+            slots[f"input_zero_point{end}"] = _zero_point(spec, SCALAR)
     return slots
-
-
-def _single(spec: Any) -> Spec | None:
-    if isinstance(spec, list):
-        return spec[0] if len(spec) == 1 else None
-    return spec if isinstance(spec, dict) else None
-
-
-def _is_fp8(weight: Spec, inputs: Spec) -> bool:
-    if (
-        weight.get("dtype") != "fp8_e4m3"
-        or inputs.get("dtype") != "fp8_e4m3"
-        or weight.get("is_dynamic")
-    ):
-        return False
-    if weight.get("qscheme") == "per_block":
-        return bool(
-            list(weight.get("block_size") or []) == [128, 128]
-            and weight.get("symmetric") is True
-            and inputs.get("is_dynamic")
-            and inputs.get("qscheme") == "per_group"
-            and inputs.get("group_size") == 128
-            and inputs.get("symmetric") is True,
-        )
-    if weight.get("qscheme") not in ("per_tensor", "per_channel"):
-        return False
-    return bool(inputs.get("is_dynamic")) or inputs.get("qscheme") == "per_tensor"
-
-
-def _is_int8(weight: Spec, inputs: Spec) -> bool:
-    static = inputs.get("qscheme") == "per_tensor" and not inputs.get("is_dynamic")
-    tokens = inputs.get("qscheme") == "per_channel" and inputs.get("is_dynamic") is True
-    return bool(
-        weight.get("dtype") == "int8"
-        and inputs.get("dtype") == "int8"
-        and weight.get("qscheme") in ("per_tensor", "per_channel")
-        and weight.get("symmetric") is True
-        and ((static and not weight.get("is_dynamic")) or tokens),
-    )
-
-
-def _is_mxfp4_fp8(weight: Spec, inputs: Spec) -> bool:
-    return bool(
-        weight.get("dtype") == "fp4"
-        and _exponents(weight)
-        and not weight.get("is_dynamic")
-        and inputs.get("dtype") == "fp8_e4m3"
-        and inputs.get("qscheme") == "per_tensor"
-        and not inputs.get("is_dynamic")
-        and inputs.get("symmetric") is True,
-    )
-
-
-def _is_nvfp4(weight: Any, inputs: Any) -> bool:
-    pairs = [
-        spec for spec in (weight, inputs) if isinstance(spec, list) and len(spec) == 2
-    ]
-    if len(pairs) < 2:
-        return False
-    blocks = all(
-        spec[0].get("dtype") == "fp4"
-        and spec[0].get("qscheme") == "per_group"
-        and spec[0].get("group_size") == 16
-        for spec in pairs
-    )
-    totals = all(
-        spec[1].get("dtype") == "fp8_e4m3"
-        and spec[1].get("qscheme") == "per_tensor"
-        and not spec[1].get("is_dynamic")
-        for spec in pairs
-    )
-    return bool(
-        blocks
-        and totals
-        and not weight[0].get("is_dynamic")
-        and inputs[0].get("is_dynamic"),
-    )
-
-
-def _is_int4_fp8(weight: Any, inputs: Any) -> bool:
-    second = _single(inputs)
-    if (
-        not isinstance(weight, list)
-        or len(weight) != 2
-        or second is None
-        or second.get("dtype") != "fp8_e4m3"
-    ):
-        return False
-    coarse, fine = weight
-    return bool(
-        (coarse.get("dtype"), coarse.get("qscheme")) == ("fp8_e4m3", "per_tensor")
-        and (fine.get("dtype"), fine.get("qscheme")) == ("int4", "per_channel")
-        and fine.get("symmetric") is True
-        and fine.get("ch_axis") == 0
-        and not coarse.get("is_dynamic")
-        and not fine.get("is_dynamic")
-        and (second.get("is_dynamic") or second.get("qscheme") == "per_tensor"),
-    )
-
-
-def _exponents(weight: Spec) -> bool:
-    return bool(
-        weight.get("qscheme") == "per_group"
-        and weight.get("group_size") == 32
-        and weight.get("scale_format") == "e8m0",
-    )
-
-
-def _microscaling(weight: Spec, inputs: Spec | None, experts: bool) -> tuple[str, str]:
-    dtype, high = weight.get("dtype"), weight.get("block_size") or []
-    blocks = (
-        dtype == "fp8_e4m3"
-        and weight.get("qscheme") == "per_block"
-        and len(high) == 2
-        and high[1] == 32
-        and weight.get("scale_type") == "float8_e8m0fnu"
-        and weight.get("symmetric") is True
-        and not weight.get("is_dynamic")
-        and (not experts or high[0] == 1)
-    )
-    if dtype not in ("fp4", *_FP6, "fp8_e4m3") or not (_exponents(weight) or blocks):
-        return "", "no scheme has such weights"
-    if inputs is None:
-        return f"mx{dtype}", ""
-    kind = inputs.get("dtype")
-    if not inputs.get("is_dynamic"):
-        static = (
-            kind == "fp8_e4m3"
-            and inputs.get("qscheme") == "per_tensor"
-            and inputs.get("symmetric") is True
-        )
-        if not (experts and static):
-            return "", "microscaling weights take no static inputs"
-        return f"mx{dtype}_fp8", ""
-    if kind not in ("fp8_e4m3", "fp4", *_FP6):
-        return "", f"microscaling weights take no inputs of {kind}"
-    return f"mx{dtype}_{kind}", ""

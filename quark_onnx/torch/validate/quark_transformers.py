@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from quark_onnx.containers import without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.fields import (
+    QUANTIZATION,
+    FieldCheck,
+    field_findings,
+    is_positive,
+    meets,
+    missing_key_findings,
+    one_of,
+)
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module
@@ -85,27 +95,23 @@ INTEGERS = (
 )
 _TYPES = (
     *INTEGERS,
-    *(
-        "bfloat16",
-        "float16",
-        "fp8_e5m2",
-        "fp8_e4m3",
-        "fp8_e5m3",
-        "fp6_e3m2",
-        "fp6_e2m3",
-        "fp4",
-    ),
-    *("mx", "mx6", "mx9", "bfp16"),
+    "bfloat16",
+    "float16",
+    "fp8_e5m2",
+    "fp8_e4m3",
+    "fp8_e5m3",
+    "fp6_e3m2",
+    "fp6_e2m3",
+    "fp4",
+    "mx",
+    "mx6",
+    "mx9",
+    "bfp16",
 )
 #: Formats without a separate scale, and without an observer.
 _CASTS = ("bfloat16", "float16")
 _UNSCALED = (*_CASTS, "mx", "mx6", "mx9", "bfp16")
-#: Keys of a specification that are integers, by its qscheme.
-_INTEGER_KEYS = {
-    "per_channel": ("ch_axis",),
-    "per_group": ("ch_axis", "group_size"),
-}
-_ALGORITHMS = [
+_ALGORITHMS = (
     "rotation",
     "quarot",
     "smooth",
@@ -115,153 +121,147 @@ _ALGORITHMS = [
     "gptaq",
     "qronos",
     "svdquant",
-]
-_ALGORITHMS += ["twobitscalar"]
-_HERE = "quantization_config"
+    "twobitscalar",
+)
+_LAYER_CLASSES = ("Linear", "Conv2d", "ConvTranspose2d")
 
 
-def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
+def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of amd-quark's QConfig."""
     config = QuarkConfig(checkpoint.quantization)
-    for key in TOP_KEYS:
-        if key not in config.entries:
-            yield broken("quark-key", f"{_HERE}.{key}", "there is no such key")
-    extra = [key for key in config.export if key not in EXPORT_KEYS]
+    entries = config.entries
+    yield from missing_key_findings(entries, QUANTIZATION, "quark-key", TOP_KEYS)
+    extra = without(config.export, EXPORT_KEYS)
     if extra:
-        yield broken(
-            "quark-export-keys",
-            f"{_HERE}.export",
-            f"it has {', '.join(map(repr, extra))}",
-        )
-    if config.export.get("weight_format") == "fake_quantized":
-        packed = any(
-            str(spec.get("dtype")) in INTEGERS
-            for spec in stages(config.fallback.get("weight"))
-        )
-        severity = REFUSED if packed else WRONG
-        yield broken(
-            "quark-fake",
-            f"{_HERE}.export.weight_format",
-            "'fake_quantized': the weights are floats",
-            severity,
-        )
-    for layer_class in object_of(config.entries.get("layer_type_quant_config")):
-        if layer_class not in ("Linear", "Conv2d", "ConvTranspose2d"):
-            yield broken(
-                "quark-layer-class",
-                f"{_HERE}.layer_type_quant_config",
-                f"it names {layer_class!r}",
-            )
-    algorithms = config.entries.get("algo_config") or []
-    for algorithm in algorithms if isinstance(algorithms, list) else [algorithms]:
-        name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
-        if name not in _ALGORITHMS:
-            yield broken(
-                "quark-algorithm",
-                f"{_HERE}.algo_config",
-                f"it names {name!r}",
-            )
-    for spec in stages(config.entries.get("softmax_quant_spec")):
-        yield broken(
-            "quark-softmax",
-            f"{_HERE}.softmax_quant_spec",
-            describe({"weight": spec}),
-        )
+        text = f"it has {', '.join(map(repr, extra))}"
+        yield broken("quark-export-keys", f"{QUANTIZATION}.export", text)
+    if config.is_fake:
+        yield from _fake_findings(config)
+    for layer_class in object_of(entries.get("layer_type_quant_config")):
+        if layer_class not in _LAYER_CLASSES:
+            place = f"{QUANTIZATION}.layer_type_quant_config"
+            yield broken("quark-layer-class", place, f"it names {layer_class!r}")
+    yield from _algorithm_findings(entries)
+    for spec in stages(entries.get("softmax_quant_spec")):
+        place = f"{QUANTIZATION}.softmax_quant_spec"
+        yield broken("quark-softmax", place, describe({"weight": spec}))
     for place, layer in _layers(config):
         yield from _layer_findings(place, layer)
 
 
-def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:  # noqa: C901
+def _fake_findings(config: QuarkConfig) -> Iterator[Finding]:
+    # amd-quark unpacks integers of any width, also where floats are stored
+    dtypes = [str(spec.get("dtype")) for spec in stages(config.fallback.get("weight"))]
+    yield broken(
+        "quark-fake",
+        f"{QUANTIZATION}.export.weight_format",
+        "'fake_quantized': the weights are floats",
+        REFUSED if {*dtypes} & {*INTEGERS} else WRONG,
+    )
+
+
+def _algorithm_findings(entries: dict[str, Any]) -> Iterator[Finding]:
+    algorithms = entries.get("algo_config") or []
+    if not isinstance(algorithms, list):
+        algorithms = [algorithms]
+    for algorithm in algorithms:
+        name = algorithm
+        if isinstance(algorithm, dict):
+            name = algorithm.get("name")
+        if name not in _ALGORITHMS:
+            place = f"{QUANTIZATION}.algo_config"
+            yield broken("quark-algorithm", place, f"it names {name!r}")
+
+
+def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield missing tensors, and tensors that are misread silently."""
     config = QuarkConfig(checkpoint.quantization)
-    experts = sorted(
-        {module.experts for module in checkpoint.modules.values() if module.experts},
-    )
+    experts = checkpoint.experts
     if experts:
         yield broken("quark-mixture", experts[0], f"{len(experts)} layers have experts")
     for module in checkpoint.modules.values():
-        if not (module.is_linear or (module.is_head and module.weight is not None)):
-            continue
-        if config.excludes(module.name):
-            if module.is_quantized:
-                yield broken(
-                    "excluded-quantized",
-                    module.name,
-                    f"it is excluded, and its weight is {module.weight}",
-                )
-            continue
-        layer = config.layer(module.name)
-        weights = stages(layer.get("weight"))
-        if module.is_quantized or any(spec.get("dtype") in _CASTS for spec in weights):
-            yield from _unloadable(module, weights)
-        if (
-            not weights
-            or weights[0].get("dtype") in _CASTS
-            or config.export.get("weight_format") == "fake_quantized"
-        ):
-            continue
-        if not module.is_quantized:
-            if not module.is_router:  # routers are no Linear in transformers
-                yield broken(
-                    "float-included",
-                    module.name,
-                    f"its weight is {module.weight}, not {describe(layer)}",
-                )
-            continue
-        if len(weights) > 1:
-            yield broken("quark-two-stages", module.name, describe(layer))
-        yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
+        if module.is_linear or module.is_head:
+            yield from _module_findings(checkpoint, config, module)
     yield from kv_scale_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
+
+
+def _module_findings(
+    checkpoint: Checkpoint,
+    config: QuarkConfig,
+    module: Module,
+) -> Iterator[Finding]:
+    if module.weight is None:
+        return
+    if config.excludes(module.name):
+        if module.is_quantized:
+            text = f"it is excluded, and its weight is {module.weight}"
+            yield broken("excluded-quantized", module.name, text)
+        return
+    layer = config.layer(module.name)
+    weights = stages(layer.get("weight"))
+    dtypes = [spec.get("dtype") for spec in weights]
+    if module.is_quantized or any(dtype in _CASTS for dtype in dtypes):
+        yield from _unloadable(module, weights)
+    if not weights or dtypes[0] in _CASTS or config.is_fake:
+        return
+    if not module.is_quantized:
+        if not module.is_router:  # routers are no Linear in transformers
+            text = f"its weight is {module.weight}, not {describe(layer)}"
+            yield broken("float-included", module.name, text)
+        return
+    if len(weights) > 1:
+        yield broken("quark-two-stages", module.name, describe(layer))
+    yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
 
 
 def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Finding]:
     """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme."""
     for spec in weights:
-        dtype, qscheme = str(spec.get("dtype")), spec.get("qscheme")
-        fp8_groups = dtype.startswith("fp8") and qscheme == "per_group"
-        if dtype in _CASTS or dtype.endswith("int3") or fp8_groups:
+        if meets(spec, {"dtype": _is_unloadable}) or meets(spec, _FP8_GROUPS):
             yield broken("quark-weight", module.name, describe({"weight": spec}))
-    group = weights[0].get("group_size") if weights else None
-    two_bits = (
-        bool(weights)
-        and str(weights[0].get("dtype")).endswith("int2")
-        and weights[0]["qscheme"] == "per_group"
-    )
     weight = module.weight
-    if (
-        two_bits
-        and weight is not None
-        and type(group) is int
-        and group > 0
-        and weight.shape[0] % group
-    ):
-        yield broken(
-            "group-divides",
-            module.name,
-            f"groups of {group}, and {weight.shape[0]} inputs",
-        )
+    if not weights or weight is None or not meets(weights[0], _TWO_BIT_GROUPS):
+        return
+    group = weights[0]["group_size"]
+    if weight.shape[0] % group:
+        text = f"groups of {group}, and {weight.shape[0]} inputs"
+        yield broken("group-divides", module.name, text)
+
+
+def _is_unloadable(dtype: Any) -> bool:
+    return dtype in _CASTS or str(dtype).endswith("int3")
+
+
+_FP8_GROUPS = {
+    "dtype": lambda dtype: str(dtype).startswith("fp8"),
+    "qscheme": "per_group",
+}
+_TWO_BIT_GROUPS = {
+    "dtype": lambda dtype: str(dtype).endswith("int2"),
+    "qscheme": "per_group",
+    "group_size": is_positive,
+}
 
 
 def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer."""
     config = QuarkConfig(checkpoint.quantization)
-    for module in checkpoint.modules.values():
-        if module.is_linear and module.is_quantized:
-            yield describe(config.layer(module.name))
+    for module in checkpoint.quantized_linears:
+        yield describe(config.layer(module.name))
 
 
 def _layers(config: QuarkConfig) -> Iterator[tuple[str, Any]]:
     entries = config.entries
     if "global_quant_config" in entries:
-        yield f"{_HERE}.global_quant_config", entries["global_quant_config"]
+        yield f"{QUANTIZATION}.global_quant_config", entries["global_quant_config"]
     for key in (
         "layer_quant_config",
         "layer_type_quant_config",
         "kv_cache_quant_config",
     ):
         for name, layer in object_of(entries.get(key)).items():
-            yield f"{_HERE}.{key}[{name!r}]", layer
+            yield f"{QUANTIZATION}.{key}[{name!r}]", layer
 
 
 def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
@@ -269,49 +269,66 @@ def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
         yield broken("quark-key", place, f"it is {layer!r} where an object should be")
         return
     for key in LAYER_KEYS:
-        if key not in layer:
-            yield broken("quark-key", f"{place}.{key}", "there is no such key")
+        yield from missing_key_findings(layer, place, "quark-key", [key])
         for number, spec in enumerate(stages(layer.get(key))):
             which = f"[{number}]" if isinstance(layer[key], list) else ""
             yield from _tensor_findings(f"{place}.{key}{which}", spec)
 
 
-def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:  # noqa: C901
-    missing = [key for key in TENSOR_KEYS if key not in spec]
-    for key in missing:
-        yield broken("quark-key", f"{place}.{key}", "there is no such key")
-    dtype, qscheme = spec.get("dtype"), spec.get("qscheme")
-    if dtype not in _TYPES:
-        yield broken("quark-type", f"{place}.dtype", repr(dtype))
-        return
-    if dtype in _UNSCALED:
-        return
-    if qscheme not in (*OBSERVERS, "per_block"):
-        yield broken("quark-type", f"{place}.qscheme", repr(qscheme))
-        return
-    observer = spec.get("observer_cls")
-    if (
-        "observer_cls" in spec
-        and qscheme in OBSERVERS
-        and observer not in OBSERVERS[qscheme]
-    ):
-        yield broken(
-            "quark-observer",
-            f"{place}.observer_cls",
-            f"{observer!r}, with {qscheme}",
-        )
-    if dtype in INTEGERS:
-        for key in ("round_method", "scale_type", "symmetric"):
-            if spec.get(key) is None and key not in missing:
-                yield broken(
-                    "quark-integer",
-                    f"{place}.{key}",
-                    f"there is none, and the type is {dtype}",
-                )
-    for key in _INTEGER_KEYS.get(str(qscheme), ()):
-        if key in spec and type(spec[key]) is not int:
-            yield broken(
-                "quark-type",
-                f"{place}.{key}",
-                f"{spec[key]!r}, with {qscheme}",
-            )
+def _is_integer(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None
+
+
+_TYPE_CHECK = FieldCheck("quark-type", "dtype", one_of(*_TYPES))
+_QSCHEME_CHECK = FieldCheck("quark-type", "qscheme", one_of(*OBSERVERS, "per_block"))
+_OBSERVER_CHECKS = {
+    qscheme: FieldCheck(
+        "quark-observer",
+        "observer_cls",
+        one_of(*observers),
+        "{observer_cls!r}, with {qscheme}",
+    )
+    for qscheme, observers in OBSERVERS.items()
+}
+_NONE_OF_INTEGERS = "there is none, and the type is {dtype}"
+_INTEGER_CHECKS = (
+    FieldCheck("quark-integer", "round_method", _is_given, _NONE_OF_INTEGERS),
+    FieldCheck("quark-integer", "scale_type", _is_given, _NONE_OF_INTEGERS),
+    FieldCheck("quark-integer", "symmetric", _is_given, _NONE_OF_INTEGERS),
+)
+_AXIS = FieldCheck("quark-type", "ch_axis", _is_integer, "{ch_axis!r}, with {qscheme}")
+_GROUP = FieldCheck(
+    "quark-type",
+    "group_size",
+    _is_integer,
+    "{group_size!r}, with {qscheme}",
+)
+_SIZE_CHECKS = {"per_channel": (_AXIS,), "per_group": (_AXIS, _GROUP)}
+
+
+def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
+    yield from missing_key_findings(spec, place, "quark-key", TENSOR_KEYS)
+    # other fields mean nothing without a known type, nor without a known qscheme
+    problems = [*field_findings(spec, place, [_TYPE_CHECK])]
+    if not problems and spec["dtype"] not in _UNSCALED:
+        problems = [*field_findings(spec, place, [_QSCHEME_CHECK])]
+        problems = problems or [*_scaled_findings(place, spec)]
+    yield from problems
+
+
+def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
+    qscheme = spec["qscheme"]
+    checks = []
+    if qscheme in OBSERVERS:
+        checks.append(_OBSERVER_CHECKS[qscheme])
+    if spec["dtype"] in INTEGERS:
+        checks += _INTEGER_CHECKS
+    checks += _SIZE_CHECKS.get(qscheme, ())
+    # keys that are missing have their own finding
+    missing = {*TENSOR_KEYS} - {*spec}
+    present = [check for check in checks if check.key not in missing]
+    yield from field_findings(spec, place, present)

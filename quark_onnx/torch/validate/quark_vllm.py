@@ -5,16 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from fnmatch import fnmatch
+from fnmatch import filter as fnmatch_filter
 
+from quark_onnx.containers import present, subset
 from quark_onnx.torch.validate.cache_in_vllm import cache_findings
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.fields import (
+    NO_KEY_OR_NULL,
+    QUANTIZATION,
+    FieldCheck,
+    field_findings,
+    is_names,
+    meets,
+    one_of,
+    shown,
+)
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
-from quark_onnx.torch.validate.header import FLOATS, values_of
+from quark_onnx.torch.validate.header import single_value
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module, fused, size_of
 from quark_onnx.torch.validate.quark_config import (
+    Layer,
     QuarkConfig,
+    different,
     is_glob,
     overrides_in_vllm,
     same,
@@ -35,7 +48,6 @@ from quark_onnx.torch.validate.slots import (
     slot_findings,
 )
 
-_HERE = "quantization_config"
 #: Families whose routers vLLM quantizes like other layers, unless they are excluded.
 _QUANTIZED_ROUTERS = ("dbrx", "lfm2_moe", "qwen3_moe")
 
@@ -52,82 +64,62 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     config = QuarkConfig(checkpoint.quantization)
     entries = config.entries
     yield from _export_findings(config)
-    exclude = entries.get("exclude")
-    if not isinstance(exclude, list) or len(config.exclude) < len(exclude):
-        yield broken("quark-exclude", f"{_HERE}.exclude", _short(exclude))
+    if not is_names(entries.get("exclude")):
+        yield broken(
+            "quark-exclude",
+            f"{QUANTIZATION}.exclude",
+            _short(entries.get("exclude")),
+        )
     for pattern in config.exclude:
-        if pattern.startswith("re:") and not _is_regular(pattern[3:]):
-            yield broken(
-                "quark-exclude",
-                f"{_HERE}.exclude",
-                f"{pattern!r} is no regular expression",
-            )
-        if is_glob(pattern):
-            meant = [
-                module
-                for module in checkpoint.modules.values()
-                if fnmatch(module.name, pattern)
-            ]
-            matters = any(
-                module.is_linear and not module.is_quantized for module in meant
-            )
-            severity = WRONG if matters else WARNING
-            yield broken(
-                "quark-exclude-glob",
-                f"{_HERE}.exclude",
-                f"{pattern!r} means {len(meant)} layers",
-                severity,
-            )
+        yield from _pattern_findings(checkpoint, pattern)
     types = entries.get("layer_type_quant_config")
+    place = f"{QUANTIZATION}.layer_type_quant_config"
     if not isinstance(types, dict):
-        yield broken(
-            "quark-layer-types",
-            f"{_HERE}.layer_type_quant_config",
-            _short(types),
-        )
+        yield broken("quark-layer-types", place, _short(types))
     elif types:
-        yield broken(
-            "quark-layer-types-ignored",
-            f"{_HERE}.layer_type_quant_config",
-            f"it names {', '.join(types)}",
-        )
+        yield broken("quark-layer-types-ignored", place, f"it names {', '.join(types)}")
     yield from _form_findings(config)
     if not config.fallback:
-        yield broken(
-            "quark-key",
-            f"{_HERE}.global_quant_config",
-            "there is no such object",
-        )
-    names = [
-        name
-        for module in checkpoint.modules.values()
-        for name in (module.name, module.experts)
-        if name
-    ]
+        place = f"{QUANTIZATION}.global_quant_config"
+        yield broken("quark-key", place, "there is no such object")
+    names = {*checkpoint.modules, *checkpoint.experts} - {""}
     for pattern in config.overrides:
         if not any(overrides_in_vllm(pattern, name) for name in names):
-            yield broken(
-                "quark-pattern",
-                f"{_HERE}.layer_quant_config",
-                f"{pattern!r} matches no layer",
-            )
+            place = f"{QUANTIZATION}.layer_quant_config"
+            yield broken("quark-pattern", place, f"{pattern!r} matches no layer")
+
+
+def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]:
+    """Yield an entry of exclude that vLLM reads otherwise than amd-quark."""
+    place = f"{QUANTIZATION}.exclude"
+    if pattern.startswith("re:") and not _is_regular(pattern[3:]):
+        yield broken("quark-exclude", place, f"{pattern!r} is no regular expression")
+    if not is_glob(pattern):
+        return
+    meant = fnmatch_filter(checkpoint.modules, pattern)
+    # vLLM quantizes float layers that amd-quark left out by the pattern
+    floats = any(
+        module.is_linear and not module.is_quantized
+        for module in subset(checkpoint.modules, meant).values()
+    )
+    yield broken(
+        "quark-exclude-glob",
+        place,
+        f"{pattern!r} means {len(meant)} layers",
+        WRONG if floats else WARNING,
+    )
 
 
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in the layers and their tensors."""
     config = QuarkConfig(checkpoint.quantization)
-    family = checkpoint.config.get("model_type")
+    quantized_routers = checkpoint.config.get("model_type") in _QUANTIZED_ROUTERS
     for name, modules in fused(checkpoint.modules):
         yield from _fused_findings(config, name, modules)
         if not modules[0].experts:
             yield from _second_scale_findings(name, modules)
-    for module in checkpoint.modules.values():
-        stays = (
-            module.is_router
-            and family not in _QUANTIZED_ROUTERS
-            and not module.is_quantized
-        )
-        if module.is_linear and not stays:
+    for module in checkpoint.linears:
+        if module.is_quantized or quantized_routers or not module.is_router:
             yield from _layer_findings(checkpoint, config, module)
     yield from cache_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
@@ -136,12 +128,10 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def quark_schemes_in_vllm(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the scheme of every quantized layer."""
     config = QuarkConfig(checkpoint.quantization)
-    for module in checkpoint.modules.values():
-        if module.is_linear and module.is_quantized:
-            layer = config.layer_in_vllm(module)
-            yield scheme_in_vllm(layer, config.pack_method, bool(module.experts))[
-                0
-            ] or describe(layer)
+    for module in checkpoint.quantized_linears:
+        layer = config.layer_in_vllm(module)
+        name, _ = scheme_in_vllm(layer, config.pack_method, bool(module.experts))
+        yield name or describe(layer)
 
 
 def tensor_findings(
@@ -181,12 +171,12 @@ def kv_slots(config: QuarkConfig, module: Module) -> Slots:
 def kv_scale_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
     """Yield layers that lack the scale of their output for the KV cache."""
     for module in checkpoint.modules.values():
-        if (
-            config.is_cached(module)
-            and module.last != "q_proj"
-            and "output_scale" not in module.tensors
-        ):
+        if module.last != "q_proj" and _lacks_output_scale(config, module):
             yield broken("kv-scales-missing", f"{module.name}.output_scale", _ONE)
+
+
+def _lacks_output_scale(config: QuarkConfig, module: Module) -> bool:
+    return config.is_cached(module) and "output_scale" not in module.tensors
 
 
 def attention_findings(
@@ -194,109 +184,96 @@ def attention_findings(
     config: QuarkConfig,
 ) -> Iterator[Finding]:
     """Yield non-scalar scales of probabilities, and missing attention scales."""
-    for name, module in checkpoint.modules.items():
-        if _PROBABILITIES in module.tensors:
-            alone = Module(name, {_PROBABILITIES: module.tensors[_PROBABILITIES]})
-            yield from slot_findings(alone, {_PROBABILITIES: SCALE})
+    scaled = checkpoint.modules_with(_PROBABILITIES)
+    for module in scaled.values():
+        alone = subset(module.tensors, [_PROBABILITIES])
+        yield from slot_findings(Module(module.name, alone), {_PROBABILITIES: SCALE})
     if not config.rounds_attention:
         return
-    for module in checkpoint.modules.values():
-        if not module.is_linear or module.last not in _QUERIES:
+    for module in checkpoint.linears:
+        if module.last not in _QUERIES:
             continue
-        parent = module.name.rpartition(".")[0]
-        if (
-            parent not in checkpoint.modules
-            or _PROBABILITIES not in checkpoint.modules[parent].tensors
-        ):
-            yield broken("attention-scales-missing", f"{parent}.{_PROBABILITIES}", _ONE)
-        out = config.excludes(module.name)
-        if (
-            not out
-            and module.last == "q_proj"
-            and config.is_cached(module)
-            and "output_scale" not in module.tensors
-        ):
-            yield broken(
-                "attention-scales-missing",
-                f"{module.name}.output_scale",
-                _ONE,
-            )
+        if module.parent not in scaled:
+            place = f"{module.parent}.{_PROBABILITIES}"
+            yield broken("attention-scales-missing", place, _ONE)
+        if module.last != "q_proj" or config.excludes(module.name):
+            continue
+        if _lacks_output_scale(config, module):
+            place = f"{module.name}.output_scale"
+            yield broken("attention-scales-missing", place, _ONE)
+
+
+_EXPORT_CHECKS = (
+    FieldCheck(
+        "quark-export",
+        "pack_method",
+        one_of("reorder", "order"),
+        absent=NO_KEY_OR_NULL,
+    ),
+    FieldCheck(
+        "quark-fake",
+        "weight_format",
+        lambda form: form != "fake_quantized",
+        "'fake_quantized': the weights are floats",
+    ),
+)
 
 
 def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
-    entries = config.entries
-    place = f"{_HERE}.export"
-    if not isinstance(entries.get("export"), dict):
-        yield broken("quark-export", place, _short(entries.get("export")))
+    place = f"{QUANTIZATION}.export"
+    export = config.entries.get("export")
+    if not isinstance(export, dict):
+        yield broken("quark-export", place, _short(export))
         return
-    group = config.export.get("kv_cache_group")
-    if not isinstance(group, list) or len(config.kv_patterns) < len(group):
+    group = export.get("kv_cache_group")
+    if not is_names(group):
         yield broken("quark-export", f"{place}.kv_cache_group", _short(group))
         return
-    if config.export.get("pack_method") not in ("reorder", "order"):
-        yield broken(
-            "quark-export",
-            f"{place}.pack_method",
-            _short(config.export.get("pack_method")),
-        )
-    if config.export.get("weight_format") == "fake_quantized":
-        yield broken(
-            "quark-fake",
-            f"{place}.weight_format",
-            "'fake_quantized': the weights are floats",
-        )
+    yield from field_findings(export, place, _EXPORT_CHECKS)
     if not group:
         return
-    layers = config.kv_layers
+    layers = [*config.kv_layers.values()]
     if not layers:
-        yield broken(
-            "quark-kv",
-            f"{place}.kv_cache_group",
-            f"no name in layer_quant_config matches {group}",
-        )
-        return
-    outputs = [layer.get("output_tensors") for layer in layers.values()]
-    if any("output_tensors" not in layer for layer in layers.values()):
-        yield broken(
-            "quark-kv",
-            f"{_HERE}.layer_quant_config",
-            "a layer of the KV cache lacks output_tensors",
-        )
-    elif not all(same(output, outputs[0]) for output in outputs):
-        yield broken(
-            "quark-kv",
-            f"{_HERE}.layer_quant_config",
-            "layers of the KV cache differ in output_tensors",
-        )
-    else:
-        spec = object_of(outputs[0])
-        found = spec.get("dtype"), spec.get("qscheme")
-        if found != ("fp8_e4m3", "per_tensor"):
-            yield broken(
-                "quark-kv",
-                f"{_HERE}.layer_quant_config",
-                f"output_tensors are {found[0]}, {found[1]}",
-            )
+        text = f"no name in layer_quant_config matches {group}"
+        yield broken("quark-kv", f"{place}.kv_cache_group", text)
+    elif problem := _cache_problem(layers):
+        yield broken("quark-kv", f"{QUANTIZATION}.layer_quant_config", problem)
+
+
+def _cache_problem(layers: list[Layer]) -> str:
+    """Return what keeps vLLM from an fp8 cache, by the layers of keys and values, or ""."""
+    outputs = [layer.get("output_tensors") for layer in layers]
+    if not all("output_tensors" in layer for layer in layers):
+        return "a layer of the KV cache lacks output_tensors"
+    if not all(same(output, outputs[0]) for output in outputs):
+        return "layers of the KV cache differ in output_tensors"
+    spec = object_of(outputs[0])
+    if meets(spec, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}):
+        return ""
+    return f"output_tensors are {spec.get('dtype')}, {spec.get('qscheme')}"
 
 
 def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
     """Yield malformed entries."""
     layers = config.entries.get("layer_quant_config")
     if layers is not None and not isinstance(layers, dict):
-        yield broken("malformed", f"{_HERE}.layer_quant_config", _short(layers))
-    own = {
-        f"layer_quant_config.{name}": entry for name, entry in object_of(layers).items()
-    }
-    for place, entry in {"global_quant_config": config.fallback, **own}.items():
-        if not isinstance(entry, dict):
-            yield broken("malformed", f"{_HERE}.{place}", _short(entry))
-            continue
-        for key in ("weight", "input_tensors"):
-            spec = entry.get(key)
-            if spec is not None and len(stages(spec)) != (
-                len(spec) if isinstance(spec, list) else 1
-            ):
-                yield broken("malformed", f"{_HERE}.{place}.{key}", _short(spec))
+        place = f"{QUANTIZATION}.layer_quant_config"
+        yield broken("malformed", place, _short(layers))
+    yield from _entry_findings("global_quant_config", config.fallback)
+    for name, entry in object_of(layers).items():
+        yield from _entry_findings(f"layer_quant_config.{name}", entry)
+
+
+def _entry_findings(name: str, entry: object) -> Iterator[Finding]:
+    place = f"{QUANTIZATION}.{name}"
+    if not isinstance(entry, dict):
+        yield broken("malformed", place, _short(entry))
+        return
+    for key in ("weight", "input_tensors"):
+        spec = entry.get(key)
+        found = spec if isinstance(spec, list) else [spec]
+        if spec is not None and len(stages(spec)) != len(found):
+            yield broken("malformed", f"{place}.{key}", _short(spec))
 
 
 def _fused_findings(
@@ -304,43 +281,48 @@ def _fused_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    excluded = [config.excludes(module.name) for module in modules]
-    if any(excluded) and not all(excluded):
-        which = ", ".join(
-            module.name for module, out in zip(modules, excluded, strict=True) if out
+    excluded = [module.name for module in modules if config.excludes(module.name)]
+    if not excluded and modules[0].experts:
+        yield from _expert_findings(config, name, modules)
+    elif not excluded:
+        yield from _shard_findings(config, name, modules)
+    elif len(excluded) < len(modules):
+        text = f"only {', '.join(excluded)} is excluded"
+        yield broken("shards-excluded", name, text)
+
+
+def _expert_findings(
+    config: QuarkConfig,
+    name: str,
+    modules: list[Module],
+) -> Iterator[Finding]:
+    shared = config.layer_in_vllm(modules[0])
+    differ = [
+        module.name for module in modules if not same(config.layer(module.name), shared)
+    ]
+    if differ:
+        text = (
+            f"{len(differ)} of {len(modules)} experts have a configuration of their"
+            f" own, as {differ[0]}"
         )
-        yield broken("shards-excluded", name, f"only {which} is excluded")
-        return
-    if all(excluded):
-        return
+        yield broken("quark-experts-differ", name, text)
+
+
+def _shard_findings(
+    config: QuarkConfig,
+    name: str,
+    modules: list[Module],
+) -> Iterator[Finding]:
     first, *others = modules
-    if first.experts:
-        own = [config.layer(module.name) for module in modules]
-        shared = config.layer_in_vllm(first)
-        differ = [
-            m.name
-            for m, layer in zip(modules, own, strict=True)
-            if not same(layer, shared)
-        ]
-        if differ:
-            text = (
-                f"{len(differ)} of {len(modules)} experts have a configuration of their"
-                f" own, as {differ[0]}"
-            )
-            yield broken("quark-experts-differ", name, text)
-    else:
-        layer = config.layer_in_vllm(first)
-        for other in others:
-            found = config.layer_in_vllm(other)
-            if not same(found, layer):
-                text = (
-                    f"{first.last}: {describe(layer)}; {other.last}: {describe(found)}"
-                )
-                yield broken(
-                    "quark-shards-differ",
-                    name,
-                    text if describe(layer) != describe(found) else _keys(layer, found),
-                )
+    layer = config.layer_in_vllm(first)
+    for other in others:
+        found = config.layer_in_vllm(other)
+        if same(found, layer):
+            continue
+        text = f"{first.last}: {describe(layer)}; {other.last}: {describe(found)}"
+        if describe(layer) == describe(found):
+            text = _differing_keys(layer, found)
+        yield broken("quark-shards-differ", name, text)
 
 
 def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding]:
@@ -348,18 +330,11 @@ def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding
 
     vLLM takes the greatest second scale for all codes of the fused layer.
     """
-    tensors = [module.tensors.get("weight_scale_2") for module in modules]
-    found = [
-        values_of(each)
-        for each in tensors
-        if each is not None and each.count == 1 and each.dtype in FLOATS
-    ]
-    if len({float(values[0]) for values in found}) > 1:
-        yield broken(
-            "nvfp4-scales-differ",
-            name,
-            ", ".join(f"{values[0]:.6g}" for values in found),
-        )
+    tensors = present(module.tensors.get("weight_scale_2") for module in modules)
+    scales = present(map(single_value, tensors))
+    if len(set(scales)) > 1:
+        text = ", ".join(f"{scale:.6g}" for scale in scales)
+        yield broken("nvfp4-scales-differ", name, text)
 
 
 def _layer_findings(
@@ -369,11 +344,8 @@ def _layer_findings(
 ) -> Iterator[Finding]:
     if config.excludes(module.name) or config.excludes_in_vllm(module):
         if module.is_quantized:
-            yield broken(
-                "excluded-quantized",
-                module.name,
-                f"it is excluded, and {_stored(module)}",
-            )
+            text = f"it is excluded, and {_stored(module)}"
+            yield broken("excluded-quantized", module.name, text)
         return
     layer = config.layer_in_vllm(module)
     for key in ("output_tensors", "bias"):
@@ -382,15 +354,14 @@ def _layer_findings(
     name, why = scheme_in_vllm(layer, config.pack_method, bool(module.experts))
     if not name:
         yield broken("quark-scheme", module.name, f"{describe(layer)}: {why}")
-    elif config.export.get("weight_format") == "fake_quantized":
+    elif config.is_fake:
         return
     elif not module.is_quantized:
-        severity = REFUSED if _is_packed(layer) else WRONG
         yield broken(
             "float-included",
             module.name,
             f"{_stored(module)}; the configuration says {name}",
-            severity,
+            REFUSED if _is_packed(layer) else WRONG,
         )
     else:
         yield from tensor_findings(checkpoint, module, layer, cache_slots(module))
@@ -399,7 +370,7 @@ def _layer_findings(
 def _is_packed(layer: dict[str, object]) -> bool:
     """Return whether the stored shape differs from a float weight's shape."""
     return any(
-        str(spec.get("dtype")).endswith("4") or "fp6" in str(spec["dtype"])
+        str(spec.get("dtype")).endswith(("4", "fp6_e3m2", "fp6_e2m3"))
         for spec in stages(layer.get("weight"))
     )
 
@@ -411,21 +382,14 @@ def _stored(module: Module) -> str:
     return f"its weight is {module.weight} with {', '.join(scales)}"
 
 
-def _keys(first: dict[str, object], second: dict[str, object]) -> str:
-    differ = [
-        key for key in {**first, **second} if not same(first.get(key), second.get(key))
-    ]
-    inner = [
-        f"{key}.{name}"
-        for key in differ
-        for one, other in [(stages(first.get(key)), stages(second.get(key)))]
-        if len(one) == len(other) == 1
-        for name in {**one[0], **other[0]}
-        if name not in one[0]
-        or name not in other[0]
-        or not same(one[0][name], other[0][name])
-    ]
-    return f"the configurations differ in {', '.join(inner or differ)}"
+def _differing_keys(first: Layer, second: Layer) -> str:
+    differ = []
+    for key in different(first, second):
+        one, other = stages(first.get(key)), stages(second.get(key))
+        if len(one) == len(other) == 1:
+            differ += [f"{key}.{name}" for name in different(one[0], other[0])]
+    names = differ or different(first, second)
+    return f"the configurations differ in {', '.join(names)}"
 
 
 def _is_regular(pattern: str) -> bool:
@@ -437,9 +401,4 @@ def _is_regular(pattern: str) -> bool:
 
 
 def _short(value: object) -> str:
-    if value is None:
-        return "there is no such key, or it is null"
-    text = repr(value)
-    if len(text) < 80:
-        return text
-    return f"{text[:77]}..."
+    return NO_KEY_OR_NULL if value is None else shown(value)

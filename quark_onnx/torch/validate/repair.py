@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.scratch import ScratchFolder
+from quark_onnx.containers import names_of, of_type, without
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
@@ -125,6 +126,21 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     return config, notes
 
 
+#: What export says where it says nothing; the layers of the cache follow from the layers.
+_PLAIN_EXPORT = {
+    "min_kv_scale": 0.0,
+    "pack_method": "reorder",
+    "weight_format": "real_quantized",
+    "weight_merge_groups": None,
+}
+#: Plain values of the keys that amd-quark's QConfig demands.
+_PLAIN_KEYS: dict[str, Any] = {
+    "exclude": [],
+    "layer_quant_config": {},
+    "layer_type_quant_config": {},
+}
+
+
 def _mend_export(
     entries: dict[str, Any],
     checkpoint: Checkpoint,
@@ -135,27 +151,21 @@ def _mend_export(
         for name, layer in QuarkConfig(entries).overrides.items()
         if stages(layer.get("output_tensors")) and name.endswith(("k_proj", "v_proj"))
     ]
-    plain = dict(
-        zip(EXPORT_KEYS, (kv, 0.0, "reorder", "real_quantized", None), strict=True),
-    )
     found = entries.get("export")
     export = object_of(found)
-    whole = {
-        key: plain[key] if export.get(key) is None else export[key]
-        for key in EXPORT_KEYS
-    }
-    if whole != found:
-        gone = [key for key in export if key not in EXPORT_KEYS]
-        new = [
-            key for key in ("kv_cache_group", "pack_method") if export.get(key) is None
-        ]
-        entries["export"] = whole
-        parts = []
-        if new:
-            parts.append(f"gets {', '.join(new)}")
-        if gone:
-            parts.append(f"loses {', '.join(gone)}")
-        notes.append(f"export {' and '.join(parts) or 'is whole'}")
+    given = {key: export[key] for key in EXPORT_KEYS if export.get(key) is not None}
+    whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
+    if whole == found:
+        return
+    entries["export"] = whole
+    gone = without(export, EXPORT_KEYS)
+    new = [key for key in ("kv_cache_group", "pack_method") if key not in given]
+    parts = []
+    if new:
+        parts.append(f"gets {', '.join(new)}")
+    if gone:
+        parts.append(f"loses {', '.join(gone)}")
+    notes.append(f"export {' and '.join(parts) or 'is whole'}")
 
 
 def _mend_plain_keys(
@@ -163,13 +173,9 @@ def _mend_plain_keys(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
-    for key, plain in (
-        ("exclude", []),
-        ("layer_quant_config", {}),
-        ("layer_type_quant_config", {}),
-    ):
+    for key, plain in _PLAIN_KEYS.items():
         if entries.get(key) is None:
-            entries[key] = plain
+            entries[key] = deepcopy(plain)
             notes.append(f"{key} is {json.dumps(plain)}")
 
 
@@ -182,34 +188,36 @@ def _mend_layers(
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += object_of(entries.get(key)).values()
     added = list[str]()
-    for layer in layers:
-        if isinstance(layer, dict) and "weight" in layer:
-            for key in LAYER_KEYS[2:]:
-                if key not in layer:
-                    layer[key] = None
-                    added.append(key)
-            for key in LAYER_KEYS:
-                for spec in stages(layer.get(key)):
-                    added += _mend_spec(spec)
+    for layer in of_type(layers, dict):
+        if "weight" in layer:
+            added += _mend_layer(layer)
     if added:
         notes.append(f"layers have {', '.join(dict.fromkeys(added))}")
 
 
+def _mend_layer(layer: dict[str, Any]) -> list[str]:
+    """Add the keys that a layer's configuration lacks; return their names."""
+    missing = [key for key in LAYER_KEYS[2:] if key not in layer]
+    layer |= dict.fromkeys(missing)
+    changed = missing
+    for key in LAYER_KEYS:
+        for spec in stages(layer.get(key)):
+            changed += _mend_spec(spec)
+    return changed
+
+
 def _mend_spec(spec: dict[str, Any]) -> list[str]:
     qscheme, dtype = spec.get("qscheme"), str(spec.get("dtype"))
+    observers = OBSERVERS.get(str(qscheme), ())
     plain: dict[str, Any] = {}
-    if qscheme in OBSERVERS:
-        blocks = qscheme == "per_group" and dtype.startswith(("fp4", "fp6"))
-        plain["observer_cls"] = (
-            "PerBlockMXObserver" if blocks else OBSERVERS[qscheme][0]
-        )
+    if observers:
+        plain["observer_cls"] = observers[0]
+    if qscheme == "per_group" and dtype.startswith(("fp4", "fp6")):
+        plain["observer_cls"] = "PerBlockMXObserver"
     if dtype in INTEGERS:
         plain |= {"round_method": "half_even", "scale_type": "float"}
     changed = [key for key in plain if spec.get(key) is None]
-    if (
-        plain.get("observer_cls")
-        and spec.get("observer_cls") not in OBSERVERS[str(qscheme)]
-    ):
+    if observers and spec.get("observer_cls") not in observers:
         changed.append("observer_cls")
     spec |= {key: plain[key] for key in changed}
     if qscheme == "per_tensor":
@@ -226,36 +234,27 @@ def _mend_exclude(
 ) -> None:
     config = QuarkConfig(entries)
     patterns = [pattern for pattern in config.exclude if is_glob(pattern)]
-    exact = [pattern for pattern in config.exclude if not is_glob(pattern)]
+    names = [pattern for pattern in config.exclude if not is_glob(pattern)]
     matrices = [
         module
         for module in checkpoint.modules.values()
         if module.is_linear or module.is_head
     ]
-    meant = QuarkConfig({"exclude": patterns})
-    expanded = [
-        module.name
-        for module in matrices
-        if meant.excludes(module.name) and module.name not in exact
-    ]
-    names = [*exact, *expanded]
     if patterns:
+        meant = QuarkConfig({"exclude": patterns})
+        matched = [name for name in names_of(matrices) if meant.excludes(name)]
+        expanded = [name for name in matched if name not in names]
+        names += expanded
         notes.append(
             f"exclude has {len(expanded)} names in place of {', '.join(patterns)}",
         )
     wanted = QuarkConfig({"exclude": names})
-    floats = [
-        module.name
-        for module in matrices
-        if not module.is_quantized and not wanted.excludes(module.name)
-    ]
-    if (
-        floats
-        and any(module.is_quantized for module in matrices)
-        and config.export.get("weight_format") != "fake_quantized"
-    ):
-        names += floats
-        notes.append(f"exclude names {len(floats)} float layers, as {floats[0]}")
+    floats = [module.name for module in matrices if not module.is_quantized]
+    unnamed = [name for name in floats if not wanted.excludes(name)]
+    # nothing is known of a checkpoint whose layers are all float
+    if unnamed and len(floats) < len(matrices) and not config.is_fake:
+        names += unnamed
+        notes.append(f"exclude names {len(unnamed)} float layers, as {unnamed[0]}")
     if names != config.exclude:
         entries["exclude"] = names
 
@@ -267,15 +266,12 @@ def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
         for file, header in checkpoint.headers.items()
         for name in header.tensors
     }
-    damaged = any(finding.rule == "index-json" for finding in checkpoint.damage)
-    unread = any(finding.rule == "file-damaged" for finding in checkpoint.damage)
+    rules = {finding.rule for finding in checkpoint.damage}
     missing = {*(checkpoint.index or {}).values()} - {*checkpoint.headers}
-    if (
-        unread
-        or missing
-        or (checkpoint.index == found and not damaged)
-        or (checkpoint.index is None and not damaged)
-    ):
+    # an index of the files that can be read would hide those that are lost
+    if missing or "file-damaged" in rules:
+        return None
+    if "index-json" not in rules and checkpoint.index in (None, found):
         return None
     size = sum(tensor.size for tensor in checkpoint.tensors.values())
     return {"metadata": {"total_size": size}, "weight_map": dict(sorted(found.items()))}

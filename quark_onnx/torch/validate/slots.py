@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quark_onnx.torch.validate.fields import QUANTIZATION, is_names
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.modules import Module
@@ -109,14 +110,9 @@ def size_findings(
 def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
     """Yield an exclusion entry that is not a list of names."""
     found = entries.get(key)
-    if found is not None and not (
-        isinstance(found, list) and all(isinstance(name, str) for name in found)
-    ):
-        yield broken(
-            "malformed",
-            f"quantization_config.{key}",
-            f"{found!r}, and not a list of names",
-        )
+    if found is not None and not is_names(found):
+        text = f"{found!r}, and not a list of names"
+        yield broken("malformed", f"{QUANTIZATION}.{key}", text)
 
 
 def ceil_div(number: int, by: int) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.rules import broken
 
 _ATTENTION = r"self_attn(\.([qkvo]_proj|qkv_proj|attn))?"
@@ -59,61 +60,59 @@ _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield layers and attention tensors that a known family's loader lacks."""
-    pattern, classes = (
-        _KNOWN.get(str(checkpoint.config.get("model_type"))),
-        checkpoint.config.get("architectures"),
-    )
-    if (
-        pattern is None
-        or not isinstance(classes, list)
-        or not str(next(iter(classes), "")).endswith("ForCausalLM")
-    ):
+    pattern = _KNOWN.get(str(checkpoint.config.get("model_type")))
+    if pattern is None or not checkpoint.architecture.endswith("ForCausalLM"):
         return
     known = re.compile(rf"{pattern}|.*rotary_emb")
-    count = checkpoint.config.get("num_hidden_layers")
     odd = dict[str, list[str]]()
     for name, module in checkpoint.modules.items():
-        layer = _LAYER.match(name)
-        beyond = layer is not None and type(count) is int and int(layer[1]) >= count
-        if (beyond or not known.fullmatch(name)) and set(module.tensors) != {"bias"}:
+        is_layer = known.fullmatch(name) and not _is_beyond(checkpoint, name)
+        if not is_layer and set(module.tensors) != {"bias"}:
+            # one finding for all layers of a name
             odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
-        elif (own := _OF_ATTENTION.get(module.last)) is not None:
-            for end in module.tensors:
-                probabilities = (
-                    end.startswith("prob_output_")
-                    and checkpoint.method in _PROBABILITIES
-                )
-                if not probabilities and not own.fullmatch(end):
-                    yield broken(
-                        "tensor-unknown",
-                        f"{name}.{end}",
-                        f"{module.tensors[end]}, which attention lacks",
-                    )
+        elif module.last in _OF_ATTENTION:
+            yield from _attention_findings(checkpoint, module)
     for names in odd.values():
-        yield broken(
-            "vllm-names",
-            names[0],
-            "it has no such layer"
-            + f" ({len(names)} are called so)" * (len(names) > 1),
-        )
+        text = "it has no such layer"
+        if len(names) > 1:
+            text += f" ({len(names)} are called so)"
+        yield broken("vllm-names", names[0], text)
+
+
+def _is_beyond(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a layer's block has a number that the model does not have."""
+    layer = _LAYER.match(name)
+    count = checkpoint.config.get("num_hidden_layers")
+    return layer is not None and type(count) is int and int(layer[1]) >= count
+
+
+def _attention_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Finding]:
+    prefixes = ("prob_output_",) if checkpoint.method in _PROBABILITIES else ()
+    for end, tensor in module.tensors.items():
+        known = _OF_ATTENTION[module.last].fullmatch(end)
+        if not known and not end.startswith(prefixes):
+            place = f"{module.name}.{end}"
+            yield broken("tensor-unknown", place, f"{tensor}, which attention lacks")
 
 
 def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield layers whose outputs Llama 4's loader reorders wrongly or in part."""
     if checkpoint.config.get("model_type") not in ("llama4", "llama4_text"):
         return
-    for module in checkpoint.modules.values():
-        if not module.is_linear or module.last not in ("q_proj", "k_proj"):
+    for module in checkpoint.linears:
+        if module.last not in ("q_proj", "k_proj"):
             continue
-        packed = (
-            checkpoint.method == "quark"
-            and module.weight is not None
-            and module.weight.dtype == "I32"
-        )
-        zeros = any(
-            "zero" in name and tensor.count > 1
-            for name, tensor in module.tensors.items()
-        )
+        # eight outputs share an int32, which the loader takes for one row
+        packed = checkpoint.method == "quark" and module.has_type("I32")
+        zeros = _has_zero_points(module)
         if packed or zeros or "qweight" in module.tensors:
-            text = f"its weight is {module.weight}" + ", with zero points" * zeros
+            text = f"its weight is {module.weight}"
+            if zeros:
+                text += ", with zero points"
             yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)
+
+
+def _has_zero_points(module: Module) -> bool:
+    return any(
+        "zero" in name and tensor.count > 1 for name, tensor in module.tensors.items()
+    )

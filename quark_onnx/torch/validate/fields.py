@@ -1,0 +1,134 @@
+"""Conditions on the fields of JSON objects, as data, and the findings where they do not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.rules import broken
+
+#: Key of the configuration under which every client looks for the settings of the layout.
+QUANTIZATION = "quantization_config"
+NO_KEY = "there is no such key"
+NO_KEY_OR_NULL = "there is no such key, or it is null"
+
+#: Wanted values by field. A callable is a predicate of the value; any other value must be equal.
+Conditions = Mapping[str, Any]
+
+
+def one_of(*allowed: Any) -> Callable[[Any], bool]:
+    """Return a predicate: the value equals one of those allowed.
+
+    >>> one_of(4, 8)(8)
+    True
+    """
+    return lambda value: value in allowed
+
+
+def is_true(value: Any) -> bool:
+    """Return whether a value is the JSON value true; 1 is not."""
+    return value is True
+
+
+def is_set(value: Any) -> bool:
+    """Return whether a field is there, and neither null, false, 0 nor empty."""
+    return bool(value)
+
+
+def is_unset(value: Any) -> bool:
+    """Return whether a field is missing, null, false, 0 or empty."""
+    return not value
+
+
+def is_positive(value: Any) -> bool:
+    """Return whether a value is a positive integer; true is not, as JSON tells them apart.
+
+    >>> is_positive(128), is_positive(True), is_positive(-1)
+    (True, False, False)
+    """
+    return type(value) is int and value > 0
+
+
+def is_object(value: Any) -> bool:
+    """Return whether a value is a JSON object."""
+    return isinstance(value, dict)
+
+
+def is_names(value: Any) -> bool:
+    """Return whether a value is a list of strings."""
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def shown(value: object) -> str:
+    """Return a value as text of at most 80 characters."""
+    text = repr(value)
+    if len(text) < 80:
+        return text
+    return f"{text[:77]}..."
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """Return whether a value meets a predicate, or equals the wanted value."""
+    if callable(wanted):
+        return bool(wanted(value))
+    return bool(value == wanted)
+
+
+def meets(entries: Mapping[str, Any], conditions: Conditions) -> bool:
+    """Return whether the fields of an object meet all conditions.
+
+    >>> meets({"dtype": "int8"}, {"dtype": one_of("int8", "uint8"), "is_dynamic": is_unset})
+    True
+    """
+    return all(fits(entries.get(key), wanted) for key, wanted in conditions.items())
+
+
+@dataclass(frozen=True)
+class FieldCheck:
+    """Requirement for a field of a configuration.
+
+    Attributes:
+        rule: name of the rule that a wrong value breaks.
+        key: the field.
+        wanted: the allowed value, or a predicate of the value.
+        found: text of the finding; the other fields can be named in braces.
+        absent: text of the finding for a missing field or null; by default that of other values.
+    """
+
+    rule: str
+    key: str
+    wanted: Any
+    found: str = ""
+    absent: str = ""
+
+    def text(self, entries: Mapping[str, Any]) -> str:
+        """Return the text of a finding for the fields of an object."""
+        value = entries.get(self.key)
+        if value is None and self.absent:
+            return self.absent
+        return self.found.format(**entries) if self.found else shown(value)
+
+
+def field_findings(
+    entries: Mapping[str, Any],
+    place: str,
+    checks: Iterable[FieldCheck],
+) -> Iterator[Finding]:
+    """Yield a finding for every field that does not meet its check."""
+    for check in checks:
+        if not fits(entries.get(check.key), check.wanted):
+            yield broken(check.rule, f"{place}.{check.key}", check.text(entries))
+
+
+def missing_key_findings(
+    entries: Mapping[str, Any],
+    place: str,
+    rule: str,
+    keys: Iterable[str],
+) -> Iterator[Finding]:
+    """Yield a finding for every key that an object lacks."""
+    for key in keys:
+        if key not in entries:
+            yield broken(rule, f"{place}.{key}", NO_KEY)
