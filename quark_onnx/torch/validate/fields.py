@@ -27,22 +27,22 @@ def one_of(*allowed: Any) -> Callable[[Any], bool]:
     return lambda value: value in allowed
 
 
-def is_true(value: Any) -> bool:
+def is_true(value: object) -> bool:
     """Return whether a value is the JSON value true; 1 is not."""
     return value is True
 
 
-def is_set(value: Any) -> bool:
+def is_set(value: object) -> bool:
     """Return whether a field is there, and neither null, false, 0 nor empty."""
     return bool(value)
 
 
-def is_unset(value: Any) -> bool:
+def is_unset(value: object) -> bool:
     """Return whether a field is missing, null, false, 0 or empty."""
     return not value
 
 
-def is_positive(value: Any) -> bool:
+def is_positive(value: object) -> bool:
     """Return whether a value is a positive integer; true is not, as JSON tells them apart.
 
     >>> is_positive(128), is_positive(True), is_positive(-1)
@@ -51,12 +51,12 @@ def is_positive(value: Any) -> bool:
     return type(value) is int and value > 0
 
 
-def is_object(value: Any) -> bool:
+def is_object(value: object) -> bool:
     """Return whether a value is a JSON object."""
     return isinstance(value, dict)
 
 
-def is_names(value: Any) -> bool:
+def is_names(value: object) -> bool:
     """Return whether a value is a list of strings."""
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
@@ -69,7 +69,7 @@ def shown(value: object) -> str:
     return f"{text[:77]}..."
 
 
-def fits(value: Any, wanted: Any) -> bool:
+def fits(value: object, wanted: object) -> bool:
     """Return whether a value meets a predicate, or equals the wanted value."""
     if callable(wanted):
         return bool(wanted(value))
