@@ -133,7 +133,7 @@ def _attentions(checkpoint: Checkpoint) -> Iterator[tuple[str, list[Module]]]:
 
 def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     name = checkpoint.architecture
-    unfound = FUSED
+    unfound: tuple[str, ...] = FUSED
     if name.removesuffix("ForCausalLM") in _STACKED:
         unfound = (*FUSED, *_SIDES)
     lost = [

@@ -460,7 +460,7 @@ def _byte_slots(
     """Return the size and slots of weights with a byte for each value."""
     shapes = _scale_shapes(arguments, weight.shape)
     is_float = arguments["type"] == "float"
-    scale_types = FLOATS
+    scale_types: tuple[str, ...] = FLOATS
     if is_float and arguments["strategy"] == "group":
         scale_types = ("U8", "F8_E8M0", *FLOATS)
     return weight.shape, {
