@@ -41,6 +41,7 @@ from quark_onnx.graph import (
 from quark_onnx.graph.io import load
 from quark_onnx.graph.states import states
 from quark_onnx.optimizers.problem import LayerResult
+from quark_onnx.patterns.depthwise import describe_slow_depthwise
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
@@ -742,6 +743,8 @@ class Job:
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)
         notes = [*describe_blocks(plans), *notes, *done.notes]
+        if not self.config.target and (slow := describe_slow_depthwise(done.model)):
+            notes.append(slow)
         before, after = model_bytes(self.original), model_bytes(done.model)
         if after > before and any(count for count, _ in operators.values()):
             notes.append(

@@ -19,6 +19,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
+from quark_onnx.patterns.depthwise import describe_slow_depthwise
 from quark_onnx.steps import with_bodies
 from quark_onnx.wording import counted, tally
 
@@ -287,6 +288,9 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
 
 def _slow_operators(model: ModelProto) -> Iterator[str]:
     """Yield reasons that lie in the operators of a model with 8-bit activations."""
+    depthwise = describe_slow_depthwise(model)
+    if depthwise:
+        yield depthwise
     unfused = _unfused(model)
     if unfused:
         kinds = tally(unfused.most_common(4))

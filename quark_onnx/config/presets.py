@@ -38,11 +38,10 @@ XINT8 = PRESETS.add("XINT8", QConfig(_POW2, _POW2, search=8))
 #: The same format. AMD's VINT8 omits the rules of the convolution engine, which a target adds here.
 PRESETS.add("VINT8", XINT8)
 
-#: 8-bit codes with a free zero point throughout; and 16-bit signed activations with 8-bit weights.
-PRESETS.add(
-    "U8U8",
-    A8W8.with_(weight=QuantizationSpec(UINT8, symmetric=False, per_channel=True)),
-)
+#: 8-bit unsigned codes throughout; and 16-bit signed activations with 8-bit weights. All channels
+#: of a weight have the zero point 128, as in onnxruntime's quantizer: onnxruntime has no fast
+#: kernel for a depthwise convolution whose channels have different ones.
+PRESETS.add("U8U8", A8W8.with_(weight=QuantizationSpec(UINT8, per_channel=True)))
 PRESETS.add("S16S8", A8W8.with_(activation=QuantizationSpec(INT16)))
 #: 16-bit signed codes throughout, with per-channel weights; and 8-bit ones.
 PRESETS.add(

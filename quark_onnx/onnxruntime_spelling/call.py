@@ -117,6 +117,8 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
     choose(request)
     cached = read_cache(request)
     apply(request)
+    if request.weight.per_channel:
+        request.weight = _same_zero_points(request.weight)
     if request.data is None and a["calibration_cache_path"] is not None and not cached:
         raise CallError(
             "calibration_data_reader is None, and there is no file at"
@@ -226,6 +228,14 @@ def _weight(a: Mapping[str, Any]) -> QuantizationSpec:
         per_channel=flag(a["per_channel"], "per_channel"),
         reduce_range=flag(a["reduce_range"], "reduce_range"),
     )
+
+
+def _same_zero_points(weight: QuantizationSpec) -> QuantizationSpec:
+    """Return a per-channel weight's spec with symmetric codes, whatever was asked for.
+
+    onnxruntime's quantizer does so, too, because kernels read one zero point for all channels.
+    """
+    return weight.with_(symmetric=True, narrow=weight.dtype.name in NARROW)
 
 
 def _form(value: Any) -> str:

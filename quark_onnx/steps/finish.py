@@ -28,6 +28,7 @@ from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
 from quark_onnx.graph.io import external_files, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
+from quark_onnx.graph.shapes import open_invented_sizes
 from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
@@ -109,6 +110,7 @@ def finish(  # noqa: PLR0913
     graph.infer()
     model = graph.to_model()
     traced = drop_traces(model)
+    open_invented_sizes(model.graph)
     lean = graph.store is not None
     codes = any(
         node.op_type in QUANTIZE | {"DynamicQuantizeLinear"} for node in graph.nodes

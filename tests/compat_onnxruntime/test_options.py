@@ -230,6 +230,30 @@ def outputs(path: str, feeds: networks.Feeds) -> list[np.ndarray]:
     return session.run(["y"], feeds)
 
 
+@pytest.mark.parametrize("options", [{}, {"WeightSymmetric": False}])
+def test_zero_points_of_channels_are_those_of_onnxruntime(
+    folder: Path, options: dict[str, bool]
+) -> None:
+    """They are equal: kernels of onnxruntime read one for all channels."""
+    codes = []
+    for module in (ours, theirs):
+        module.quantize_static(
+            str(folder / "float.onnx"),
+            str(folder / "q.onnx"),
+            data(),
+            weight_type=theirs.QuantType.QUInt8,
+            activation_type=theirs.QuantType.QUInt8,
+            per_channel=True,
+            extra_options=options,
+        )
+        found = {
+            tensor.name: numpy_helper.to_array(tensor).tolist()
+            for tensor in onnx.load(folder / "q.onnx").graph.initializer
+        }
+        codes.append([found[f"w{layer}_zero_point"] for layer in (1, 2, 3)])
+    assert codes[0] == codes[1] == [[128] * 8, [128] * 8, [128] * 5]
+
+
 @pytest.mark.parametrize("per_channel", [False, True])
 @pytest.mark.parametrize("kind", ["QInt4", "QUInt4"])
 def test_four_bits_are_as_accurate_as_onnxruntimes(

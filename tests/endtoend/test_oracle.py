@@ -243,6 +243,31 @@ def test_a_join_and_attention_run_in_integers_too(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("preset", ["A8W8", "U8U8", "DYNAMIC", "W8", "INT4"])
+def test_no_layer_norm_becomes_a_slower_operator(tmp_path: Path, preset: str) -> None:
+    """onnxruntime fuses an Add and a LayerNormalization only if their shapes are known to be equal.
+
+    SkipLayerNormalization takes six times as long. The float model with an open sequence length
+    does not tell the shapes, and neither may the quantized model, by names that inference invents.
+    """
+    model = parse(
+        """g (float[N,S,8] x) => (float[N,T,8] y) {
+            r = Reshape (x, sizes)  h = MatMul (r, w)  s = Add (h, r)
+            y = LayerNormalization <axis = -1> (s, gamma, beta)
+        }""",
+        sizes=np.int64([0, -1, 8]),
+        w=weight(8, 8),
+        gamma=np.ones(8, np.float32),
+        beta=np.zeros(8, np.float32),
+    )
+    data = samples(model) if QConfig.of(preset).measures else None
+    result = quantize(model, data, preset).model
+    for each in (model, result):
+        found = optimized_kinds(each, tmp_path)
+        assert found.count("LayerNormalization") == 1
+        assert "SkipLayerNormalization" not in found
+
+
 # How good it is
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
-from quark_onnx import QConfig, compare, quantize_static
+from quark_onnx import QConfig, QuantizationSpec, compare, quantize, quantize_static
 from quark_onnx.analysis import Latency, measure_latency
 from quark_onnx.analysis.latency import reasons
 from quark_onnx.errors import ConfigError, ModelError
-from tests.models import normal, parse, weight
+from tests.models import depthwise, normal, parse, samples, weight
 
 CONV = parse(
     "g (float[N, 3, 8, 8] x) => (float y) { a = Conv (x, w)  y = Relu (a) }",
@@ -109,6 +109,54 @@ def test_pairs_that_are_not_fused_are_a_reason() -> None:
     config = QConfig.of("A8W8").with_(safe=False)
     found = " ".join(reasons(quantize_static(model, SAMPLES, config), 1.0))
     assert "(1 HardSwish) are not fused" in found
+
+
+@pytest.mark.parametrize("form", ["qdq", "operators"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_zero_points_of_depthwise_channels_are_a_reason(dtype: str, form: str) -> None:
+    """A wish for different zero points is obeyed; the report and the reasons name the price."""
+    model, free = (
+        depthwise(),
+        QuantizationSpec(dtype, symmetric=False, per_channel=True),
+    )
+    config = QConfig.of("U8U8").with_(weight=free, form=form)
+    result = quantize(model, samples(model), config)
+    zero_points = numpy_helper.to_array(
+        next(t for t in result.model.graph.initializer if t.name == "w_zero_point")
+    )
+    assert len(set(zero_points.tolist())) > 1
+    for notes in (result.report.notes, reasons(result.model, 1.0)):
+        assert "1 depthwise convolution ('conv' the first)" in " ".join(notes)
+
+
+#: Neither has a slow kernel: the model, and its configuration.
+FREE = QConfig.of("U8U8").with_(
+    weight=QuantizationSpec("uint8", symmetric=False, per_channel=True)
+)
+FAST = {
+    "symmetric": (depthwise(), QConfig.of("U8U8")),
+    "one zero point": (depthwise(), FREE.with_(per_channel=False)),
+    "no depthwise convolution": (CONV, FREE),
+    "16-bit activations": (
+        depthwise(),
+        FREE.with_(activation=QConfig.of("A16W8").activation),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_other_convolutions_have_fast_kernels(name: str) -> None:
+    model, config = FAST[name]
+    result = quantize(model, samples(model), config)
+    for notes in (result.report.notes, reasons(result.model, 1.0)):
+        assert "zero points" not in " ".join(notes)
+
+
+def test_unsigned_weights_have_one_zero_point() -> None:
+    model = depthwise()
+    result = quantize_static(model, samples(model), "U8U8")
+    [zero_point] = [t for t in result.graph.initializer if t.name == "w_zero_point"]
+    assert numpy_helper.to_array(zero_point).tolist() == [128] * 4
 
 
 def test_a_tiny_model_is_a_reason() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, numpy_helper
 
-from quark_onnx import QConfig, quantize, quantize_dynamic
+from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_dynamic
 from quark_onnx.graph import Graph
 from quark_onnx.plan import explain
 from quark_onnx.steps import make_plan
@@ -111,7 +111,8 @@ def test_activations_of_float_products_stay_float(name: str) -> None:
 @pytest.mark.parametrize("name", ["conv_relu", "depthwise"])
 def test_zero_points_of_channels(name: str) -> None:
     """A Conv asked for zero points of channels gets symmetric codes, and the plan says so."""
-    config = DYNAMIC.with_(weight=QConfig.of("U8U8").weight)
+    free = QuantizationSpec("uint8", symmetric=False, per_channel=True)
+    config = DYNAMIC.with_(weight=free)
     result = quantize(MODELS[name](), None, config).model
     assert check_readers(result) == 1
     shown = explain(make_plan(Graph.of(MODELS[name]()), config))
