@@ -63,6 +63,11 @@ def is_number(value: object, kind: type | tuple[type, ...] = (int, float)) -> bo
     return True
 
 
+def is_whole(value: object, least: int) -> bool:
+    """Return whether a setting is an integer of at least ``least``; booleans are none."""
+    return type(value) is int and value >= least
+
+
 #: Calibrators: name -> a frozen dataclass.
 CALIBRATORS: Registry[type[Any]] = Registry(
     "calibrator",

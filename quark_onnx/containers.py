@@ -38,6 +38,24 @@ def present(values: Iterable[T | None]) -> list[T]:
     return [value for value in values if value is not None]
 
 
+def excluding(values: Iterable[T], unwanted: Container[T]) -> list[T]:
+    """Return the values that are not members of a container, with repetitions.
+
+    >>> excluding(["a", "b", "a"], {"b"})
+    ['a', 'a']
+    """
+    return [value for value in values if value not in unwanted]
+
+
+def among(values: Iterable[T], wanted: Container[T]) -> list[T]:
+    """Return the values that are members of a container, with repetitions.
+
+    >>> among(["a", "b", "a"], {"a"})
+    ['a', 'a']
+    """
+    return [value for value in values if value in wanted]
+
+
 def of_type(values: Iterable[object], kind: type[T]) -> list[T]:
     """Return the instances of a class.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,6 +15,7 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
+from quark_onnx.analysis.checks import check_budget
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
@@ -207,10 +208,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
         ModelError: every configuration failed.
     """
     target = Target.of(accuracy)
-    if budget is not None and not (is_number(budget) and 0 < budget < inf):
-        raise ConfigError(
-            f"budget is {budget!r}; it must be a number of seconds above 0",
-        )
+    check_budget(budget)
     choice = choose(model)
     if recipe != "auto":
         row = RECIPES[recipe]

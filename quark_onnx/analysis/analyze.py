@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Integral
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
+from quark_onnx.analysis.checks import check_limit
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tensors
@@ -23,7 +22,7 @@ from quark_onnx.analysis.reading import Grid, Reading
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.containers import names_of
-from quark_onnx.errors import ConfigError, ModelError, crash_errors, data_errors
+from quark_onnx.errors import ModelError, crash_errors, data_errors
 from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.io import load
 from quark_onnx.report.measure import decibels
@@ -72,10 +71,7 @@ def analyze(
     >>> [tensor.name for tensor in found.tensors], [weight.name for weight in found.weights]
     (['x', 'y'], ['w'])
     """  # noqa: E501
-    if limit is not None and not (is_number(limit, Integral) and limit > 0):
-        raise ConfigError(
-            f"limit is {limit!r}; it must be a whole number of at least 1",
-        )
+    check_limit(limit)
     with crash_errors(float_model, quant_model), isolated(isolate):
         return _analyzed(load(float_model), load(quant_model), data, limit)
 

@@ -225,8 +225,8 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
         return
     causes = [
         _delicate_operator(error, grid, rounded),
-        _outlier_channel(evidence, rounded),
-        _spread(evidence, rounded),
+        _outlier_channel(evidence, grid, rounded),
+        _spread(evidence, grid, rounded),
     ]
     if not any(causes):
         text = _rounding_text(error, grid)
@@ -274,9 +274,9 @@ def _clipping(error: TensorError, share: float) -> Cause:
     )
 
 
-def _outlier_channel(evidence: Evidence, share: float) -> Cause | None:
-    statistic, grid = evidence.statistic, evidence.grid
-    if grid is None or not grid.bits or not grid.uniform or grid.axis is not None:
+def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
+    statistic = evidence.statistic
+    if not grid.bits or not grid.uniform or grid.axis is not None:
         return None
     if statistic.axis is None or len(statistic.lo) < _MANY_CHANNELS:
         return None
@@ -309,10 +309,11 @@ def _is_equalizable(op_type: str) -> bool:
     return "Conv" in op_type or op_type in ("Relu", "BatchNormalization", "Gemm")
 
 
-def _spread(evidence: Evidence, share: float) -> Cause | None:
+def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
     """Return the cause for a wide range with few values at its ends; None otherwise."""
-    error, grid, histogram = evidence.error, evidence.grid, evidence.statistic.histogram
-    if grid is None or not grid.uniform or not grid.bits:
+    error = evidence.error
+    histogram = evidence.statistic.histogram
+    if not grid.uniform or not grid.bits:
         return None
     if error.grid_lo is None or error.grid_hi is None:
         return None

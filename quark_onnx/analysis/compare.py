@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 import calibrators
-from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes, open_session
 from calibrators.readers.open import CalibrationData
+from quark_onnx.analysis.checks import check_limit
 from quark_onnx.analysis.latency import Latency, measure_latency
 from quark_onnx.containers import names_of
 from quark_onnx.errors import (
-    ConfigError,
     DataError,
     ModelError,
     QuarkError,
@@ -138,10 +136,7 @@ def compare(  # noqa: PLR0913
         ModelError: a model cannot be loaded or run, or the outputs or their shapes do not match.
         DataError: the data does not fit the reference.
     """
-    if limit is not None and not (is_number(limit, Integral) and limit > 0):
-        raise ConfigError(
-            f"limit is {limit!r}; it must be a whole number of at least 1",
-        )
+    check_limit(limit)
     with crash_errors(reference, other), isolated(isolate):
         before, after = load(reference), load(other)
         scorer = None if labels is None else scorer_for(labels, data)

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import flattened
+from quark_onnx.containers import flattened, present
 from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import dequantized
+from quark_onnx.graph.traversal import reach
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli")
 
@@ -25,7 +26,7 @@ class Constants:
         self._computed: set[str] = set()
         for node in graph.nodes:  # in topological order
             free = node.has_subgraph or node.op_type.startswith(_RANDOM)
-            if not free and all(self.known(name) for name in node.operands):
+            if not free and all(map(self.known, node.operands)):
                 self._computed.update(node.outputs)
 
     def known(self, tensor: str) -> bool:
@@ -41,23 +42,15 @@ class Constants:
         stored = self.graph.constant(tensor)
         if stored is not None:
             return stored
-        node = self.graph.producer(tensor)
-        if (
-            node is not None
-            and node.kind == "DequantizeLinear"
-            and all(map(self.graph.is_constant, node.inputs))
-        ):
-            return dequantized(node, [self.value(name) for name in node.inputs])
+        node = self.graph.producer_of_kind(tensor, {"DequantizeLinear"})
+        if node is not None and all(map(self.graph.is_constant, node.inputs)):
+            return dequantized(node, list(map(self.value, node.inputs)))
         return self._run(tensor)
 
     def _run(self, tensor: str) -> NDArray[Any]:
         """Compute a tensor by a model that contains only the required nodes."""
-        needed, nodes = [tensor], dict[Node, None]()
-        while needed:
-            node = self.graph.producer(needed.pop())
-            if node is not None and node not in nodes:
-                nodes[node] = None
-                needed += node.inputs
+        # No node with a body is constant, so that all that is read are inputs.
+        nodes = reach(present([self.graph.producer(tensor)]), self.graph.leaders)
         names = set(flattened(node.inputs for node in nodes))
         model: ModelProto = self.graph.shell()
         model.graph.name = "constant"
@@ -65,7 +58,7 @@ class Constants:
             node.to_proto() for node in self.graph.nodes if node in nodes
         )
         model.graph.initializer.extend(
-            t for name, t in self.graph.initializers.items() if name in names
+            stored for name, stored in self.graph.initializers.items() if name in names
         )
         model.graph.output.append(ValueInfoProto(name=tensor))
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quark_onnx.analysis.reading import FLOATS, Operand, Reading
-from quark_onnx.containers import names_of
+from quark_onnx.containers import among, excluding, flattened, names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Node
 
@@ -100,23 +100,18 @@ class _Walk:
         self.found = Matching()
         self._taken: set[Node] = set()
         self._place = {node: place for place, node in enumerate(other.graph.nodes)}
-        self._names = {
-            name for node in other.graph.nodes for name in node.outputs if name
-        }
+        self._names = set(flattened(node.results for node in other.graph.nodes))
         self._reasons: dict[str, str] = {}
 
     def computes(self, node: Node) -> bool:
         """Return True if a node's result depends on the inputs of the float model."""
-        return not all(
-            self.reference.constants.known(name) for name in node.outputs if name
-        )
+        return not all(map(self.reference.constants.known, node.results))
 
     def match_inputs(self) -> None:
         constants = self.reference.graph.initializers
-        names = names_of(self.reference.graph.inputs)
-        inputs = [name for name in names if name not in constants]
+        inputs = excluding(names_of(self.reference.graph.inputs), constants)
         others = set(names_of(self.other.graph.inputs))
-        missing = [name for name in inputs if name not in others]
+        missing = excluding(inputs, others)
         if missing:
             known = sorted(others - self.other.graph.initializers.keys())
             raise ModelError(
@@ -150,23 +145,19 @@ class _Walk:
         sure = list[tuple[str, str]]()
         doubtful = list[tuple[str, str]]()
         for node in filter(self.computes, self.reference.graph.nodes):
-            for tensor in node.outputs:
+            for tensor in node.results:
                 name = self._namesake(tensor)
                 if not name or self.other.constants.known(name):
                     continue
                 raw = self.other.origin(name)
-                if self._certain(node, tensor, raw):
-                    sure.append((tensor, raw))
-                else:
-                    doubtful.append((tensor, raw))
+                certain = self._certain(node, tensor, raw)
+                (sure if certain else doubtful).append((tensor, raw))
         return sure, doubtful
 
     def _namesake(self, tensor: str) -> str:
         """Return the tensor of the quantized model with the same name; empty if none."""
-        if not tensor:
-            return ""
-        names = (tensor + suffix for suffix in SUFFIXES)
-        return next((name for name in names if name in self._names), "")
+        names = among((tensor + suffix for suffix in SUFFIXES), self._names)
+        return next(iter(names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
         if self.reference.graph.is_output(tensor):
@@ -176,11 +167,7 @@ class _Walk:
 
     def match_node(self, node: Node) -> None:
         """Pair results of a node without a counterpart by structure."""
-        missing = [
-            (place, name)
-            for place, name in enumerate(node.outputs)
-            if name and name not in self.found.pairs
-        ]
+        missing = excluding(node.results, self.found.pairs)
         if not missing:
             return
         chosen = self._choose(node)
@@ -189,22 +176,17 @@ class _Walk:
             return
         self._taken.add(chosen)
         self.found.nodes[node] = chosen
-        for place, name in missing:
-            if place < len(chosen.outputs) and chosen.outputs[place]:
-                self._pair(name, chosen.outputs[place], "structure")
+        for name in missing:
+            counterpart = chosen.output(node.outputs.index(name))
+            if counterpart:
+                self._pair(name, counterpart, "structure")
 
     def explain(self) -> None:
         """Record a reason for every float tensor without a counterpart."""
         for node in filter(self.computes, self.reference.graph.nodes):
             reason = f"no {node.op_type} of the quantized model reads the same tensors"
-            for name in node.outputs:
-                if self._is_unmatched(name):
-                    self.found.unmatched[name] = self._reasons.get(name, reason)
-
-    def _is_unmatched(self, tensor: str) -> bool:
-        if not tensor or tensor in self.found.pairs:
-            return False
-        return self._float(tensor)
+            for name in filter(self._float, excluding(node.results, self.found.pairs)):
+                self.found.unmatched[name] = self._reasons.get(name, reason)
 
     # -- by name
     # ----------------------------------------------------------------------------------
@@ -256,14 +238,14 @@ class _Walk:
 
     def _choose(self, node: Node) -> Node | None:
         """Return the quantized model's node with equal operator and inputs, or None."""
-        inputs = [self._counterpart(name) for name in node.inputs]
+        inputs = list(map(self._counterpart, node.inputs))
         readers = dict[Node, None]()  # in the order of the inputs
         for raw in filter(None, inputs):
             readers.update(dict.fromkeys(self.other.readers(raw)))
         fitting = [
             reader
-            for reader in readers
-            if reader not in self._taken and self._fits(node, inputs, reader)
+            for reader in excluding(readers, self._taken)
+            if self._fits(node, inputs, reader)
         ]
         if len(fitting) < 2:
             return fitting[0] if fitting else None
@@ -308,7 +290,7 @@ class _Walk:
 
     def _fold(self, node: Node) -> None:
         """Pair the result of a fused node with its input if both are equal."""
-        source = node.inputs[0] if node.inputs else ""
+        source = node.input(0)
         before = self.found.pairs.get(source)
         if before is None or not node.outputs:
             return

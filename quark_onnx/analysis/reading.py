@@ -8,6 +8,7 @@ fusing. Operators on codes count as their float operators.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,16 @@ from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 FLOATS = frozenset(
     {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE},
 )
-_HALVES = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
+_HALVES: dict[int, str] = {
+    TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16",
+}
 _QUANTIZE = QUANTIZE | {"DynamicQuantizeLinear"}
+#: Operators that only change the format of their first input, whatever their inputs.
+_FORMATS = _QUANTIZE | DEQUANTIZE | {"Identity"}
+#: Types of tensors that consumers compute with. bfloat16 is the result of a rounding cast, which is
+#: undone before an operator reads it.
+_NO_CODES = (FLOATS - {TensorProto.BFLOAT16}) | {TensorProto.UNDEFINED}
 #: Parts of the names of rounding nodes without a known grid.
 _ROUNDING = (
     "QuantizeDequantize",
@@ -97,23 +106,17 @@ class Grid:
     @property
     def least(self) -> float | None:
         """Return the least value over all channels; None without a fixed grid."""
-        if self.lo is None:
-            return None
-        return float(self.lo.min())
+        return _over_channels(np.min, self.lo)
 
     @property
     def greatest(self) -> float | None:
         """Return the greatest value over all channels; None without a fixed grid."""
-        if self.hi is None:
-            return None
-        return float(self.hi.max())
+        return _over_channels(np.max, self.hi)
 
     @property
     def widest_step(self) -> float | None:
         """Return the widest step over all channels; None without a fixed grid."""
-        if self.step is None:
-            return None
-        return float(self.step.max())
+        return _over_channels(np.max, self.step)
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ class Reading:
     def formats(self, node: Node) -> bool:
         """Return True if a node only changes the format of its first input."""
         name = node.op_type
-        if name == "Identity" or name in _QUANTIZE or name in DEQUANTIZE:
+        if name in _FORMATS:
             return True
         if name == "Cast":
             return self._casts_floats(node) or self._undone(node)
@@ -174,8 +177,7 @@ class Reading:
         return _rounds(name)
 
     def _casts_floats(self, node: Node) -> bool:
-        types = {self.graph.elem_type(node.inputs[0]), int(node.attribute("to", 0))}
-        return types <= FLOATS
+        return {self.graph.elem_type(node.inputs[0]), _target(node)} <= FLOATS
 
     def _guards_codes(self, node: Node) -> bool:
         """Return True if a Min only bounds values by a constant that no code exceeds.
@@ -184,11 +186,10 @@ class Reading:
         """
         if len(node.inputs) != 2 or not self.constants.known(node.inputs[1]):
             return False
-        before = self.graph.producer(node.inputs[0])
-        if before is not None and before.op_type in DEQUANTIZE:
+        if self.graph.producer_of_type(node.inputs[0], DEQUANTIZE) is not None:
             return True
-        after = self.graph.consumers(node.outputs[0])
-        return bool(after) and all(reader.op_type in _QUANTIZE for reader in after)
+        after = {reader.op_type for reader in self.graph.consumers(node.outputs[0])}
+        return bool(after) and after <= _QUANTIZE
 
     def _undone(self, node: Node) -> bool:
         """Return True if a cast to a narrow float is undone by a later cast.
@@ -197,10 +198,8 @@ class Reading:
         """
         if not _narrows(node):
             return False
-        return any(
-            reader.op_type == "Cast" and int(reader.attribute("to", 0)) in FLOATS
-            for reader in self.graph.consumers(node.outputs[0])
-        )
+        casts = map(_target, self.graph.consumers(node.outputs[0]))
+        return not FLOATS.isdisjoint(casts)
 
     def origin(self, tensor: str) -> str:
         """Return the computed tensor before all changes of format."""
@@ -214,7 +213,8 @@ class Reading:
 
     def readers(self, raw: str) -> list[Node]:
         """Return the nodes that compute with a tensor, regardless of its format."""
-        found, todo = dict[Node, None](), [raw]
+        found = dict[Node, None]()
+        todo = [raw]
         while todo:
             for node in self.graph.consumers(todo.pop()):
                 if self.formats(node):
@@ -252,21 +252,13 @@ class Reading:
 
     def _ends(self, tensor: str) -> bool:
         """Return True if a node computes with a tensor directly."""
-        others = [
-            node for node in self.graph.consumers(tensor) if not self.formats(node)
-        ]
-        return bool(others) or self.graph.is_output(tensor)
+        consumers = self.graph.consumers(tensor)
+        return self.graph.is_output(tensor) or not all(map(self.formats, consumers))
 
     def _is_codes(self, tensor: str) -> bool:
-        producer = self.graph.producer(tensor)
-        if producer is not None and producer.op_type in _QUANTIZE:
+        if self.graph.producer_of_type(tensor, _QUANTIZE) is not None:
             return True
-        kind = self.graph.elem_type(tensor)
-        # bfloat16 is the result of a rounding cast, which is undone before an operator reads it
-        return kind == TensorProto.BFLOAT16 or kind not in (
-            *FLOATS,
-            TensorProto.UNDEFINED,
-        )
+        return self.graph.elem_type(tensor) not in _NO_CODES
 
     def _format(self, node: Node) -> Grid | None:
         """Return the grid that a node rounds to; None if the node does not round."""
@@ -279,16 +271,8 @@ class Reading:
             return self.grid(scale, self._code_type(node))
         if _rounds(node.op_type):
             return Grid(str(node.attribute("element_dtype", "") or node.op_type))
-        if node.op_type == "Cast":
-            name = _HALVES.get(node.attribute("to", 0))
-            return Grid(name, uniform=False) if name else None
-        return None
-
-    def _zero_point_type(self, scale: Scale) -> int:
-        """Return the type of a zero point, which is that of the codes; 0 without one."""
-        if not scale.zero_point:
-            return 0
-        return self.graph.elem_type(scale.zero_point)
+        name = _HALVES.get(_target(node))
+        return Grid(name, uniform=False) if name else None
 
     def _code_type(self, node: Node) -> int:
         return (
@@ -334,9 +318,10 @@ class Reading:
 
     def grid(self, scale: Scale, kind: int) -> Grid:
         """Return the grid of codes of a type; the zero point's for type 0."""
-        kind = kind or self._zero_point_type(scale) or TensorProto.UINT8
+        # The zero point has the type of the codes; an omitted one has none.
+        kind = kind or self.graph.elem_type(scale.zero_point) or TensorProto.UINT8
         name = TensorProto.DataType.Name(kind).lower()
-        names = [name for name in (scale.scale, scale.zero_point, scale.factor) if name]
+        names = filter(None, (scale.scale, scale.zero_point, scale.factor))
         ends = _ends_of(kind)
         if ends is None or not all(map(self.constants.known, names)):
             return Grid(name)
@@ -408,13 +393,11 @@ class Reading:
         if operand.scale is not None:
             return operand.tensor, operand.scale
         node = self.graph.producer(operand.tensor)
-        while (
-            node is not None and self.formats(node) and node.op_type not in DEQUANTIZE
-        ):
+        while node is not None and self.formats(node):
+            if node.op_type in DEQUANTIZE:
+                return node.inputs[0], self._scale(node)
             node = self.graph.producer(node.inputs[0])
-        if node is None or node.op_type not in DEQUANTIZE:
-            return None
-        return node.inputs[0], self._scale(node)
+        return None
 
     def quantizes(self) -> bool:
         """Return True if the graph has a quantized tensor."""
@@ -424,6 +407,13 @@ class Reading:
         if any(map(_computes_on_integers, types)):
             return True
         return any(map(_narrows, self.graph.nodes))
+
+
+def _over_channels(
+    reduce: Callable[[NDArray[np.float64]], np.float64],
+    values: NDArray[np.float64] | None,
+) -> float | None:
+    return None if values is None else float(reduce(values))
 
 
 def _rounds(op_type: str) -> bool:
@@ -437,7 +427,12 @@ def _computes_on_integers(op_type: str) -> bool:
 
 def _narrows(node: Node) -> bool:
     """Return True for a cast to a narrow float."""
-    return node.op_type == "Cast" and int(node.attribute("to", 0)) in _HALVES
+    return _target(node) in _HALVES
+
+
+def _target(node: Node) -> int:
+    """Return the type that a Cast converts to; 0 (UNDEFINED) for other operators."""
+    return int(node.attribute("to", 0)) if node.op_type == "Cast" else 0
 
 
 def _granularity(step: NDArray[np.float64]) -> str:
@@ -448,17 +443,15 @@ def _granularity(step: NDArray[np.float64]) -> str:
 
 def _ends_of(kind: int) -> tuple[float, float] | None:
     """Return the least and the greatest code of a type; None without relevant ends."""
-    try:
-        name = TensorProto.DataType.Name(kind)
-    except ValueError:
-        return None
+    name = TensorProto.DataType.Name(kind)
     if name.startswith("UINT"):
         bits = int(name.removeprefix("UINT"))
         return 0.0, 2.0**bits - 1
     if name.startswith("INT"):
         bits = int(name.removeprefix("INT"))
         return -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
-    if name.startswith(("FLOAT8E4", "FLOAT8E5", "FLOAT4")) or name == "FLOAT16":
+    # FLOAT has no codes, and FLOAT8E8M0 is a type of scales.
+    if name.startswith(("FLOAT8E4", "FLOAT8E5", "FLOAT4", "FLOAT16")):
         import ml_dtypes
 
         dtype = helper.tensor_dtype_to_np_dtype(kind)

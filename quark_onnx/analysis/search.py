@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import inf, isnan
+from math import isnan
 from numbers import Real
 from pathlib import Path
 from time import perf_counter
@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from calibrators.base import is_number
+from calibrators.base import is_number, is_whole
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
+from quark_onnx.analysis.checks import check_budget
 from quark_onnx.analysis.judge import Judge
 from quark_onnx.analysis.keys import config_key, function_key
 from quark_onnx.analysis.space import Space, Trial
@@ -36,6 +37,7 @@ from quark_onnx.errors import (
     QuarkError,
     TimeLimitError,
     data_errors,
+    require,
 )
 from quark_onnx.graph import Graph, gather_constants, inlined, model_key
 from quark_onnx.graph.io import load, staged
@@ -574,26 +576,23 @@ def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
 
 
 def _check_numbers(target: object, budget: object, trials: object) -> None:
-    if target is not None and not _is_score(target):
-        raise ConfigError(
-            f"target is {target!r}; it must be a number, the least score that suffices",
-        )
-    if budget is not None and not _is_duration(budget):
-        raise ConfigError(
-            f"budget is {budget!r}; it must be a number of seconds above 0",
-        )
-    if trials is not None and (type(trials) is not int or trials < 1):
-        raise ConfigError(
-            f"trials is {trials!r}; it must be a number of candidates, 1 or more",
-        )
+    require(
+        target is None or _is_score(target),
+        "target",
+        target,
+        "a number, the least score that suffices",
+    )
+    check_budget(budget)
+    require(
+        trials is None or is_whole(trials, 1),
+        "trials",
+        trials,
+        "a number of candidates, 1 or more",
+    )
 
 
 def _is_score(value: Any) -> bool:
     return is_number(value) and not isnan(value)
-
-
-def _is_duration(value: Any) -> bool:
-    return is_number(value) and 0 < value < inf
 
 
 def _check(metric: object, journal: object, progress: object) -> None:
@@ -601,10 +600,15 @@ def _check(metric: object, journal: object, progress: object) -> None:
         raise ConfigError(
             f"metric is {metric!r}; it must take a model and return a number",
         )
-    if journal is not None and not (isinstance(journal, str | Path) and str(journal)):
-        raise ConfigError(f"journal is {journal!r}; it must be a path")
-    if progress not in (True, False, None):
-        raise ConfigError(
-            f"progress is {progress!r}; it must be True, False, or None for a terminal"
-            " only",
-        )
+    require(
+        journal is None or (isinstance(journal, str | Path) and bool(str(journal))),
+        "journal",
+        journal,
+        "a path",
+    )
+    require(
+        progress in (True, False, None),
+        "progress",
+        progress,
+        "True, False, or None for a terminal only",
+    )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from quark_onnx.analysis.keys import config_key
 from quark_onnx.analysis.space import Trial
 from quark_onnx.config import to_dict
-from quark_onnx.errors import ConfigError, MissingDependency
+from quark_onnx.errors import ConfigError, MissingDependency, system_reason
 from quark_onnx.extras import pip_install
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class Study:
         except (OSError, ValueError, KeyError) as error:
             if self._journal is None:
                 raise
-            reason = getattr(error, "strerror", None) or error
+            reason = system_reason(error)
             raise ConfigError(
                 f"journal {self._journal} cannot be read and written: {reason}",
             ) from error

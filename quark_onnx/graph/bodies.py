@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import onnx
 from onnx import (
-    AttributeProto,
     GraphProto,
     ModelProto,
     TensorProto,
@@ -20,8 +19,9 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.session import tensor_bytes
+from quark_onnx.containers import among, by_name, excluding, names_of, without
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.node import Node, defined_names
+from quark_onnx.graph.node import Node, defined_names, graphs_in
 from quark_onnx.graph.shapes import LARGE, ir_version_for
 
 
@@ -53,12 +53,10 @@ def bodies(graph: Graph, *nodes: Node, weights: bool = True) -> Iterator[Body]:
         weights: copy large captured constants; otherwise they are inputs of the model.
     """
     for node in nodes or graph.nodes:
-        if not node.has_subgraph:
-            continue
-        for attribute in node.to_proto().attribute:
-            single = attribute.type == AttributeProto.GRAPH
-            for place, body in enumerate([attribute.g] if single else attribute.graphs):
-                yield _taken_out(graph, node, attribute.name, place, body, weights)
+        if node.has_subgraph:
+            for attribute in node.to_proto().attribute:
+                for place, body in enumerate(graphs_in(attribute)):
+                    yield _taken_out(graph, node, attribute.name, place, body, weights)
 
 
 def _taken_out(  # noqa: PLR0913  the position of a body in a graph
@@ -75,9 +73,7 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
     own = defined_names(proto)
     _declare(graph, node, proto)
     borrowed = set[str]()
-    for name in node.captures:
-        if name in own or not _reads(proto, name):
-            continue
+    for name in among(excluding(node.captures, own), _reads(proto)):
         borrowed.add(name)
         if graph.is_constant(name) and (
             weights or tensor_bytes(graph.initializers[name]) <= LARGE
@@ -101,14 +97,12 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
             value.type.tensor_type.elem_type = kind
 
 
-def _reads(body: GraphProto, name: str) -> bool:
-    if any(value.name == name for value in body.output):
-        return True
-    for proto in body.node:
-        node = Node(proto)
-        if name in node.inputs or name in node.captures:
-            return True
-    return False
+def _reads(body: GraphProto) -> set[str]:
+    """Return the names of the tensors that a body and the bodies in it read."""
+    names = set(names_of(body.output))
+    for node in map(Node, body.node):
+        names.update(node.reads)
+    return names
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
@@ -124,15 +118,14 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     model = changed.to_model()
     proto = GraphProto()
     proto.CopyFrom(model.graph)
-    inputs = [value for value in proto.input if value.name not in body.borrowed]
-    initializers = [
-        tensor for tensor in proto.initializer if tensor.name not in body.borrowed
-    ]
+    # Names of inputs and of initializers are unique.
+    inputs = without(by_name(proto.input), body.borrowed)
+    initializers = without(by_name(proto.initializer), body.borrowed)
     del proto.input[:]
     del proto.initializer[:]
     del proto.value_info[:]
-    proto.input.extend(inputs)
-    proto.initializer.extend(initializers)
+    proto.input.extend(inputs.values())
+    proto.initializer.extend(initializers.values())
     graph.set_body(body.node, body.attribute, body.place, proto)
     for entry in model.opset_import:
         graph.import_domain(entry.domain, entry.version)

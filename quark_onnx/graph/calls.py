@@ -7,12 +7,13 @@ onnxruntime expand them during shape inference or loading, and no signal ends th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from onnx import FunctionProto, ModelProto, NodeProto
 
+from quark_onnx.containers import among
 from quark_onnx.errors import ModelError
-from quark_onnx.graph.node import subgraphs
+from quark_onnx.graph.node import nested_nodes
 
 #: A model may expand to so many nodes, or to so many times the number in its file.
 _NODES = 1_000_000
@@ -35,26 +36,19 @@ def check_calls(model: ModelProto) -> None:
         (function.domain, function.name, function.overload): function
         for function in model.functions
     }
-    called = {
-        key: Counter(map(_key, _all_nodes(function.node)))
-        for key, function in functions.items()
-    }
-    graph_calls = Counter(map(_key, _all_nodes(model.graph.node)))
-    limit = max(
-        _NODES,
-        _TIMES * sum(calls.total() for calls in (graph_calls, *called.values())),
-    )
+    called = {key: _calls(function.node) for key, function in functions.items()}
+    graph_calls = _calls(model.graph.node)
+    in_file = graph_calls.total() + sum(map(Counter.total, called.values()))
+    limit = max(_NODES, _TIMES * in_file)
     sizes = dict[_Key, int]()
     for key in _callees_first(functions, called):
-        sizes[key] = sum(
-            calls * sizes.get(callee, 1) for callee, calls in called[key].items()
-        )
+        sizes[key] = _expanded(called[key], sizes)
         if sizes[key] > limit:
             raise ModelError(
                 f"function {key[1]!r} stands for {sizes[key]:,} nodes; at most"
                 f" {limit:,} are written out",
             )
-    total = sum(calls * sizes.get(key, 1) for key, calls in graph_calls.items())
+    total = _expanded(graph_calls, sizes)
     if total > limit:
         raise ModelError(
             f"with its functions the model has {total:,} nodes; at most {limit:,} are"
@@ -67,39 +61,40 @@ def _callees_first(
     called: dict[_Key, Counter[_Key]],
 ) -> Iterator[_Key]:
     """Yield functions after their callees, without recursion: chains may be deep."""
-    done = set[_Key]()
+    waiting = dict.fromkeys(functions)
     open_ = set[_Key]()
     for first in functions:
         stack = [first]
         while stack:
             key = stack[-1]
-            waiting = [
-                callee
-                for callee in called[key]
-                if callee in functions and callee not in done
-            ]
-            if key in done or not waiting:
+            callees = among(called[key], waiting)
+            if key not in waiting:
+                # Another caller was followed first.
+                stack.pop()
+            elif not callees:
                 stack.pop()
                 open_.discard(key)
-                if key not in done:
-                    done.add(key)
-                    yield key
-                continue
-            open_.add(key)
-            if any(callee in open_ for callee in waiting):
-                raise ModelError(
-                    f"function {key[1]!r} calls itself, directly or through others; no"
-                    " runtime ends that",
-                )
-            stack += waiting
+                del waiting[key]
+                yield key
+            else:
+                open_.add(key)
+                if not open_.isdisjoint(callees):
+                    raise ModelError(
+                        f"function {key[1]!r} calls itself, directly or through"
+                        " others; no runtime ends that",
+                    )
+                stack += callees
 
 
 def _key(node: NodeProto) -> _Key:
     return node.domain, node.op_type, node.overload
 
 
-def _all_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
-        for body in subgraphs(node):
-            yield from _all_nodes(body.node)
+def _calls(nodes: Iterable[NodeProto]) -> Counter[_Key]:
+    """Count the calls of each operator or function among nodes and in their bodies."""
+    return Counter(map(_key, nested_nodes(nodes)))
+
+
+def _expanded(calls: Counter[_Key], sizes: Mapping[_Key, int]) -> int:
+    """Return the number of nodes that calls stand for; an operator stands for itself."""
+    return sum(count * sizes.get(key, 1) for key, count in calls.items())

@@ -19,11 +19,8 @@ def constant_behind(graph: Graph, tensor: str) -> str:
 
     Empty if the tensor is computed.
     """
-    producer = graph.producer(tensor)
-    if producer is not None and producer.op_type in DEQUANTIZE:
-        name = producer.inputs[0]
-    else:
-        name = tensor
+    dequantize = graph.producer_of_type(tensor, DEQUANTIZE)
+    name = tensor if dequantize is None else dequantize.inputs[0]
     return name if graph.is_constant(name) else ""
 
 
@@ -66,23 +63,14 @@ def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
            [30., 40.]], dtype=float32)
     """
     codes = values[0].astype(np.float32)
-    scale = values[1].astype(np.float32)
-    if len(values) > 2:
-        zero = values[2].astype(np.float32)
-    else:
-        zero = np.zeros_like(scale)
     axis = int(node.attribute("axis", 1))
     block = int(node.attribute("block_size", 0))
-    scale, zero = (
-        spread(
-            part,
-            codes.shape,
-            axis,
-            block,
-        )
-        for part in (scale, zero)
+    scale, *zero = (
+        spread(part.astype(np.float32), codes.shape, axis, block) for part in values[1:]
     )
-    result: NDArray[np.float32] = (codes - zero) * scale
+    if zero:
+        codes = codes - zero[0]
+    result: NDArray[np.float32] = codes * scale
     return result
 
 

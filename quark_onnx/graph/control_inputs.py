@@ -6,6 +6,7 @@ control inputs that may be float.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import onnx
@@ -14,6 +15,7 @@ from onnx.defs import OpSchema
 
 from quark_onnx.graph.node import Node
 
+_Formals = Sequence[OpSchema.FormalParameter]
 #: Types of shapes, positions and conditions. Integers of 8 and 16 bits may be codes or pixels.
 CONTROL_TYPES = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL})
 _CONTROL_TYPE_NAMES = frozenset({"tensor(int32)", "tensor(int64)", "tensor(bool)"})
@@ -72,10 +74,8 @@ KEEPS_SIZE = frozenset(
 
 def control_inputs(node: Node, opset: int) -> frozenset[int]:
     """Return the indices of a node's control inputs, by its schema or the table."""
-    count = len(node.inputs)
-    return frozenset(
-        index for index in _known(node.kind, opset, count) if node.inputs[index]
-    )
+    indices = _known(node.kind, opset, len(node.inputs))
+    return frozenset(index for index in indices if node.inputs[index])
 
 
 def has_schema(node: Node) -> bool:
@@ -86,34 +86,35 @@ def has_schema(node: Node) -> bool:
 @cache
 def integer_results(kind: str, opset: int) -> frozenset[int]:
     """Return the indices of the outputs that are always int32, int64 or bool."""
-    schema = _schema(kind, opset)
-    if schema is None:
-        return frozenset()
-    return frozenset(
-        index for index, formal in enumerate(schema.outputs) if _is_control(formal)
-    )
+    return _controls(_schema(kind, opset)[1])
 
 
 @cache
 def _known(kind: str, opset: int, count: int) -> frozenset[int]:
-    indices = set(_TABLE.get(kind, ()))
-    schema = _schema(kind, opset)
-    if schema is not None and schema.inputs:
-        formal = list(schema.inputs)
-        formal += [formal[-1]] * (count - len(formal))  # the last one may be variadic
-        indices |= {index for index in range(count) if _is_control(formal[index])}
-    return frozenset(index for index in indices if index < count)
+    formal = list(_schema(kind, opset)[0])
+    formal += formal[-1:] * (count - len(formal))  # the last one may be variadic
+    return (_controls(formal) | _TABLE.get(kind, set())) & frozenset(range(count))
+
+
+def _controls(formals: Sequence[OpSchema.FormalParameter]) -> frozenset[int]:
+    """Return the indices of the parameters that take integers or conditions alone."""
+    return frozenset(
+        index for index, formal in enumerate(formals) if _is_control(formal)
+    )
 
 
 def _is_control(formal: OpSchema.FormalParameter) -> bool:
     return bool(formal.types) and _CONTROL_TYPE_NAMES.issuperset(formal.types)
 
 
-def _schema(kind: str, opset: int) -> OpSchema | None:
+def _schema(kind: str, opset: int) -> tuple[_Formals, _Formals]:
+    """Return the inputs and outputs of an operator's definition; none for unknown ones."""
     domain, _, op_type = kind.rpartition("::")
     try:
         if domain:
-            return onnx.defs.get_schema(op_type, domain=domain)
-        return onnx.defs.get_schema(op_type, opset)
+            schema = onnx.defs.get_schema(op_type, domain=domain)
+        else:
+            schema = onnx.defs.get_schema(op_type, opset)
     except onnx.defs.SchemaError:
-        return None
+        return (), ()
+    return schema.inputs, schema.outputs

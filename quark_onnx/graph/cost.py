@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from math import prod
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
+#: Pools over all of an input, of any domain.
+_GLOBAL_POOL = re.compile("Global.*Pool")
 _MOVES = frozenset(
     {
         "Reshape",
@@ -43,28 +47,40 @@ def operations(graph: Graph, node: Node) -> int:
     if node.kind in _MOVES or not node.outputs:
         return 0
     results = _size(graph, node.outputs[0])
-    if node.kind in ("Conv", "Gemm", "MatMul", "ConvTranspose"):
-        return 2 * _products(graph, node, results)
-    if "Pool" in node.kind or node.kind.startswith("Reduce"):
-        if "Global" in node.kind or "Reduce" in node.kind:
-            return _size(graph, node.inputs[0])
-        return _window(node, results)
+    if node.kind in _PRODUCTS:
+        return 2 * _PRODUCTS[node.kind](graph, node, results)
+    if node.kind.startswith("Reduce") or _GLOBAL_POOL.search(node.kind):
+        return _size(graph, node.inputs[0])
+    if "Pool" in node.kind:
+        return results * int(prod(node.attribute("kernel_shape", [1])))
     return results
 
 
-def _products(graph: Graph, node: Node, results: int) -> int:
-    if node.kind == "Conv":
-        return results * prod(_sizes(graph, node.input(1))[1:])
-    if node.kind == "ConvTranspose":
-        return _size(graph, node.inputs[0]) * prod(_sizes(graph, node.input(1))[1:])
+def _of_conv(graph: Graph, node: Node, results: int) -> int:
+    return results * prod(_sizes(graph, node.input(1))[1:])
+
+
+def _of_transposed_conv(graph: Graph, node: Node, _results: int) -> int:
+    return _of_conv(graph, node, _size(graph, node.inputs[0]))
+
+
+def _of_gemm(graph: Graph, node: Node, results: int) -> int:
     inputs = _sizes(graph, node.inputs[0]) or [1]
-    if node.kind == "Gemm" and node.attribute("transA", 0):
-        return results * inputs[0]
+    return results * inputs[0 if node.attribute("transA", 0) else -1]
+
+
+def _of_matmul(graph: Graph, node: Node, results: int) -> int:
+    inputs = _sizes(graph, node.inputs[0]) or [1]
     return results * inputs[-1]
 
 
-def _window(node: Node, results: int) -> int:
-    return results * int(prod(node.attribute("kernel_shape", [1])))
+#: Number of products by operator, of a graph, a node and the size of its result.
+_PRODUCTS: dict[str, Callable[[Graph, Node, int], int]] = {
+    "Conv": _of_conv,
+    "ConvTranspose": _of_transposed_conv,
+    "Gemm": _of_gemm,
+    "MatMul": _of_matmul,
+}
 
 
 def _size(graph: Graph, tensor: str) -> int:

@@ -29,7 +29,12 @@ from onnx.external_data_helper import uses_external_data
 from calibrators.onnx_runtime.session import tensor_size
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.calls import check_calls
-from quark_onnx.graph.node import STANDARD_DOMAINS, normalized_domain, subgraphs
+from quark_onnx.graph.node import (
+    STANDARD_DOMAINS,
+    described,
+    normalized_domain,
+    subgraphs,
+)
 
 #: onnx and onnxruntime store the version of an operator set in a signed 32-bit integer.
 _LARGEST_VERSION = 2**31 - 1
@@ -129,11 +134,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         present = len(tensor.raw_data)
         unit = "bytes"
     else:
-        field, factor = _FIELDS.get(tensor.data_type, (_OTHERS, 1.0))
-        if tensor.data_type not in _FIELDS:
-            # Values of 4 bits and fewer share an entry.
-            factor = tensor_size(TensorProto(data_type=tensor.data_type, dims=[8])) / 8
-            factor = min(factor, 1.0)
+        field, factor = _FIELDS.get(tensor.data_type) or _packed(tensor.data_type)
         needed = math.ceil(count * factor)
         present = len(getattr(tensor, field))
         unit = f"entries in {field}"
@@ -144,11 +145,20 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
         )
 
 
+def _packed(data_type: int) -> tuple[str, float]:
+    """Return the field of a type outside of the table, and its entries per value."""
+    # Values of 4 bits and fewer share an entry.
+    return _OTHERS, min(
+        tensor_size(TensorProto(data_type=data_type, dims=[8])) / 8, 1.0
+    )
+
+
 def _size(dims: Iterable[int], where: str) -> int:
     """Return the number of elements of a shape."""
     sizes = list(dims)
     count = math.prod(sizes)
-    if any(size < 0 for size in sizes) or not 0 <= count <= _LARGEST_SIZE:
+    # Two negative sizes have a positive product.
+    if min(sizes, default=0) < 0 or not 0 <= count <= _LARGEST_SIZE:
         raise ModelError(f"{where} has the impossible shape {sizes}")
     return count
 
@@ -196,22 +206,23 @@ def _check_graph(graph: GraphProto, versions: Mapping[str, int]) -> None:
 
 def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> None:
     for node in nodes:
-        where = f"node {node.name or next(iter(node.output), '')!r} ({node.op_type})"
+        where = described(node)
         if not node.op_type:
             raise ModelError(f"{where} names no operator")
         for attribute in node.attribute:
             _check_attribute(attribute, where)
-        if node.domain in STANDARD_DOMAINS:
-            schema = _schema(node.op_type, versions.get("", 1))
-            if schema is not None:
-                _check_call(node, schema, where)
+        schema = _schema(node.op_type, node.domain, versions.get("", 1))
+        if schema is not None:
+            _check_call(node, schema, where)
         for body in subgraphs(node):
             _check_graph(body, versions)
 
 
 @cache
-def _schema(op_type: str, version: int) -> defs.OpSchema | None:
-    """Return the definition of a standard operator; None if unknown to onnx."""
+def _schema(op_type: str, domain: str, version: int) -> defs.OpSchema | None:
+    """Return the definition of a standard operator; None for others and unknown ones."""
+    if domain not in STANDARD_DOMAINS:
+        return None
     try:
         return defs.get_schema(op_type, version, "")
     except defs.SchemaError:
@@ -220,12 +231,8 @@ def _schema(op_type: str, version: int) -> defs.OpSchema | None:
 
 def _check_attribute(attribute: AttributeProto, where: str) -> None:
     """Check the value of an attribute against the type, and check tensors in it."""
-    field = _SINGLE.get(attribute.type)
-    if (
-        field is not None
-        and not attribute.HasField(field)
-        and not attribute.ref_attr_name
-    ):
+    # An attribute of a function's node may refer to one of the function.
+    if not (attribute.ref_attr_name or _has_value(attribute)):
         kind = AttributeProto.AttributeType.Name(attribute.type)
         raise ModelError(
             f"{where}: attribute {attribute.name!r} has the type {kind} and no such"
@@ -238,6 +245,12 @@ def _check_attribute(attribute: AttributeProto, where: str) -> None:
         _check_sparse(attribute.sparse_tensor, called)
     for sparse in attribute.sparse_tensors:
         _check_sparse(sparse, called)
+
+
+def _has_value(attribute: AttributeProto) -> bool:
+    """Return whether the field that the type of an attribute requires is set."""
+    field = _SINGLE.get(attribute.type)
+    return field is None or attribute.HasField(field)
 
 
 def _tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
@@ -281,16 +294,15 @@ def _check_names(
     what: str,
 ) -> None:
     """Check that the names of inputs or outputs fit the operator's parameters."""
-    needed = [place for place, formal in enumerate(formals) if formal.option == _Single]
+    needed = {
+        place: formal.name
+        for place, formal in enumerate(formals)
+        if formal.option == _Single
+    }
     present = {place for place, name in enumerate(names) if name}
     if not present.issuperset(needed):
-        if present:
-            found = f"{what} {list(names)}"
-        else:
-            found = f"no {what}"
-        raise ModelError(
-            f"{where} {found}; it needs {[formals[place].name for place in needed]}",
-        )
+        found = f"{what} {list(names)}" if present else f"no {what}"
+        raise ModelError(f"{where} {found}; it needs {list(needed.values())}")
     variadic = bool(formals) and formals[-1].option == _Variadic
     if len(names) > len(formals) and not variadic:
         raise ModelError(

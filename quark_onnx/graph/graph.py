@@ -24,7 +24,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
-from quark_onnx.containers import by_name, names_of, present
+from quark_onnx.containers import among, by_name, excluding, names_of, present
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
@@ -36,16 +36,19 @@ from quark_onnx.graph.node import (
 )
 from quark_onnx.graph.readers import Readers
 from quark_onnx.graph.shapes import (
+    has_shape,
     infer_values,
     ir_version_for,
     open_negative_sizes,
     sizes_of,
 )
 from quark_onnx.graph.store import Store
-from quark_onnx.graph.traversal import copy_fields, in_order
+from quark_onnx.graph.traversal import copy_fields, in_order, reach
 
 Shape = tuple["int | str | None", ...]
 
+#: Declaration of a tensor of unknown type and shape.
+_UNDECLARED = ValueInfoProto()
 #: Larger constants (in bytes) are not cached as arrays.
 _LARGE = 1 << 18
 
@@ -97,6 +100,7 @@ class Graph:
         ]
         self.sparse = sparse_names(graph)
         self._arrays: dict[str, NDArray[Any]] = {}
+        self._large = ""  # name of the large constant in the cache
         self._counter: Counter[str] = Counter()
         self._made: dict[tuple[str, ...], list[str]] = {}
         name_apart(self.nodes, self.fresh)
@@ -129,6 +133,20 @@ class Graph:
         """Return the node that computes a tensor, or None."""
         return self._producers.get(tensor)
 
+    def producer_of_type(self, tensor: str, op_types: Container[str]) -> Node | None:
+        """Return the node that computes a tensor if its operator, of any domain, is given."""
+        node = self.producer(tensor)
+        if node is None or node.op_type not in op_types:
+            return None
+        return node
+
+    def producer_of_kind(self, tensor: str, kinds: Container[str]) -> Node | None:
+        """Return the node that computes a tensor if it is of one of some kinds."""
+        node = self.producer(tensor)
+        if node is None or node.kind not in kinds:
+            return None
+        return node
+
     def consumers(self, tensor: str) -> list[Node]:
         """Return the distinct readers of a tensor, also by subgraphs, in graph order."""
         return list(self._readers.of(tensor))
@@ -142,8 +160,7 @@ class Graph:
 
     def leaders(self, node: Node) -> list[Node]:
         """Return the distinct nodes that compute the inputs of a node."""
-        before = (self.producer(name) for name in (*node.inputs, *node.captures))
-        return list(dict.fromkeys(present(before)))
+        return list(dict.fromkeys(present(map(self.producer, node.reads))))
 
     def nodes_of(self, kinds: Container[str]) -> list[Node]:
         """Return the nodes of some kinds, in graph order."""
@@ -181,11 +198,8 @@ class Graph:
                 ) from error
             # Only the last large array is cached, as it is read several times in a row.
             if array.nbytes > _LARGE:
-                self._arrays = {
-                    name: kept
-                    for name, kept in self._arrays.items()
-                    if kept.nbytes <= _LARGE
-                }
+                self._arrays.pop(self._large, None)
+                self._large = tensor
             self._arrays[tensor] = array
         return self._arrays[tensor]
 
@@ -199,19 +213,14 @@ class Graph:
         """Return the ``TensorProto.DataType`` of a tensor; 0 (UNDEFINED) if unknown."""
         if tensor in self.initializers:
             return self.initializers[tensor].data_type
-        value = self._values.get(tensor)
-        if value is None:
-            return TensorProto.UNDEFINED
-        return value.type.tensor_type.elem_type
+        return self._values.get(tensor, _UNDECLARED).type.tensor_type.elem_type
 
     def shape(self, tensor: str) -> Shape | None:
         """Return the dimensions, a name or None if open; None for an unknown rank."""
         if tensor in self.initializers:
             return tuple(self.initializers[tensor].dims)
-        value = self._values.get(tensor)
-        if value is None or not value.type.tensor_type.HasField("shape"):
-            return None
-        return sizes_of(value)
+        value = self._values.get(tensor, _UNDECLARED)
+        return sizes_of(value) if has_shape(value) else None
 
     def sizes(self, tensor: str) -> Shape:
         """Return the dimensions of a tensor; empty for an unknown rank, too."""
@@ -222,9 +231,9 @@ class Graph:
         """Version of the standard operator set; 0 if the model does not import it."""
         return max(
             (
-                o.version
-                for o in self._shell.opset_import
-                if o.domain in STANDARD_DOMAINS
+                entry.version
+                for entry in self._shell.opset_import
+                if entry.domain in STANDARD_DOMAINS
             ),
             default=0,
         )
@@ -300,7 +309,7 @@ class Graph:
 
     def close_inputs(self) -> list[str]:
         """Turn overridable initializers into constants, and return the names."""
-        names = [value.name for value in self.inputs if value.name in self.initializers]
+        names = among(names_of(self.inputs), self.initializers)
         self.inputs = [
             value for value in self.inputs if value.name not in self.initializers
         ]
@@ -312,7 +321,7 @@ class Graph:
         removed = set(nodes)
         for node in removed:
             self._unlink(node)
-        self.nodes = [node for node in self.nodes if node not in removed]
+        self.nodes = excluding(self.nodes, removed)
 
     def set_input(self, node: Node, index: int, tensor: str) -> None:
         """Let a node read another tensor."""
@@ -385,14 +394,11 @@ class Graph:
 
     def drop_unused(self) -> None:
         """Remove unused nodes, then unused initializers."""
-        needed = names_of(self.outputs)
-        alive = set()
-        while needed:
-            node = self.producer(needed.pop())
-            if node is not None and node not in alive:
-                alive.add(node)
-                needed += [*node.inputs, *node.captures]
-        self.remove([node for node in self.nodes if node not in alive])
+        alive = reach(
+            present(map(self.producer, names_of(self.outputs))),
+            self.leaders,
+        )
+        self.remove(excluding(self.nodes, alive))
         open_names = self._output_names | self._input_names
         self.initializers = {
             name: tensor
@@ -515,17 +521,15 @@ class Graph:
             self._link(node)
 
     def _link(self, node: Node) -> None:
-        for name in node.outputs:
-            if name:
-                self._producers[name] = node
-        for name in (*node.inputs, *node.captures):
+        self._producers.update(dict.fromkeys(node.results, node))
+        for name in node.reads:
             self._readers.add(node, name)
 
     def _unlink(self, node: Node) -> None:
         for name in node.outputs:
             if self._producers.get(name) is node:
                 del self._producers[name]
-        for name in (*node.inputs, *node.captures):
+        for name in node.reads:
             self._readers.remove(node, name)
 
     def _sort(self) -> None:

@@ -8,7 +8,7 @@ stored in 16 bits again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,9 @@ from onnx import (
     AttributeProto,
     GraphProto,
     ModelProto,
-    NodeProto,
     TensorProto,
     TypeProto,
+    ValueInfoProto,
     helper,
     numpy_helper,
 )
@@ -28,7 +28,16 @@ from onnx import (
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.containers import names_of, without
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.node import defined_names, subgraphs
+from quark_onnx.graph.node import (
+    all_graphs,
+    attributes_of,
+    bodies_of,
+    defined_names,
+    read_by,
+    rename_entries,
+    results_of,
+)
+from quark_onnx.graph.shapes import declared_values
 from quark_onnx.graph.store import LEAST, Store
 
 HALVES = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
@@ -58,24 +67,17 @@ class OriginalDtypes:
     def store_constants(self, graph: Graph) -> None:
         """Store remaining constants in 16 bits again, each followed by a Cast."""
         for name, kind in self.constants.items():
-            tensor = graph.initializers.get(name)
-            if (
-                tensor is None
-                or tensor.data_type != TensorProto.FLOAT
-                or not graph.consumers(name)
-            ):
-                continue
-            if graph.is_output(name) or graph.is_input(name):
-                continue
-            array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
-            # The Cast takes over the name: bodies may capture it, too.
-            del graph.initializers[name]
-            graph.add(
-                "Cast",
-                [graph.add_constant(f"{name}_narrow", array)],
-                [name],
-                to=int(TensorProto.FLOAT),
-            )
+            if _is_inner_float(graph, name):
+                tensor = graph.initializers[name]
+                array = values(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+                # The Cast takes over the name: bodies may capture it, too.
+                del graph.initializers[name]
+                graph.add(
+                    "Cast",
+                    [graph.add_constant(f"{name}_narrow", array)],
+                    [name],
+                    to=int(TensorProto.FLOAT),
+                )
         graph.drop_unused()
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
@@ -89,6 +91,13 @@ class OriginalDtypes:
                     numpy_helper.from_array(values(tensor).astype(dtype), tensor.name),
                 )
         return result
+
+
+def _is_inner_float(graph: Graph, name: str) -> bool:
+    """Return whether a tensor is a float32 constant that only nodes read."""
+    if not graph.is_constant(name) or graph.elem_type(name) != TensorProto.FLOAT:
+        return False
+    return bool(graph.consumers(name)) and not graph.is_output(name)
 
 
 def cast_interface(
@@ -108,15 +117,16 @@ def cast_interface(
     result = ModelProto()
     result.CopyFrom(model)
     graph = result.graph
-    taken = set(names_of(graph.initializer))
-    for node in graph.node:
-        taken.update(node.input, node.output)
+    taken = {
+        *names_of(graph.initializer),
+        *read_by(graph.node),
+        *results_of(graph.node),
+    }
     suffix = TensorProto.DataType.Name(inside).lower()
     inner_names = {
         name: _fresh(f"{name}_{suffix}", taken) for name in (*inputs, *outputs)
     }
-    for node in graph.node:
-        _rename(node, inner_names)
+    _rename(graph, inner_names)
     casts = [
         helper.make_node(
             "Cast",
@@ -143,11 +153,11 @@ def cast_interface(
     graph.node.extend(nodes)
     for tensor in graph.initializer:
         if tensor.name in outputs:
-            tensor.name = inner_names.get(tensor.name, tensor.name)
+            tensor.name = inner_names[tensor.name]
+    kinds = {**inputs, **outputs}
     for value in (*graph.input, *graph.output):
-        kind = {**inputs, **outputs}.get(value.name)
-        if kind is not None:
-            value.type.tensor_type.elem_type = kind
+        if value.name in kinds:
+            value.type.tensor_type.elem_type = kinds[value.name]
     return result
 
 
@@ -176,61 +186,55 @@ def upcast_to_float32(
         model: the model, which is not changed.
         store: takes large tensors, whose size doubles.
     """
-    if not _has_halves(model.graph):
+    if not any(map(_has_halves, all_graphs(model.graph))):
         return model, OriginalDtypes()
     result = ModelProto()
-    original = OriginalDtypes()
     result.CopyFrom(model)
     graph = result.graph
-    for interface, names in (
-        (graph.input, original.inputs),
-        (graph.output, original.outputs),
-    ):
-        for value in interface:
-            kind = value.type.tensor_type.elem_type
-            if kind in HALVES:
-                names[value.name] = kind
-    original.constants.update(
-        {t.name: t.data_type for t in graph.initializer if t.data_type in HALVES},
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    original = OriginalDtypes(
+        _halves_among(_elem_types(graph.input)),
+        _halves_among(_elem_types(graph.output)),
+        _halves_among(constants),
     )
-    _widen(graph, store)
+    for part in all_graphs(graph):
+        _widen(part, store)
     return result, original
 
 
+def _elem_types(values: Iterable[ValueInfoProto]) -> dict[str, int]:
+    """Return the declared types of tensors by name; 0 for other values."""
+    return {value.name: value.type.tensor_type.elem_type for value in values}
+
+
+def _halves_among(kinds: Mapping[str, int]) -> dict[str, int]:
+    return {name: kind for name, kind in kinds.items() if kind in HALVES}
+
+
 def _has_halves(graph: GraphProto) -> bool:
-    values = (*graph.input, *graph.output, *graph.value_info)
-    tensors = any(tensor.data_type in HALVES for tensor in graph.initializer)
-    return (
-        tensors
-        or any(value.type.tensor_type.elem_type in HALVES for value in values)
-        or _casts(graph.node)
-    )
+    """Return whether a tensor or a type in a graph, without bodies, has 16 bits."""
+    kinds = {tensor.data_type for tensor in graph.initializer}
+    kinds.update(_elem_types(declared_values(graph)).values())
+    kinds.update(map(_named_type, attributes_of(graph.node)))
+    return not HALVES.isdisjoint(kinds)
 
 
-def _casts(nodes: Iterable[NodeProto]) -> bool:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.name in _TYPES and attribute.i in HALVES:
-                return True
-        if any(map(_has_halves, subgraphs(node))):
-            return True
-    return False
+def _named_type(attribute: AttributeProto) -> int:
+    """Return the type that an attribute such as ``to`` names; otherwise 0 (UNDEFINED)."""
+    return attribute.i if attribute.name in _TYPES else TensorProto.UNDEFINED
 
 
 def _widen(graph: GraphProto, store: Store | None) -> None:
     for tensor in graph.initializer:
         _widen_tensor(tensor, store)
-    for value in (*graph.input, *graph.output, *graph.value_info):
+    for value in declared_values(graph):
         _widen_type(value.type)
-    for node in graph.node:
-        for attribute in node.attribute:
-            _widen_attribute(attribute)
-        for inner in subgraphs(node):
-            _widen(inner, store)
+    for attribute in attributes_of(graph.node):
+        _widen_attribute(attribute)
 
 
 def _widen_attribute(attribute: AttributeProto) -> None:
-    if attribute.name in _TYPES and attribute.i in HALVES:
+    if _named_type(attribute) in HALVES:
         attribute.i = TensorProto.FLOAT
     if attribute.type == AttributeProto.TENSOR:
         _widen_tensor(attribute.t, None)
@@ -260,16 +264,13 @@ def _widen_type(type_: TypeProto) -> None:
         _widen_type(type_.optional_type.elem_type)
 
 
-def _rename(node: NodeProto, names: dict[str, str]) -> None:
-    for place, name in enumerate(node.input):
-        node.input[place] = names.get(name, name)
-    for place, name in enumerate(node.output):
-        node.output[place] = names.get(name, name)
-    for inner in subgraphs(node):
-        defined = defined_names(inner)
-        captured = without(names, defined)
-        for child in inner.node:
-            _rename(child, captured)
+def _rename(graph: GraphProto, names: dict[str, str]) -> None:
+    """Rename tensors that nodes read and compute, also where bodies capture them."""
+    for node in graph.node:
+        rename_entries(node.input, names)
+        rename_entries(node.output, names)
+    for body in bodies_of(graph.node):
+        _rename(body, without(names, defined_names(body)))
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -26,7 +26,8 @@ from calibrators.onnx_runtime.session import (
     write_external,
 )
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import ModelError
+from quark_onnx.containers import subset
+from quark_onnx.errors import ModelError, system_reason
 from quark_onnx.graph import store
 from quark_onnx.graph.fields import check_fields, check_tensor
 from quark_onnx.graph.model_file import read_model
@@ -169,8 +170,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (OSError, ValueError) as error:
         # A ValueError is about a path that no file can have.
         raise ModelError(
-            f"model file {path} cannot be read:"
-            f" {getattr(error, 'strerror', None) or error}",
+            f"model file {path} cannot be read: {system_reason(error)}"
         ) from error
 
 
@@ -204,8 +204,9 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
 
 def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
     """Return file, offset and length of an external tensor's values."""
-    info = {entry.key: entry.value for entry in tensor.external_data}
-    offset = _whole(tensor, info, "offset")
+    info = _external_info(tensor)
+    offset = _whole(tensor, info, "offset") or 0
+    # The length is optional.
     length = _whole(tensor, info, "length")
     path = _locate(tensor, info.get("location", ""), model)
     where = f"tensor {tensor.name!r}: external data file {path}"
@@ -219,11 +220,11 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
                 " file of this machine under a harmless name (onnx refuses it, too);"
                 " replace it by a copy of itself",
             )
-        available = max(0, status.st_size - (offset or 0))
+        available = max(0, status.st_size - offset)
         if available < (length or 0):
             raise ModelError(
                 f"{where} ends after {available} of {length} bytes from offset"
-                f" {offset or 0}",
+                f" {offset}",
             )
     except OSError as error:
         raise ModelError(f"{where} cannot be read: {error.strerror}") from error
@@ -234,8 +235,7 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
             f"tensor {tensor.name!r} of shape {list(tensor.dims)} needs {size:,} bytes,"
             f" and its external data has the length {length:,}",
         )
-    # The length is optional.
-    return path, min(offset or 0, status.st_size), min(available, size)
+    return path, min(offset, status.st_size), min(available, size)
 
 
 def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
@@ -273,13 +273,13 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
     where = f"tensor {tensor.name!r}: external data {location!r}"
     if "\0" in location:
         raise ModelError(f"{where} is not the name of a file")
-    normalized = os.path.normpath(location)
+    normalized = Path(os.path.normpath(location))
     try:
         path = (model.parent / location).resolve()
         folders = [model.parent.resolve(), model.resolve().parent]
     except (OSError, RuntimeError) as error:  # circular links
         raise ModelError(f"{where} cannot be found: {error}") from error
-    climbs = Path(normalized).is_absolute() or ".." in Path(normalized).parts
+    climbs = normalized.is_absolute() or ".." in normalized.parts
     if climbs or not any(map(path.is_relative_to, folders)):
         raise ModelError(f"{where} lies outside the model's folder {model.parent}")
     return path
@@ -290,10 +290,13 @@ def external_files(model: ModelProto) -> set[str]:
     files = set[str]()
     for tensor, _ in tensors_with_data(model):
         if uses_external_data(tensor):
-            info = {entry.key: entry.value for entry in tensor.external_data}
-            if "location" in info:
-                files.add(info["location"])
+            files.update(subset(_external_info(tensor), ["location"]).values())
     return files
+
+
+def _external_info(tensor: TensorProto) -> dict[str, str]:
+    """Return the entries on the external data of a tensor: location, offset and length."""
+    return {entry.key: entry.value for entry in tensor.external_data}
 
 
 def has_external_data(path: Path) -> bool:
@@ -367,9 +370,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, EncodeError) as error:
         # An EncodeError is about a message of more than 2 GiB.
-        raise ModelError(
-            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}",
-        ) from error
+        raise ModelError(f"{path} cannot be written: {system_reason(error)}") from error
 
 
 def _remove_stale(path: Path, data: Path) -> None:

@@ -16,6 +16,8 @@ onnxruntime's own quantizer places it.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -46,9 +48,7 @@ def pair_moved(graph: Graph) -> int:
     result takes over the tensor's name, because bodies and users read it by name.
     """
     captured = dict.fromkeys(flattened(node.captures for node in graph.nodes))
-    moved = dict.fromkeys(
-        node.outputs[0] for node in graph.nodes if node.kind in PROPAGATED
-    )
+    moved = {node.outputs[0]: None for node in graph.nodes_of(PROPAGATED)}
     count = 0
     for tensor in {**captured, **moved}:
         dequantize = _moved_from(graph, tensor)
@@ -94,13 +94,12 @@ def _is_movement(node: Node, result: str) -> bool:
 def _has_one_scale(graph: Graph, dequantize: Node) -> bool:
     """Return whether the scale is a constant scalar."""
     scale = dequantize.inputs[1]
-    producer = graph.producer(scale)
     # A scale may be stored in float16, followed by a Cast.
-    if producer is not None and producer.kind == "Cast":
-        scale = producer.inputs[0]
-        producer = graph.producer(scale)
+    cast = graph.producer_of_kind(scale, {"Cast"})
+    if cast is not None:
+        scale = cast.inputs[0]
     shape = graph.shape(scale)
-    return producer is None and shape is not None and all(size == 1 for size in shape)
+    return graph.producer(scale) is None and shape is not None and {1}.issuperset(shape)
 
 
 def _codes_type(graph: Graph, dequantize: Node) -> int:
@@ -120,14 +119,8 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     attributes = {} if axis is None else {"axis": axis}
     moved = graph.fresh(f"{tensor}_moved")
     graph.set_output(producer, 0, moved)
-    quantize = next(
-        (
-            node
-            for node in graph.consumers(tensor)
-            if _quantizes(node, tensor, parameters)
-        ),
-        None,
-    )
+    quantizes = partial(_quantizes, tensor=tensor, parameters=parameters)
+    quantize = next(filter(quantizes, graph.consumers(tensor)), None)
     if quantize is None:
         codes = graph.fresh(f"{tensor}_moved_quantized")
         op_type = dequantize.op_type.replace("Dequantize", "Quantize")

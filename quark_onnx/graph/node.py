@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableSequence,
+    Sequence,
+)
 from typing import Any
 
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, helper
 
-from quark_onnx.containers import names_of
+from quark_onnx.containers import excluding, flattened, names_of
 
 #: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -67,12 +74,12 @@ class Node:
     @property
     def operands(self) -> list[str]:
         """Names of the inputs that are not omitted."""
-        return [name for name in self.inputs if name]
+        return list(filter(None, self.inputs))
 
     @property
     def results(self) -> list[str]:
         """Names of the outputs that are not omitted."""
-        return [name for name in self.outputs if name]
+        return list(filter(None, self.outputs))
 
     @property
     def reads(self) -> list[str]:
@@ -111,9 +118,7 @@ class Node:
         """Replace a subgraph; ``place`` is the index in an attribute with several."""
         for candidate in self._proto.attribute:
             if candidate.name == attribute:
-                single = candidate.type == AttributeProto.GRAPH
-                target = candidate.g if single else candidate.graphs[place]
-                target.CopyFrom(body)
+                graphs_in(candidate)[place].CopyFrom(body)
         self.captures = tuple(dict.fromkeys(_captured(self._proto)))
 
     @property
@@ -128,6 +133,12 @@ class Node:
         """Return the name of an input, empty if omitted."""
         if index < len(self.inputs):
             return self.inputs[index]
+        return ""
+
+    def output(self, index: int) -> str:
+        """Return the name of an output, empty if omitted."""
+        if index < len(self.outputs):
+            return self.outputs[index]
         return ""
 
     @property
@@ -167,21 +178,75 @@ def softmax_axis(node: Node, opset: int) -> int:
 
 def subgraphs(proto: NodeProto) -> list[GraphProto]:
     """Return the graphs among a node's attributes."""
-    graphs = list[GraphProto]()
-    for attribute in proto.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            graphs.append(attribute.g)
-        else:
-            graphs.extend(attribute.graphs)
-    return graphs
+    return flattened(map(graphs_in, proto.attribute))
+
+
+def graphs_in(attribute: AttributeProto) -> Sequence[GraphProto]:
+    """Return the graphs that an attribute holds."""
+    if attribute.type == AttributeProto.GRAPH:
+        return [attribute.g]
+    return attribute.graphs
+
+
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield a graph and the graphs in its nodes at any depth, each before its own bodies."""
+    yield graph
+    for body in bodies_of(graph.node):
+        yield from all_graphs(body)
+
+
+def bodies_of(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+    """Yield the graphs among the attributes of nodes, without the graphs inside these."""
+    for node in nodes:
+        yield from subgraphs(node)
+
+
+def attributes_of(nodes: Iterable[NodeProto]) -> Iterator[AttributeProto]:
+    """Yield the attributes of nodes, without those of nodes in bodies."""
+    for node in nodes:
+        yield from node.attribute
+
+
+def rename_entries(names: MutableSequence[str], new: Mapping[str, str]) -> None:
+    """Replace names in a list of inputs or outputs in place; other names stay."""
+    for place, name in enumerate(names):
+        names[place] = new.get(name, name)
+
+
+def nested_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield nodes, each followed by the nodes in its bodies at any depth."""
+    for node in nodes:
+        yield node
+        for body in subgraphs(node):
+            yield from nested_nodes(body.node)
+
+
+def results_of(nodes: Iterable[NodeProto]) -> list[str]:
+    """Return the names of the results of nodes, without omitted ones."""
+    return list(filter(None, flattened(node.output for node in nodes)))
+
+
+def read_by(nodes: Iterable[NodeProto]) -> set[str]:
+    """Return the names of the inputs of nodes; an omitted input has an empty name."""
+    return set(flattened(node.input for node in nodes))
+
+
+def described(node: NodeProto) -> str:
+    """Return a node's name and operator for messages; an unnamed node has its first result."""
+    return f"node {node.name or next(iter(node.output), '')!r} ({node.op_type})"
+
+
+def sparse_values(graph: GraphProto) -> Iterator[str]:
+    """Yield the names of the sparse initializers of a graph."""
+    for sparse in graph.sparse_initializer:
+        yield sparse.values.name
 
 
 def defined_names(graph: GraphProto) -> set[str]:
     """Return the names of inputs, initializers and results of nodes."""
     names = set(names_of(graph.input))
     names.update(names_of(graph.initializer))
-    for node in graph.node:
-        names.update(node.output)
+    names.update(flattened(node.output for node in graph.node))
     return names
 
 
@@ -210,13 +275,13 @@ def _captured(proto: NodeProto) -> list[str]:
     """Return the names that subgraphs of a node read, but do not define."""
     names: list[str] = []
     for graph in subgraphs(proto):
-        defined = defined_names(graph)
-        defined.update(sparse.values.name for sparse in graph.sparse_initializer)
+        # An empty name is an omitted input.
+        defined = {"", *defined_names(graph), *sparse_values(graph)}
         used = list[str]()
         for node in graph.node:
             used += [*node.input, *_captured(node)]
         used += names_of(graph.output)
-        names += [name for name in used if name and name not in defined]
+        names += excluding(used, defined)
     return names
 
 
@@ -233,7 +298,7 @@ def name_apart(nodes: Iterable[Node], fresh: Callable[[str], str]) -> None:
 
 def sparse_names(graph: GraphProto) -> frozenset[str]:
     """Return the names of the sparse constants of a graph."""
-    names = {sparse.values.name for sparse in graph.sparse_initializer}
+    names = set(sparse_values(graph))
     for node in graph.node:
         if any(attribute.name == "sparse_value" for attribute in node.attribute):
             names.update(node.output)
@@ -244,9 +309,7 @@ def all_names(graph: GraphProto) -> set[str]:
     """Return every tensor and node name in a graph and its subgraphs."""
     names = defined_names(graph)
     names.update(names_of((*graph.output, *graph.value_info)))
-    names.update(sparse.values.name for sparse in graph.sparse_initializer)
-    for node in graph.node:
-        names.update([node.name, *node.input])
-        for inner in subgraphs(node):
-            names |= all_names(inner)
+    names.update(sparse_values(graph), names_of(graph.node), read_by(graph.node))
+    for inner in bodies_of(graph.node):
+        names |= all_names(inner)
     return names - {""}

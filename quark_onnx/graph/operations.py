@@ -110,24 +110,21 @@ class Operations:
     def _describe(self, graph: Graph, name: str, tensor: Tensor) -> None:
         elem_type = graph.elem_type(name)
         shape = graph.shape(name)
-        if elem_type in _INTEGERS:
-            self.integers.add(tensor)
-        sizes = of_type(shape or (), int)
+        sizes = of_type(graph.sizes(name), int)
         few = is_static(shape) and prod(sizes) <= FEW
-        if is_static(shape):
-            self.static.add(tensor)
-        if few:
-            self.small.add(tensor)
-        if few and len(sizes) <= 1:
-            self.flat.add(tensor)
-        if not _is_stored(graph, name):
-            return
-        self.constants.add(tensor)
-        if elem_type in CONTROL_TYPES:
-            return
-        self.tables.add(tensor)
-        if not few:
-            self.learned.add(tensor)
+        stored = _is_stored(graph, name)
+        table = stored and elem_type not in CONTROL_TYPES
+        for members, belongs in (
+            (self.integers, elem_type in _INTEGERS),
+            (self.static, is_static(shape)),
+            (self.small, few),
+            (self.flat, few and len(sizes) <= 1),
+            (self.constants, stored),
+            (self.tables, table),
+            (self.learned, table and not few),
+        ):
+            if belongs:
+                members.add(tensor)
 
     def _add_node(
         self,
@@ -240,20 +237,13 @@ def _is_stored(graph: Graph, name: str) -> bool:
     """Return whether a tensor is an initializer, or the value of a Constant node."""
     if graph.is_constant(name):
         return True
-    producer = graph.producer(name)
-    return producer is not None and producer.kind == "Constant"
+    return graph.producer_of_kind(name, {"Constant"}) is not None
 
 
 def step(body: Body) -> tuple[str, str, int]:
     """Return the last step of the path to a body."""
-    return (
-        next(
-            filter(None, body.node.outputs),
-            "",
-        ),
-        body.attribute,
-        body.place,
-    )
+    first = next(iter(body.node.results), "")
+    return first, body.attribute, body.place
 
 
 def _integer_results(node: Node, opset: int) -> list[str]:

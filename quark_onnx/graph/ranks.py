@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from onnx import AttributeProto, GraphProto, NodeProto
 
+from quark_onnx.containers import excluding
 from quark_onnx.errors import ModelError
-from quark_onnx.graph.node import STANDARD_DOMAINS, subgraphs
+from quark_onnx.graph.node import STANDARD_DOMAINS, described, subgraphs
+from quark_onnx.graph.shapes import has_shape
 
 #: Operators whose attribute ``axis`` names an axis of the first input. Not QuantizeLinear and
 #: DequantizeLinear, which ignore it where the scale is a scalar.
@@ -20,8 +23,8 @@ _AXES = frozenset(
     """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
     ReduceSumSquare Squeeze""".split(),  # noqa: E501, SIM905
 )
-
-
+#: Operators by the attribute in which they name axes of the first input.
+_OPERATORS = {"axis": _AXIS, "axes": _AXES}
 #: Least and greatest rank of inputs, by index, for inputs that hold weights.
 _ANY = 2**31
 _RANKS: dict[str, dict[int, tuple[int, int]]] = {
@@ -37,7 +40,10 @@ _RANKS: dict[str, dict[int, tuple[int, int]]] = {
 }
 
 
-def check_ranks(graph: GraphProto, around: Mapping[str, int] | None = None) -> None:
+def check_ranks(
+    graph: GraphProto,
+    around: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Check the known ranks of nodes' inputs, and the axes in attributes.
 
     onnxruntime refuses wrong ones, but rules look at shapes before a session does.
@@ -49,28 +55,31 @@ def check_ranks(graph: GraphProto, around: Mapping[str, int] | None = None) -> N
     Raises:
         ModelError: a rank is wrong, or there is no such axis; the message names the node.
     """
-    ranks = dict(around or {})
-    for tensor in graph.initializer:
-        ranks[tensor.name] = len(tensor.dims)
-    for value in (*graph.input, *graph.value_info):
-        if value.type.tensor_type.HasField("shape"):
-            ranks[value.name] = len(value.type.tensor_type.shape.dim)
+    ranks = {**around, **_ranks(graph)}
     for node in graph.node:
         if node.domain in STANDARD_DOMAINS:
             _check_inputs(node, ranks)
-            if node.input and node.input[0] in ranks:
-                _check_axes(node, ranks[node.input[0]])
+            _check_axes(node, ranks)
         for body in subgraphs(node):
             check_ranks(body, ranks)
 
 
+def _ranks(graph: GraphProto) -> dict[str, int]:
+    """Return the known ranks of a graph's tensors, by name."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    for value in filter(has_shape, (*graph.input, *graph.value_info)):
+        ranks[value.name] = len(value.type.tensor_type.shape.dim)
+    return ranks
+
+
 def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
     bounds = _RANKS.get(node.op_type, {})
+    inputs = dict(enumerate(node.input))
     for place, (least, greatest) in bounds.items():
-        name = node.input[place] if place < len(node.input) else ""
-        if name in ranks and not least <= ranks[name] <= greatest:
+        name = inputs.get(place, "")
+        if not least <= ranks.get(name, least) <= greatest:
             raise ModelError(
-                f"{_called(node)}: its input {name!r} has the rank {ranks[name]}; it"
+                f"{described(node)}: its input {name!r} has the rank {ranks[name]}; it"
                 f" takes {_bounds_text(least, greatest)}",
             )
 
@@ -83,30 +92,31 @@ def _bounds_text(least: int, greatest: int) -> str:
     return str(least)
 
 
-def _called(node: NodeProto) -> str:
-    return f"node {node.name or next(iter(node.output), '')!r} ({node.op_type})"
-
-
-def _check_axes(node: NodeProto, rank: int) -> None:
+def _check_axes(node: NodeProto, ranks: Mapping[str, int]) -> None:
+    """Check the axes of the first input that attributes name, if its rank is known."""
+    source = next(iter(node.input), "")
+    if source not in ranks:
+        return
+    rank = ranks[source]
     # Flatten may put all axes into the first of two.
-    end = rank + 1 if node.op_type == "Flatten" else rank
+    end = rank + (node.op_type == "Flatten")
     for attribute in node.attribute:
-        named = _named(node.op_type, attribute)
-        wrong = [axis for axis in named if not -rank <= axis < max(end, 1)]
+        wrong = excluding(_named(node.op_type, attribute), range(-rank, max(end, 1)))
         if wrong:
             raise ModelError(
-                f"{_called(node)} names axis {wrong[0]}; {node.input[0]!r} has the rank"
+                f"{described(node)} names axis {wrong[0]}; {source!r} has the rank"
                 f" {rank}",
             )
-        is_order = attribute.name == "perm" and node.op_type == "Transpose"
+        is_order = (node.op_type, attribute.name) == ("Transpose", "perm")
         if is_order and sorted(attribute.ints) != list(range(rank)):
             raise ModelError(
-                f"{_called(node)} has the permutation {list(attribute.ints)};"
-                f" {node.input[0]!r} has the rank {rank}",
+                f"{described(node)} has the permutation {list(attribute.ints)};"
+                f" {source!r} has the rank {rank}",
             )
 
 
 def _named(op_type: str, attribute: AttributeProto) -> Sequence[int]:
-    if attribute.name == "axis" and op_type in _AXIS:
-        return [attribute.i]
-    return attribute.ints if attribute.name == "axes" and op_type in _AXES else []
+    """Return the axes of the first input that an attribute of an operator names."""
+    if op_type not in _OPERATORS.get(attribute.name, ()):
+        return []
+    return [attribute.i] if attribute.name == "axis" else attribute.ints

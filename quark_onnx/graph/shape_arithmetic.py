@@ -106,13 +106,13 @@ class ShapeArithmetic:
         origins = _origins(operations, integers_stay_integers=True)
         reasons = dict[Tensor, str]()
         shared = set[Tensor]()
-        for tensor in _read_as_shapes(operations, origins):
+        never_rounded = operations.integers | operations.constants
+        for tensor in _read_as_shapes(operations, origins) - never_rounded:
             origin = origins.get(tensor, Origin.SIGNAL)
-            if tensor not in operations.integers | operations.constants:
-                reasons[tensor] = _WHY[origin]
-                if origin is Origin.INTEGERS and tensor not in operations.small:
-                    shared.add(tensor)
-        for tensor in operations.small - operations.integers - operations.constants:
+            reasons[tensor] = _WHY[origin]
+            if origin is Origin.INTEGERS and tensor not in operations.small:
+                shared.add(tensor)
+        for tensor in operations.small - never_rounded:
             if origins.get(tensor) is Origin.SIZES:
                 reasons.setdefault(tensor, _SIZE_ALONE)
         return cls(reasons, shared, _sized_by_data(operations, raw))
@@ -139,9 +139,8 @@ class ShapeArithmetic:
     def computed_by(self, node: Node) -> str:
         """Return why a node is part of shape arithmetic; empty if it is not."""
         for name in node.outputs:
-            why = self._reasons.get((self._path, name), "")
-            if why:
-                return f"its result {why}"
+            if (self._path, name) in self._reasons:
+                return f"its result {self._reasons[self._path, name]}"
         return ""
 
     def exact_inputs(self, node: Node, opset: int) -> dict[str, str]:
@@ -208,8 +207,8 @@ def _origin(
         default=Origin.CONSTANTS,
     )
     learned = not operations.learned.isdisjoint(operation.inputs)
-    if operation.kind in _LOOKING_UP and operation.inputs[0] in operations.tables:
-        learned = True
+    if operation.kind in _LOOKING_UP:
+        learned |= operation.inputs[0] in operations.tables
     if learned and origin > Origin.CONSTANTS:
         return Origin.SIGNAL
     return origin

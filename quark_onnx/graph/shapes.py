@@ -6,7 +6,7 @@ Failing to infer is never an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import (
@@ -19,7 +19,7 @@ from onnx import (
 
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
 from quark_onnx.containers import by_name, names_of
-from quark_onnx.graph.node import normalized_domain, subgraphs
+from quark_onnx.graph.node import all_graphs, nested_nodes, normalized_domain
 from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
@@ -96,12 +96,7 @@ def infer_values(
 def import_all(model: ModelProto) -> None:
     """Import the domains of the nodes: inference fails on a missing domain."""
     known = {normalized_domain(entry.domain) for entry in model.opset_import}
-    used = set[str]()
-    todo = [model.graph]
-    while todo:
-        for node in todo.pop().node:
-            used.add(normalized_domain(node.domain))
-            todo += subgraphs(node)
+    used = {normalized_domain(node.domain) for node in nested_nodes(model.graph.node)}
     for domain in sorted(used - known):
         version = 1 if domain else onnx.defs.onnx_opset_version()
         model.opset_import.append(helper.make_opsetid(domain, version))
@@ -128,15 +123,28 @@ def open_negative_sizes(graph: GraphProto) -> None:
     onnx 1.23 infers the shape of a Slice of such a tensor by ``std::clamp`` between 0 and -1, which
     ends the process.
     """
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if not value.type.HasField("tensor_type"):
-            continue
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_value < 0:
-                dim.Clear()
-    for node in graph.node:
-        for body in subgraphs(node):
-            open_negative_sizes(body)
+    for part in all_graphs(graph):
+        for value in declared_values(part):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value < 0:
+                    dim.Clear()
+
+
+def declared_values(graph: GraphProto) -> Iterator[ValueInfoProto]:
+    """Yield the declarations of a graph's tensors: inputs, inner tensors and outputs."""
+    yield from graph.input
+    yield from graph.value_info
+    yield from graph.output
+
+
+def is_tensor(value: ValueInfoProto) -> bool:
+    """Return whether a value is declared as a tensor, not as a sequence, optional or map."""
+    return bool(value.type.WhichOneof("value") == "tensor_type")
+
+
+def has_shape(value: ValueInfoProto) -> bool:
+    """Return whether the rank of a tensor is declared."""
+    return bool(value.type.tensor_type.HasField("shape"))
 
 
 def open_invented_sizes(graph: GraphProto) -> None:

@@ -30,12 +30,27 @@ from onnx import (
 from calibrators import CalibrationError
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
-from quark_onnx.containers import by_name, flattened, names_of, without
+from quark_onnx.containers import by_name, names_of, subset, without
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.inlined import inlined
-from quark_onnx.graph.node import STANDARD_DOMAINS, defined_names, subgraphs
+from quark_onnx.graph.node import (
+    STANDARD_DOMAINS,
+    all_graphs,
+    bodies_of,
+    defined_names,
+    read_by,
+    results_of,
+    subgraphs,
+)
 from quark_onnx.graph.ranks import check_ranks
-from quark_onnx.graph.shapes import has_long_vector, import_all, open_negative_sizes
+from quark_onnx.graph.shapes import (
+    declared_values,
+    has_long_vector,
+    has_shape,
+    import_all,
+    is_tensor,
+    open_negative_sizes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +66,8 @@ _LARGE = 4096
 _PLAIN = 8
 _PROPAGATED = 4
 _IR_VERSION = 10
+#: Declaration of a tensor of which neither the type nor the shape is known.
+_UNKNOWN = ValueInfoProto()
 #: Operators whose result is not constant even for constant inputs.
 _RANDOM = frozenset(
     {
@@ -83,7 +100,8 @@ def check_sizes(model: ModelProto) -> None:
     for propagate, rounds in ((False, _PLAIN), (True, _PROPAGATED)):
         for _ in range(rounds):
             inferred = _inferred(light, propagate=propagate)
-            _check_graph(inferred.graph, limit)
+            for graph in all_graphs(inferred.graph):
+                _check_graph(graph, limit)
             check_ranks(inferred.graph)
             if not _add_constants(light, light.graph, inferred.graph):
                 break
@@ -92,7 +110,7 @@ def check_sizes(model: ModelProto) -> None:
 
 def _check_sparse(model: ModelProto, limit: int) -> None:
     """Check the dense sizes of sparse tensors, which runtimes expand at loading."""
-    for graph in _graphs(model.graph):
+    for graph in all_graphs(model.graph):
         sparse = [(tensor.values.name, tensor) for tensor in graph.sparse_initializer]
         for node in graph.node:
             if node.output:
@@ -111,13 +129,6 @@ def _attributes(node: NodeProto) -> Iterator[SparseTensorProto]:
         if attribute.HasField("sparse_tensor"):
             yield attribute.sparse_tensor
         yield from attribute.sparse_tensors
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    yield graph
-    for node in graph.node:
-        for body in subgraphs(node):
-            yield from _graphs(body)
 
 
 def _light(model: ModelProto) -> ModelProto:
@@ -162,29 +173,31 @@ def _light(model: ModelProto) -> ModelProto:
 def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
     """Copy small constants of outer graphs into bodies, where shapes may depend on them."""
     defined = defined_names(graph)
-    read = set[str]()
-    for node in graph.node:
-        read.update(node.input)
-    for name in sorted(read - defined):
-        if name in around:
-            graph.initializer.append(around[name])
+    missing = sorted(read_by(graph.node) - defined)
+    graph.initializer.extend(subset(around, missing).values())
     known = without(around, defined)
     for tensor in graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             known[tensor.name] = tensor
-    for node in graph.node:
-        for body in subgraphs(node):
-            _hand_down(body, known)
+    for body in bodies_of(graph.node):
+        _hand_down(body, known)
 
 
 def _closed(value: ValueInfoProto) -> ValueInfoProto:
     copy = ValueInfoProto()
     copy.CopyFrom(value)
-    if copy.type.WhichOneof("value") == "tensor_type":
+
+    if is_tensor(copy):
         for dim in copy.type.tensor_type.shape.dim:
-            if not (dim.HasField("dim_value") and dim.dim_value >= 0):
-                dim.dim_value = 1
+            dim.dim_value = _least_size(dim)
     return copy
+
+
+def _least_size(dim: TensorShapeProto.Dimension) -> int:
+    """Return the size of a dimension, 1 for one that is open."""
+    if dim.HasField("dim_value") and dim.dim_value >= 0:
+        return dim.dim_value
+    return 1
 
 
 def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
@@ -208,19 +221,13 @@ def _check_graph(graph: GraphProto, limit: int) -> None:
     producers = dict[str, NodeProto]()
     for node in graph.node:
         producers.update(dict.fromkeys(node.output, node))
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.WhichOneof("value") != "tensor_type":
-            continue
+    for value in filter(is_tensor, declared_values(graph)):
         kind = value.type.tensor_type
         dims = kind.shape.dim
-        if any(_is_empty(dim) for dim in dims):
-            continue
-        sizes = [max(1, dim.dim_value) for dim in dims]
-        what = _described(value.name, producers.get(value.name))
-        _require(what, kind.elem_type, sizes, limit)
-    for node in graph.node:
-        for body in subgraphs(node):
-            _check_graph(body, limit)
+        if not any(map(_is_empty, dims)):
+            sizes = [max(1, dim.dim_value) for dim in dims]
+            what = _described(value.name, producers.get(value.name))
+            _require(what, kind.elem_type, sizes, limit)
 
 
 def _is_empty(dim: TensorShapeProto.Dimension) -> bool:
@@ -263,10 +270,9 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
         return added
     shapes = by_name((*known.values(), *inferred.input))
     computed = _computed_constants(light, graph, known, shapes)
-    open_nodes = list[NodeProto]()
-    for node in graph.node:
-        if computed.keys().isdisjoint(node.output):
-            open_nodes.append(node)
+    open_nodes = [
+        node for node in graph.node if computed.keys().isdisjoint(node.output)
+    ]
     del graph.node[:]
     graph.node.extend(open_nodes)
     for name, value in computed.items():
@@ -307,19 +313,18 @@ def _has_open_result(
     graph: GraphProto,
     known: Mapping[str, ValueInfoProto],
 ) -> bool:
-    for node in graph.node:
-        for name in node.output:
-            if name and _is_open(known.get(name)):
-                return True
-    return False
+    return any(_is_open(known.get(name, _UNKNOWN)) for name in results_of(graph.node))
 
 
-def _is_open(value: ValueInfoProto | None) -> bool:
-    if value is None or not value.type.tensor_type.HasField("shape"):
-        return value is None or value.type.WhichOneof("value") in ("tensor_type", None)
-    return any(
-        not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim
-    )
+def _is_open(value: ValueInfoProto) -> bool:
+    """Return whether a tensor's shape is not known; sequences and maps have none."""
+    if has_shape(value):
+        return not all(map(_is_fixed, value.type.tensor_type.shape.dim))
+    return value.type.WhichOneof("value") in ("tensor_type", None)
+
+
+def _is_fixed(dim: TensorShapeProto.Dimension) -> bool:
+    return dim.HasField("dim_value")
 
 
 def _measured(
@@ -329,9 +334,9 @@ def _measured(
     """Return the result of a Shape or Size of a known shape; otherwise None."""
     if node.op_type not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS:
         return None
-    value = shapes.get(node.input[0]) if node.output else None
-    if value is None or _is_open(value):
+    if not node.output or _is_open(shapes.get(node.input[0], _UNKNOWN)):
         return None
+    value = shapes[node.input[0]]
     sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
     if node.op_type == "Size":
         # dimensions may have a product that int64 does not hold
@@ -350,13 +355,15 @@ def _is_computable(
         return False
     if subgraphs(node) or not constant.issuperset(filter(None, node.input)):
         return False
-    results = [name for name in node.output if name]
-    return bool(results) and all(_is_small(known.get(name)) for name in results)
+    results = results_of([node])
+    return bool(results) and all(
+        _is_small(known.get(name, _UNKNOWN)) for name in results
+    )
 
 
-def _is_small(value: ValueInfoProto | None) -> bool:
+def _is_small(value: ValueInfoProto) -> bool:
     """Return whether a tensor is known to have few bytes."""
-    if value is None or _is_open(value):
+    if _is_open(value):
         return False
     kind = value.type.tensor_type
     count = math.prod(dim.dim_value for dim in kind.shape.dim)
@@ -377,14 +384,13 @@ def _values(
         nodes: the nodes.
         found: known values by name.
     """
-    wanted = [name for node in nodes for name in node.output if name]
+    wanted = results_of(nodes)
     if not wanted:
         return {}
-    constants = [
-        *around.initializer,
-        *(numpy_helper.from_array(value, name) for name, value in found.items()),
-    ]
-    read = set(flattened(node.input for node in nodes))
+    constants = list(around.initializer)
+    for name, value in found.items():
+        constants.append(numpy_helper.from_array(value, name))
+    read = read_by(nodes)
     graph = helper.make_graph(
         nodes,
         "constants",

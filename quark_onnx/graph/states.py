@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from quark_onnx.containers import names_of, present
+from quark_onnx.containers import excluding, names_of, present
 from quark_onnx.graph.graph import Graph, Shape
 from quark_onnx.graph.traversal import reach
 
@@ -44,11 +44,24 @@ _STATE = frozenset(
 )
 #: Words for the sides of a step.
 _BEFORE = frozenset(
-    {"in", "input", "past", "prev", "previous", "old", "last", "init", "initial", "i"},
+    {
+        "in",
+        "input",
+        "past",
+        "prev",
+        "previous",
+        "old",
+        "last",
+        "init",
+        "initial",
+        "i",
+    },
 )
 _AFTER = frozenset(
     {"out", "output", "present", "next", "new", "n", "o", "cur", "current", "updated"},
 )
+#: Sides of short words that are no words for a side elsewhere: input_0 is merely the first input.
+_SIDES = {"0": "in"}
 #: A name and its side in a short word: h0 and hn, r1i and r1o.
 _SHORT = re.compile(r"([a-z]\d*)(n|i|o|in|out|0)")
 
@@ -84,6 +97,16 @@ class _Words:
     state: bool
     pure: bool
 
+    @property
+    def is_after_only(self) -> bool:
+        """Whether the name can only be that of an output."""
+        return self.after and not self.before
+
+    @property
+    def is_before_only(self) -> bool:
+        """Whether the name can only be that of an input."""
+        return self.before and not self.after
+
     @classmethod
     def of(cls, name: str) -> _Words:
         stem = list[str]()
@@ -92,7 +115,7 @@ class _Words:
         parted = (
             re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().replace("key_values", "")
         )
-        for word in re.split(r"[^a-z0-9]+", parted):
+        for word in filter(None, re.split(r"[^a-z0-9]+", parted)):
             state |= word in _STATE
             if word in _BEFORE | _AFTER:
                 sides.add(word)
@@ -101,17 +124,20 @@ class _Words:
             if short is not None:
                 word = short[1]
                 state |= word in _STATE
-                sides.add("in" if short[2] == "0" else short[2])
-            if word:
-                stem.append(word.removesuffix("s") if word in _STATE else word)
-        pure = state and all(word in _STATE or word.isdigit() for word in stem)
+                sides.add(_SIDES.get(short[2], short[2]))
+            stem.append(word.removesuffix("s") if word in _STATE else word)
         return cls(
             tuple(stem),
-            bool(sides & _BEFORE),
-            bool(sides & _AFTER),
-            state,
-            pure,
+            before=not sides.isdisjoint(_BEFORE),
+            after=not sides.isdisjoint(_AFTER),
+            state=state,
+            pure=state and all(map(_names_state, stem)),
         )
+
+
+def _names_state(word: str) -> bool:
+    """Return whether a word of a name means a state, or counts several of them."""
+    return word in _STATE or word.isdigit()
 
 
 def states(graph: Graph) -> list[State]:
@@ -142,14 +168,12 @@ def _pairs_by_name(
 ) -> dict[str, str]:
     """Return the inputs that have an output of the same name, apart from its side."""
     paired = dict[str, str]()
-    free = list(outputs)
+    free = dict(outputs)
     for name, words in inputs.items():
-        for output in free:
-            if not _named_alike(words, outputs[output]):
-                continue
-            if _follows(graph, name, output):
+        for output, output_words in free.items():
+            if _named_alike(words, output_words) and _follows(graph, name, output):
                 paired[name] = output
-                free.remove(output)
+                del free[output]
                 break
     return paired
 
@@ -161,17 +185,13 @@ def _pairs_in_order(
     paired: Mapping[str, str],
 ) -> dict[str, str]:
     """Return pairs of the inputs that are certainly states with the last outputs."""
-    before = list[str]()
-    for name, words in inputs.items():
-        if words.pure and not words.after and name not in paired:
-            before.append(name)
-    after = list[str]()
-    for name, words in outputs.items():
-        if not words.before and name not in paired.values():
-            after.append(name)
-    if not before or len(after) < len(before):
+    states = [name for name, words in inputs.items() if words.pure and not words.after]
+    results = [name for name, words in outputs.items() if not words.before]
+    before = excluding(states, paired)
+    after = excluding(results, paired.values())[-len(before) :]
+    if len(after) < len(before):
         return {}
-    pairs = dict(zip(before, after[-len(before) :], strict=True))
+    pairs = dict(zip(before, after, strict=False))
     if not all(_follows(graph, name, output) for name, output in pairs.items()):
         return {}
     return pairs
@@ -181,10 +201,8 @@ def _named_alike(before: _Words, after: _Words) -> bool:
     """Return whether two names differ in the side of a step alone, and name a state."""
     if before.stem != after.stem:
         return False
-    if before.after and not before.before:
-        # Such as last_hidden_state, which is not an input of the next step.
-        return False
-    if after.before and not after.after:
+    # Such as last_hidden_state, which is not an input of the next step.
+    if before.is_after_only or after.is_before_only:
         return False
     if before.state or after.state:
         return True

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from types import MappingProxyType
 
 from onnx import ModelProto, ValueInfoProto, helper
 
+from calibrators.base import is_whole
+from quark_onnx.containers import of_type, without
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.constants import describe_closed, overridable
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.shapes import infer_values, is_static, sizes_of
+from quark_onnx.graph.shapes import (
+    has_shape,
+    infer_values,
+    is_static,
+    is_tensor,
+    sizes_of,
+)
 
 Sizes = Sequence[int | str | None]
 
 
 def fixed(
     graph: Graph,
-    shapes: Mapping[str, Sequence[int]] | None = None,
+    shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
     *,
     batch: int = 1,
 ) -> tuple[Graph, list[str]]:
@@ -40,11 +49,10 @@ def fixed(
         graph = graph.copy()
         closed = describe_closed(graph.close_inputs())
     declared = {value.name: graph.shape(value.name) for value in graph.inputs}
-    changed = dict[str, Sizes]()
-    wanted = _wanted(declared, shapes or {}, batch)
-    for name, sizes in wanted.items():
-        if tuple(sizes) != declared[name]:
-            changed[name] = sizes
+    wanted = _wanted(declared, shapes, batch)
+    changed = {
+        name: sizes for name, sizes in wanted.items() if tuple(sizes) != declared[name]
+    }
     if changed:
         notes = [_shape_note("input", name, sizes) for name, sizes in changed.items()]
         model = graph.to_model()
@@ -63,10 +71,11 @@ def fixed(
         return graph, closed
     model = graph.to_model()
     inferred = _inferred(model, graph, open_outputs)
-    known = dict[str, ValueInfoProto]()
-    for name in sorted(open_outputs & inferred.keys()):
-        if _is_static(inferred[name]):
-            known[name] = inferred[name]
+    known = {
+        name: inferred[name]
+        for name in sorted(open_outputs & inferred.keys())
+        if _is_static(inferred[name])
+    }
     if not known:
         return graph, closed
     _set_outputs(model, graph, known)
@@ -104,7 +113,7 @@ def _static_outputs(
     for value in graph.outputs:
         found = inferred.get(value.name, value)
         shape = graph.shape(value.name)
-        if shape is not None and not found.type.tensor_type.HasField("shape"):
+        if shape is not None and not has_shape(found):
             found = _declared(value, _closed(shape, known, None))
         outputs[value.name] = found
     return outputs
@@ -147,7 +156,7 @@ def _set_outputs(
 
 
 def _is_static(value: ValueInfoProto) -> bool:
-    return value.type.tensor_type.HasField("shape") and is_static(sizes_of(value))
+    return has_shape(value) and is_static(sizes_of(value))
 
 
 def _wanted(
@@ -167,15 +176,20 @@ def _wanted(
         wanted[name] = list(sizes)
     unset = {
         name: shape
-        for name, shape in declared.items()
-        if shape is not None and name not in wanted
+        for name, shape in without(declared, wanted).items()
+        if shape is not None
     }
     for shape in unset.values():
-        if len(shape) > 1 and isinstance(shape[0], str):
-            known.setdefault(shape[0], batch)
+        for dim in of_type(_batch_of(shape), str):
+            known.setdefault(dim, batch)
     for name, shape in unset.items():
         wanted[name] = _closed(shape, known, batch)
     return wanted
+
+
+def _batch_of(shape: Sizes) -> Sizes:
+    """Return the first dimension of two or more; no dimension of a vector or scalar."""
+    return shape[:1] if len(shape) > 1 else ()
 
 
 def _closed(shape: Sizes, known: Mapping[str, int], batch: int | None) -> Sizes:
@@ -195,7 +209,7 @@ def _bind(
     sizes: Sequence[int],
 ) -> None:
     """Check sizes against a shape, and record the sizes of named dimensions."""
-    if any(type(size) is not int or size < 1 for size in sizes):
+    if not all(is_whole(size, 1) for size in sizes):
         raise ConfigError(
             f"shape of {name!r} is {list(sizes)}; it must be whole numbers of 1 or"
             " more",
@@ -208,12 +222,14 @@ def _bind(
             f" {len(shape)}: {list(shape)}",
         )
     for dim, size in zip(shape, sizes, strict=True):
-        other = ""
-        if isinstance(dim, int) and dim != size:
-            other = str(dim)
-        elif isinstance(dim, str) and known.setdefault(dim, size) != size:
-            other = f"{dim} = {known[dim]}"
-        if other:
+        other = str(dim)
+        bound: int | None = size
+        if isinstance(dim, int):
+            bound = dim
+        elif isinstance(dim, str):
+            bound = known.setdefault(dim, size)
+            other = f"{dim} = {bound}"
+        if bound != size:
             raise ConfigError(
                 f"shape of {name!r} is {list(sizes)}, but the input has {other} for"
                 f" {size}",
@@ -230,7 +246,7 @@ def _declared(
 
     Without a shape the declaration is unchanged, unless its shape is to be removed (``forget``).
     """
-    if (not shape and not forget) or value.type.WhichOneof("value") != "tensor_type":
+    if not (shape or forget) or not is_tensor(value):
         return value
     copy = ValueInfoProto()
     copy.CopyFrom(value)

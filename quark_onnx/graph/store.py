@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from calibrators.onnx_runtime.external_tensors import locate
 from calibrators.onnx_runtime.session import PAGE, estimate_bytes
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import ModelError
+from quark_onnx.errors import ModelError, system_reason
 
 #: Tensors of fewer bytes stay in memory.
 LEAST = 1 << 16
@@ -96,7 +96,7 @@ class Store:
                 place = f"the folder of {self._near}"
             else:
                 place = f"the temporary folder {gettempdir()} (see TMPDIR)"
-            reason = error.strerror or error
+            reason = system_reason(error)
             raise ModelError(
                 f"weights cannot be worked on in {place}: {reason}",
             ) from error

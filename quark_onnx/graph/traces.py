@@ -7,7 +7,9 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto
 
-from quark_onnx.graph.node import subgraphs
+from quark_onnx.containers import excluding
+from quark_onnx.graph.node import all_graphs, bodies_of
+from quark_onnx.graph.shapes import declared_values
 
 #: Prefixes of the keys of torch's exporter, and of the rewriter that it runs.
 _TRACED = ("pkg.torch.", "pkg.onnxscript.")
@@ -41,7 +43,7 @@ def drop_traces(model: ModelProto) -> int:
             continue
         traced += [entry for entry in entries if entry.key in _BESIDE]
         dropped += sum(entry.ByteSize() for entry in traced)
-        kept = [entry for entry in entries if entry not in traced]
+        kept = excluding(entries, traced)
         del owner.metadata_props[:]
         owner.metadata_props.extend(kept)
     return dropped
@@ -54,17 +56,14 @@ def _owners(model: ModelProto) -> Iterator[Any]:
     for function in model.functions:
         yield function
         yield from function.value_info
-        for node in function.node:
-            yield node
-            for body in subgraphs(node):
-                yield from _in_graph(body)
+        yield from function.node
+        for body in bodies_of(function.node):
+            yield from _in_graph(body)
 
 
 def _in_graph(graph: GraphProto) -> Iterator[Any]:
-    yield graph
-    for values in (graph.input, graph.output, graph.value_info, graph.initializer):
-        yield from values
-    for node in graph.node:
-        yield node
-        for body in subgraphs(node):
-            yield from _in_graph(body)
+    for part in all_graphs(graph):
+        yield part
+        yield from declared_values(part)
+        yield from part.initializer
+        yield from part.node

@@ -28,6 +28,7 @@ from quark_onnx.errors import (
     ConstraintError,
     ModelError,
     data_errors,
+    system_reason,
 )
 from quark_onnx.graph import Graph, upcast_to_float32
 from quark_onnx.graph.io import load, staged
@@ -268,8 +269,7 @@ def _place(folder: Path) -> Path:
         ValueError,
     ) as error:  # a ValueError is a path that no folder can have
         raise ConfigError(
-            f"output {folder} cannot be written:"
-            f" {getattr(error, 'strerror', None) or error}",
+            f"output {folder} cannot be written: {system_reason(error)}",
         ) from error
     return place
 
@@ -313,7 +313,7 @@ def _put(bundle: Bundle, model: ModelProto, samples: Sequence[Sample]) -> None:
         if not isinstance(cause, OSError):
             raise
         raise ModelError(
-            f"{place} cannot be written: {cause.strerror or cause}",
+            f"{place} cannot be written: {system_reason(cause)}",
         ) from error
 
 

@@ -87,7 +87,7 @@ def legalize(
     TARGETS[target]
     place = destination(model, output)
     original = load(model)
-    graph, notes = fixed(Graph.of(inlined(original)), shapes)
+    graph, notes = fixed(Graph.of(inlined(original)), shapes or {})
     reference = Reference(original)
     sample = random_sample(graph, reference)
     if sample is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, require
 from quark_onnx.graph import Graph, Node, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
@@ -246,8 +246,7 @@ def preflight(
         ModelError: the model cannot be read.
     """
     row = TARGETS[target]
-    if kind and kind not in KINDS:
-        raise ConfigError(f"kind is {kind!r}; it must be one of: {', '.join(KINDS)}")
+    require(kind in ("", *KINDS), "kind", kind, f"one of: {', '.join(KINDS)}")
     if release not in RELEASES:
         raise ConfigError(f"release is {release!r}; known are: {', '.join(RELEASES)}")
     graph = Graph.of(inlined(load(model)))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError, nearest, require
 from quark_onnx.optimizers.mixed import Distance, Outputs
 
 Floats = NDArray[np.float64]
@@ -106,11 +106,12 @@ def distance(name: str) -> Distance:
     >>> distance("l2")([[np.float32([3, 4])]], [[np.float32([0, 0])]])
     5.0
     """
-    if name not in _KINDS:
-        raise ConfigError(
-            f"metric_default is {name!r}; it must be one of:"
-            f" {', '.join(_KINDS)}{nearest(name, _KINDS)}",
-        )
+    require(
+        name in _KINDS,
+        "metric_default",
+        name,
+        f"one of: {', '.join(_KINDS)}{nearest(name, _KINDS)}",
+    )
 
     def mean(expected: Outputs, found: Outputs) -> float:
         values = [_KINDS[name](*pair) for pair in _pairs(expected, found)]

@@ -20,7 +20,7 @@ from calibrators import (
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError, nearest, require
 from quark_onnx.onnx.quantization.config.data_type import DATA_TYPES
 from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
 from quark_onnx.onnxruntime_spelling.request import name_of
@@ -250,8 +250,5 @@ def dtype_of(kind: object, options: Mapping[str, Any]) -> str:
 
 
 def _chosen(names: dict[Any, str], key: Any, attribute: str) -> str:
-    if key not in names:
-        raise ConfigError(
-            f"{attribute} is {key!r}; it must be one of: {', '.join(map(str, names))}",
-        )
+    require(key in names, attribute, key, f"one of: {', '.join(map(str, names))}")
     return names[key]

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.containers import names_of, without
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError, nearest, require
 from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import (
@@ -265,10 +265,7 @@ def fast_finetune(draft: Draft, parameters: Mapping[str, Any]) -> None:
     names = {_camel(name): name for name in vars(AdaRoundConfig())} | _FINETUNE
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
-    if chosen not in kinds:
-        raise ConfigError(
-            f"OptimAlgorithm is {chosen!r}; it must be one of: {', '.join(kinds)}",
-        )
+    require(chosen in kinds, "OptimAlgorithm", chosen, f"one of: {', '.join(kinds)}")
     given = {
         name: value for name, value in parameters.items() if name != "OptimAlgorithm"
     }

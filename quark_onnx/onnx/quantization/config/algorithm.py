@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from quark_onnx.containers import by_name, names_of
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError, nearest, require
 from quark_onnx.onnx import distances
 from quark_onnx.onnx.legacy import narrowed, pattern
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
@@ -350,12 +350,12 @@ class AutoMixprecisionConfig(AlgoConfig):
             ConfigError: a parameter is wrong, or two metrics are given.
         """
         self._warn()
-        if self.metric_optimize_object not in _OBJECTS:
-            raise ConfigError(
-                "metric_optimize_object of auto_mixprecision is"
-                f" {self.metric_optimize_object!r}; it must be one of:"
-                f" {', '.join(_OBJECTS)}",
-            )
+        require(
+            self.metric_optimize_object in _OBJECTS,
+            "metric_optimize_object of auto_mixprecision",
+            self.metric_optimize_object,
+            f"one of: {', '.join(_OBJECTS)}",
+        )
         if self.metric_threshold is None:
             logger.warning(
                 "%s: metric_threshold is None, so that no node is changed; see"

@@ -20,8 +20,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from calibrators.base import is_number, is_whole
 from quark_onnx.containers import present
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.errors import DataError, require
+from quark_onnx.optimizers.base import require_flag
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
@@ -91,27 +93,19 @@ class GPTQ:
     def __post_init__(self) -> None:
         for name, upper in self._upper_limits().items():
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 <= value <= upper
-            ):
-                raise ConfigError(
-                    f"{name} of {self.name} is {value!r}; it must be a number from 0 to"
-                    f" {upper:g}",
-                )
-        for name in ("act_order", "search_scales", "rounds_activations"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"{name} of {self.name} is {getattr(self, name)!r}; it must be true"
-                    " or false",
-                )
-        passes = self.coordinate_descent_passes
-        if type(passes) is not int or passes < 0:
-            raise ConfigError(
-                f"coordinate_descent_passes of {self.name} is {passes!r}; it must be a"
-                " whole number, 0 or more",
+            require(
+                is_number(value) and 0 <= value <= upper,
+                f"{name} of {self.name}",
+                value,
+                f"a number from 0 to {upper:g}",
             )
+        require_flag(self, "act_order", "search_scales", "rounds_activations")
+        require(
+            is_whole(self.coordinate_descent_passes, 0),
+            f"coordinate_descent_passes of {self.name}",
+            self.coordinate_descent_passes,
+            "a whole number, 0 or more",
+        )
 
     def _upper_limits(self) -> dict[str, float]:
         """Return the numeric settings with their greatest values."""
@@ -481,11 +475,12 @@ class Qronos(GPTQ):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.relative_to not in ("mean", "eigenvalue"):
-            raise ConfigError(
-                f'relative_to of {self.name} is {self.relative_to!r}; it must be "mean"'
-                ' or "eigenvalue"',
-            )
+        require(
+            self.relative_to in ("mean", "eigenvalue"),
+            f"relative_to of {self.name}",
+            self.relative_to,
+            '"mean" or "eigenvalue"',
+        )
 
     @property
     def _correction(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.errors import DataError, require
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
@@ -82,11 +82,12 @@ class SignedRounding:
         for rate in ("lr", "minmax_lr"):
             if getattr(self, rate) is not None:
                 require_number(self, rate, least=0, most=1)
-        if self.optimizer not in OPTIMIZERS:
-            raise ConfigError(
-                f"optimizer of {self.name} is {self.optimizer!r}; it must be one of:"
-                f" {', '.join(OPTIMIZERS)}",
-            )
+        require(
+            self.optimizer in OPTIMIZERS,
+            f"optimizer of {self.name}",
+            self.optimizer,
+            f"one of: {', '.join(OPTIMIZERS)}",
+        )
 
     def cost(self, shapes: Shapes) -> Cost:
         """Return the estimated cost."""

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from quark_onnx.errors import ConfigError
+from calibrators.base import is_whole
+from quark_onnx.errors import ConfigError, require
+from quark_onnx.optimizers.base import require_flag
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
 
@@ -49,21 +51,18 @@ class Rotation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("r1", "r2", "r3", "r4", "trained"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(
-                    f"{name} of rotation is {getattr(self, name)!r}; it must be true or"
-                    " false",
-                )
-        for name, least in (("seed", 0), ("steps", 1), ("size", 2)):
+        require_flag(self, "r1", "r2", "r3", "r4", "trained")
+        least = {"seed": 0, "steps": 1}
+        if self.size is not None:
+            least["size"] = 2
+        for name, bound in least.items():
             value = getattr(self, name)
-            if (type(value) is not int or value < least) and not (
-                name == "size" and value is None
-            ):
-                raise ConfigError(
-                    f"{name} of rotation is {value!r}; it must be a whole number,"
-                    f" {least} or more",
-                )
+            require(
+                is_whole(value, bound),
+                f"{name} of rotation",
+                value,
+                f"a whole number, {bound} or more",
+            )
         if self.r3:
             raise ConfigError(
                 "r3 of rotation is set, but keys are rounded where k_proj computes"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import ModelError
+from quark_onnx.errors import ModelError, system_reason
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -43,7 +43,7 @@ def staged(path: Path) -> Iterator[Path]:
             temporary.replace(path)
     except OSError as error:
         raise ModelError(
-            f"{path} cannot be written: {error.strerror or error}",
+            f"{path} cannot be written: {system_reason(error)}",
         ) from error
 
 

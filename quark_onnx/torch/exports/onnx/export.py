@@ -13,7 +13,7 @@ from onnx import TensorProto
 from torch import nn
 
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, ModelError, nearest
+from quark_onnx.errors import ModelError, nearest, require
 from quark_onnx.graph import Graph, Store
 from quark_onnx.graph.io import staged
 from quark_onnx.graph.store import LARGE_MODEL
@@ -100,16 +100,11 @@ def write_onnx(  # noqa: PLR0913
         MissingDependency: onnxscript is not installed.
         ModelError: torch cannot export the model, or the outputs of onnxruntime differ.
     """
-    if form not in FORMS:
-        raise ConfigError(f"form is {form!r}; it must be one of: {', '.join(FORMS)}")
-    if dtype not in _TYPES:
-        if dtype == "bfloat16":
-            why = "; onnxruntime does not compute in bfloat16 on a CPU"
-        else:
-            why = nearest(dtype, _TYPES)
-        raise ConfigError(
-            f"dtype is {dtype!r}; it must be one of: {', '.join(_TYPES)}{why}",
-        )
+    require(form in FORMS, "form", form, f"one of: {', '.join(FORMS)}")
+    why = nearest(dtype, _TYPES)
+    if dtype == "bfloat16":
+        why = "; onnxruntime does not compute in bfloat16 on a CPU"
+    require(dtype in _TYPES, "dtype", dtype, f"one of: {', '.join(_TYPES)}{why}")
     floats, kind = _TYPES[dtype]
     path = Path(output)
     copied, layers, between = standing_in(model, floats)
