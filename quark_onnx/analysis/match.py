@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quark_onnx.analysis.reading import FLOATS, Operand, Reading
-from quark_onnx.containers import among, excluding, flattened, names_of
+from quark_onnx.containers import among, excluding, names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Node
 
@@ -100,7 +100,7 @@ class _Walk:
         self.found = Matching()
         self._taken: set[Node] = set()
         self._place = {node: place for place, node in enumerate(other.graph.nodes)}
-        self._names = set(flattened(node.results for node in other.graph.nodes))
+        self._names = set(other.graph.results())
         self._reasons: dict[str, str] = {}
 
     def computes(self, node: Node) -> bool:
@@ -108,8 +108,7 @@ class _Walk:
         return not all(map(self.reference.constants.known, node.results))
 
     def match_inputs(self) -> None:
-        constants = self.reference.graph.initializers
-        inputs = excluding(names_of(self.reference.graph.inputs), constants)
+        inputs = names_of(self.reference.graph.fed)
         others = set(names_of(self.other.graph.inputs))
         missing = excluding(inputs, others)
         if missing:

@@ -13,11 +13,19 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from quark_onnx.containers import among, names_of
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 from quark_onnx.wording import first_of
 
+#: Attributes of a Constant node that hold plain numbers, with the type of the tensor.
+_NUMBERS = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+}
 #: Most names that a note lists.
 _LISTED = 3
 
@@ -40,7 +48,7 @@ def gather_constants(graph: Graph, *, keep_inputs: bool = False) -> list[str]:
 
 def overridable(graph: Graph) -> list[str]:
     """Return the names of overridable initializers, which are inputs, too."""
-    return [value.name for value in graph.inputs if value.name in graph.initializers]
+    return among(names_of(graph.inputs), graph.initializers)
 
 
 def store_constants(graph: Graph) -> int:
@@ -79,12 +87,7 @@ def _value(node: Node) -> TensorProto | None:
         copy = TensorProto()
         copy.CopyFrom(tensor)
         return copy
-    for name, dtype in (
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-    ):
+    for name, dtype in _NUMBERS.items():
         value = node.attribute(name)
         if value is not None:
             return numpy_helper.from_array(np.array(value, dtype))

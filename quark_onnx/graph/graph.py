@@ -24,7 +24,14 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
-from quark_onnx.containers import among, by_name, excluding, names_of, present
+from quark_onnx.containers import (
+    among,
+    by_name,
+    excluding,
+    flattened,
+    names_of,
+    present,
+)
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
@@ -165,6 +172,19 @@ class Graph:
     def nodes_of(self, kinds: Container[str]) -> list[Node]:
         """Return the nodes of some kinds, in graph order."""
         return [node for node in self.nodes if node.kind in kinds]
+
+    def nodes_of_type(self, op_types: Container[str]) -> list[Node]:
+        """Return the nodes whose operators, of any domain, are given, in graph order."""
+        return [node for node in self.nodes if node.op_type in op_types]
+
+    def results(self) -> list[str]:
+        """Return the names of all tensors that nodes compute, in graph order."""
+        return flattened(node.results for node in self.nodes)
+
+    @property
+    def fed(self) -> list[ValueInfoProto]:
+        """Inputs that a caller has to feed: those without a default value."""
+        return [value for value in self.inputs if value.name not in self.initializers]
 
     def captured(self, tensor: str) -> bool:
         """Return whether a subgraph reads the tensor."""
@@ -310,9 +330,7 @@ class Graph:
     def close_inputs(self) -> list[str]:
         """Turn overridable initializers into constants, and return the names."""
         names = among(names_of(self.inputs), self.initializers)
-        self.inputs = [
-            value for value in self.inputs if value.name not in self.initializers
-        ]
+        self.inputs = self.fed
         self._input_names.difference_update(names)
         return names
 

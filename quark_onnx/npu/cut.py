@@ -14,7 +14,14 @@ from pathlib import Path
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
-from quark_onnx.containers import names_of
+from quark_onnx.containers import (
+    among,
+    by_name,
+    excluding,
+    flattened,
+    names_of,
+    without,
+)
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
 from quark_onnx.graph.io import load, staged
@@ -87,8 +94,8 @@ def cut(
     beside = [keeps_weights_beside(model, place) for place in places]
     original = load(model)
     graph = Graph.of(inlined(original))
-    front = _ancestors(graph, _ends(graph, tensors))
-    tail = [node for node in graph.nodes if node not in front]
+    front = set(reach(_ends(graph, tensors), graph.leaders))
+    tail = excluding(graph.nodes, front)
     if not front or not tail:
         raise ConfigError(
             "the cut leaves one part empty; name tensors in the middle of the model",
@@ -122,11 +129,8 @@ def _places(
 def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str, ...]:
     """Return the tensors that nodes before the cut compute, and nodes after it read."""
     names = _read_by(tail)
-    crossing = list[str]()
-    for node in graph.nodes:
-        if node in front:
-            crossing += [name for name in node.outputs if name in names]
-    return tuple(crossing)
+    computed = flattened(node.outputs for node in among(graph.nodes, front))
+    return tuple(among(computed, names))
 
 
 def _check_crossing(
@@ -134,7 +138,7 @@ def _check_crossing(
     crossing: Sequence[str],
     tensors: Sequence[str],
 ) -> None:
-    missing = [name for name in crossing if name not in tensors]
+    missing = excluding(crossing, tensors)
     if tensors and missing:
         raise ConfigError(
             f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
@@ -162,14 +166,12 @@ def _split(
             late.append(value)
         else:
             early.append(value)
-    fed = [value for value in graph.inputs if value.name not in graph.initializers]
     read = _read_by(tail)
-    still_read = [value for value in fed if value.name in read]
+    still_read = [value for value in graph.fed if value.name in read]
     cut_values = [_value(graph, name) for name in crossing]
-    outputs = set(names_of(early))
-    added = [value for value in cut_values if value.name not in outputs]
+    added = without(by_name(cut_values), names_of(early))
     return [
-        _part(graph, front, fed, [*early, *added]),
+        _part(graph, front, graph.fed, [*early, *added.values()]),
         _part(graph, tail, [*still_read, *cut_values], late),
     ]
 
@@ -187,16 +189,9 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
     return ends
 
 
-def _ancestors(graph: Graph, ends: Iterable[Node]) -> set[Node]:
-    return set(reach(list(ends), graph.leaders))
-
-
 def _read_by(nodes: Iterable[Node]) -> set[str]:
     """Return the tensors that nodes or their bodies read."""
-    names = set[str]()
-    for node in nodes:
-        names.update(node.inputs, node.captures)
-    return names
+    return set(flattened(node.reads for node in nodes))
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:

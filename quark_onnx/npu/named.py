@@ -16,18 +16,10 @@ def producers_of(graph: Graph, tensors: Iterable[str]) -> list[Node]:
     """
     producers = list[Node]()
     for name in tensors:
-        node = graph.producer(name) if name else None
+        node = graph.producer(name)
         if node is None:
             raise ConfigError(
-                f"no node computes the tensor {name!r}{nearest(name, _results(graph))}",
+                f"no node computes the tensor {name!r}{nearest(name, graph.results())}",
             )
         producers.append(node)
     return producers
-
-
-def _results(graph: Graph) -> list[str]:
-    """Return the names of all computed tensors."""
-    names = list[str]()
-    for node in graph.nodes:
-        names += filter(None, node.outputs)
-    return names

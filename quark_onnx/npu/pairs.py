@@ -44,13 +44,9 @@ class Grid:
         """Return p of a per-tensor scale 2**-p; None unless the scale has this form."""
         if self.scale is None or self.scale.size != 1:
             return None
-        scale = float(self.scale.reshape(-1)[0])
-        if not (np.isfinite(scale) and scale > 0):
-            return None
-        mantissa, exponent = np.frexp(scale)
-        if mantissa != 0.5:
-            return None
-        return 1 - int(exponent)
+        # The mantissa of 0, infinity and NaN is the number itself.
+        mantissa, exponent = np.frexp(float(self.scale.reshape(-1)[0]))
+        return 1 - int(exponent) if mantissa == 0.5 else None
 
     @property
     def symmetric(self) -> bool:
@@ -66,8 +62,8 @@ class Pairs:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.quantizing = [node for node in graph.nodes if node.op_type in QUANTIZE]
-        self.dequantizing = [node for node in graph.nodes if node.op_type in DEQUANTIZE]
+        self.quantizing = graph.nodes_of_type(QUANTIZE)
+        self.dequantizing = graph.nodes_of_type(DEQUANTIZE)
         self.positions: Positions = {}
         for node in (*self.quantizing, *self.dequantizing):
             position = self.grid(node).position
@@ -122,11 +118,10 @@ class Pairs:
 
     def codes_of(self, node: Node) -> str:
         """Return the codes of a node's result; empty if the result is not rounded."""
-        readers = self.graph.consumers(node.outputs[0]) if node.outputs else []
-        return next(
-            (reader.outputs[0] for reader in readers if reader.op_type in QUANTIZE),
-            "",
-        )
+        for reader in self.graph.consumers(node.output(0)):
+            if reader.op_type in QUANTIZE:
+                return reader.outputs[0]
+        return ""
 
     def _known(self, codes: str) -> str | None:
         return codes if codes in self.positions else None

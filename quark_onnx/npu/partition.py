@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quark_onnx.containers import present
+from quark_onnx.containers import among, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -49,9 +49,7 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     """
     levels = dict[Node, int]()
     root = dict[Node, Node]()
-    for node in graph.nodes:
-        if node not in devices:
-            continue
+    for node in among(graph.nodes, devices):
         inside = devices[node] == NPU
         leaders = beyond_pairs(node, graph.leaders)
         level = 0 if inside else -1
@@ -82,17 +80,13 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
             near = graph.followers(node)
         else:
             continue
-        inside = bool(near) and all(_is_inside(devices, other) for other in near)
+        # Q and DQ nodes have no device of their own.
+        inside = {devices.get(other, NPU) for other in near} == {NPU}
         if inside and not any(map(graph.is_output, node.outputs)):
             counts[NPU] += 1
         else:
             counts[EDGE] += 1
     return counts
-
-
-def _is_inside(devices: Devices, node: Node) -> bool:
-    """Return True for a node on the processor; Q and DQ nodes have no device of their own."""
-    return devices.get(node, NPU) == NPU
 
 
 def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
@@ -106,10 +100,9 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
     def device_beside(node: Node) -> str:
         return NPU if devices[node] == NPU else EDGE
 
-    for value in graph.inputs:
-        if value.name not in graph.initializers:
-            counts[EDGE] += 1
-            counts.update(map(device_beside, graph.consumers(value.name)))
+    for value in graph.fed:
+        counts[EDGE] += 1
+        counts.update(map(device_beside, graph.consumers(value.name)))
     fused = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
     for node in graph.nodes:
         starts_a_chain = id(node) not in fused

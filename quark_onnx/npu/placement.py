@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import filterfalse
 
 from onnx import TensorProto
 
+from quark_onnx.containers import flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -34,6 +36,8 @@ _CONTRIBUTED = {
     "com.microsoft::DequantizeLinear",
     "com.microsoft::Gelu",
 }
+#: Attributes of a Conv for which its converter knows no default.
+_WRITTEN = ("strides", "pads", "dilations", "kernel_shape", "group")
 #: First opset in which the bounds of Clip are inputs.
 _BOUNDS_OPSET = 11
 #: Maximum rank of tensors that the engine can move.
@@ -129,8 +133,13 @@ class Case:
 
     def around(self, node: Node) -> list[str]:
         """Return the tensors that a node reads and computes, without constants."""
-        names = [name for name in (*node.inputs, *node.outputs) if name]
-        return [name for name in names if not self.graph.is_constant(name)]
+        names = (*node.operands, *node.results)
+        return list(filterfalse(self.graph.is_constant, names))
+
+    @property
+    def on_convolution_engine(self) -> bool:
+        """Return True for the compiler of X1, whose converter has a rule per operator."""
+        return self.target.compiler == "X1"
 
 
 def verdict_of(case: Case, node: Node) -> Verdict:
@@ -144,7 +153,7 @@ def verdict_of(case: Case, node: Node) -> Verdict:
         found = rule(case, node)
         if found is not None:
             return found
-    if case.target.compiler == "X1":
+    if case.on_convolution_engine:
         if node.kind in CONVERTED:
             return verdict(
                 node,
@@ -164,11 +173,8 @@ def verdict_of(case: Case, node: Node) -> Verdict:
             "not listed, but models of AMD use it there",
             confidence="inferred",
         )
-    others = [
-        preset
-        for preset in case.target.presets
-        if preset != case.kind and listed(kind, preset)
-    ]
+    # The model's own format is none of them: it is not listed.
+    others = [preset for preset in case.target.presets if listed(kind, preset)]
     mend = ""
     if others:
         mend = f"quantize to {' or '.join(others)}, which list it"
@@ -188,22 +194,20 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
         )
         mend = f"quantize to {target.presets[0]}"
         return reason, mend, "measured", f"{_DOCS}; XDNA1 study (2026-07)"
-    for node in graph.nodes:
-        for name in case.around(node):
-            if graph.elem_type(name) == TensorProto.BFLOAT16:
-                reason = (
-                    f"{name!r} is bfloat16, which the provider refuses as an invalid"
-                    " graph"
-                )
-                mend = "give it the float32 model and the config_file"
-                return reason, mend, "measured", _ONNXSIM
+    for name in flattened(map(case.around, graph.nodes)):
+        if graph.elem_type(name) == TensorProto.BFLOAT16:
+            reason = (
+                f"{name!r} is bfloat16, which the provider refuses as an invalid graph"
+            )
+            mend = "give it the float32 model and the config_file"
+            return reason, mend, "measured", _ONNXSIM
     for value in graph.inputs:
         batch = _batch(graph, value.name)
         if batch != 1:
             reason = f"input {value.name!r} has a batch of {batch}"
             return reason, _ONE, "measured", "amd/RyzenAI-SW#401"
-    count = sum(node.kind == "Conv" for node in graph.nodes)
-    if target.compiler == "X1" and count < _LEAST_CONVOLUTIONS:
+    count = len(graph.nodes_of({"Conv"}))
+    if case.on_convolution_engine and count < _LEAST_CONVOLUTIONS:
         reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
         return reason, "run it on the CPU", "read", f"{_VAIP}; amd/RyzenAI-SW#85, #126"
     return None
@@ -223,7 +227,7 @@ def _ends_the_process(case: Case, node: Node) -> Verdict | None:
         return verdict(
             node, ABORT, "the compiler crashes at it", mend, "measured", _ONNXSIM
         )
-    if node.kind == "If" and any(_dynamic(case, name) for name in case.around(node)):
+    if node.kind == "If" and _first_dynamic(case, node):
         mend = "fix the shapes, or run this model on the CPU"
         return verdict(
             node,
@@ -233,18 +237,14 @@ def _ends_the_process(case: Case, node: Node) -> Verdict | None:
             "measured",
             _ONNXSIM,
         )
-    missing = [
-        name
-        for name in ("strides", "pads", "dilations", "kernel_shape", "group")
-        if not _has(node, name)
-    ]
+    missing = [name for name in _WRITTEN if node.attribute(name) is None]
+    automatic = node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "")
+    if automatic and "pads" in missing:
+        missing.remove("pads")
     if node.kind == "Conv" and missing:
         reason = f"attributes missing: {', '.join(missing)}"
         return verdict(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
-    if node.kind in ("MaxPool", "AveragePool") and node.attribute(
-        "auto_pad",
-        "NOTSET",
-    ) not in ("NOTSET", ""):
+    if node.kind in ("MaxPool", "AveragePool") and automatic:
         reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
         return verdict(node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264")
     return None
@@ -257,36 +257,28 @@ _ONE = (
 )
 
 
-def _has(node: Node, name: str) -> bool:
-    automatic = name == "pads" and node.attribute("auto_pad", "NOTSET") not in (
-        "NOTSET",
-        "",
-    )
-    return automatic or node.attribute(name) is not None
-
-
-def _dynamic(case: Case, tensor: str) -> bool:
-    return not is_static(case.graph.shape(tensor))
+def _first_dynamic(case: Case, node: Node) -> str:
+    """Return the first tensor around a node without a static shape; empty if none."""
+    for name in case.around(node):
+        if not is_static(case.graph.shape(name)):
+            return name
+    return ""
 
 
 def _shape(case: Case, node: Node) -> Verdict | None:
-    for name in case.around(node):
-        if _dynamic(case, name):
-            shape = case.graph.shape(name)
-            reason = (
-                f"{name!r} has the shape"
-                f" {list(shape) if shape is not None else 'unknown'}"
-            )
-            return verdict(
-                node,
-                CPU,
-                reason,
-                f"{_LEGALIZE} --shape NAME=SIZES",
-                "read",
-                f"{_VAIP}; amd/RyzenAI-SW#312",
-                cause="a tensor has a dynamic shape",
-            )
-    return None
+    name = _first_dynamic(case, node)
+    if not name:
+        return None
+    shape = case.graph.shape(name)
+    return verdict(
+        node,
+        CPU,
+        f"{name!r} has the shape {'unknown' if shape is None else list(shape)}",
+        f"{_LEGALIZE} --shape NAME=SIZES",
+        "read",
+        f"{_VAIP}; amd/RyzenAI-SW#312",
+        cause="a tensor has a dynamic shape",
+    )
 
 
 def _ends(case: Case, node: Node) -> Verdict | None:
@@ -316,7 +308,7 @@ def _factored(case: Case, node: Node) -> Node:
 
 
 def _gate(case: Case, node: Node) -> Verdict | None:
-    if case.kind != "XINT8" or case.target.compiler == "X1":
+    if case.kind != "XINT8" or case.on_convolution_engine:
         return None
     if _factored(case, node).kind not in ("HardSigmoid", "Sigmoid"):
         return None
@@ -360,24 +352,23 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
     """Place a reshape or transpose with its five-dimensional neighbour."""
     if case.kind == "BF16" or node.kind not in _MOVING:
         return None
-    neighbours = [
+    neighbours = (
         *beyond_pairs(node, case.graph.leaders),
         *beyond_pairs(node, case.graph.followers),
-    ]
-    for neighbour in neighbours:
-        found = _ranks(case, neighbour)
-        if found is not None:
-            its_reason = found.reason.removeprefix("it ")
-            return verdict(
-                node,
-                CPU,
-                f"it stands beside {found.node}, which {its_reason}",
-                found.mend,
-                "inferred",
-                found.source,
-                "it is connected to a node that moves data in more than 4 dimensions",
-            )
-    return None
+    )
+    moving = present(_ranks(case, neighbour) for neighbour in neighbours)
+    if not moving:
+        return None
+    its_reason = moving[0].reason.removeprefix("it ")
+    return verdict(
+        node,
+        CPU,
+        f"it stands beside {moving[0].node}, which {its_reason}",
+        moving[0].mend,
+        "inferred",
+        moving[0].source,
+        "it is connected to a node that moves data in more than 4 dimensions",
+    )
 
 
 def _depthwise(case: Case, node: Node) -> Verdict | None:
@@ -385,7 +376,7 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
 
     AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts.
     """
-    if case.kind not in _INTEGER or case.target.compiler == "X1":
+    if case.kind not in _INTEGER or case.on_convolution_engine:
         return None
     conv = node
     if node.kind in ("Relu", "Clip"):
@@ -445,11 +436,8 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
             "measured",
             f"{_ONNXSIM}; 1bit-MONSTER#1468",
         )
-    if (
-        case.quantized
-        and case.graph.is_constant(node.input(1))
-        and case.target.compiler == "X1"
-    ):
+    float_weight = case.quantized and case.graph.is_constant(node.input(1))
+    if float_weight and case.on_convolution_engine:
         reason = "it is left float, which can push the whole model off the processor"
         return verdict(
             node,
@@ -464,7 +452,7 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
 
 def _strict(case: Case, node: Node) -> Verdict | None:
     """Place nodes that the converter of X1 does not support."""
-    if case.target.compiler != "X1":
+    if not case.on_convolution_engine:
         return None
     if _is_on_numbers(case, node):
         return verdict(node, CPU, "it computes a single number", "", "read", _VAIP)
@@ -476,16 +464,17 @@ def _strict(case: Case, node: Node) -> Verdict | None:
 
 def _is_on_numbers(case: Case, node: Node) -> bool:
     """Return True if the result of a node is a scalar, or each of its inputs."""
-    shapes = [case.graph.shape(name) for name in case.around(node)]
+    shapes = list(map(case.graph.shape, case.around(node)))
     if not shapes:
         return False
     *inputs, result = shapes
-    return result == () or all(shape == () for shape in inputs)
+    return result == () or {()}.issuperset(inputs)
 
 
 def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
-    return lambda case, node: any(
-        node.input(at) and not case.graph.is_constant(node.input(at)) for at in places
+    """Return a test for inputs that are computed as the model runs."""
+    return lambda case, node: (
+        not all(map(case.graph.is_constant, filter(None, map(node.input, places))))
     )
 
 
@@ -495,8 +484,8 @@ def _not_on_images(case: Case, node: Node) -> bool:
 
 def _bounded(case: Case, node: Node) -> bool:
     if case.graph.opset >= _BOUNDS_OPSET:
-        return all(case.graph.is_constant(node.input(at)) for at in (1, 2))
-    return node.attribute("min") is not None and node.attribute("max") is not None
+        return all(map(case.graph.is_constant, (node.input(1), node.input(2))))
+    return None not in (node.attribute("min"), node.attribute("max"))
 
 
 def _odd(case: Case, node: Node) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
+from quark_onnx.containers import flattened
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.npu.finding import Finding
@@ -82,27 +83,21 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
 
 
 def _unlike(pairs: Pairs) -> Iterator[Finding]:
-    written = {node.outputs[0]: pairs.grid(node) for node in pairs.quantizing}
+    written = {node.outputs[0]: pairs.grid(node).scale for node in pairs.quantizing}
     for node in pairs.dequantizing:
-        scale = pairs.grid(node).scale
-        grid = written.get(node.inputs[0])
-        if grid is None or grid.scale is None or scale is None:
+        before = written.get(node.inputs[0])
+        after = pairs.grid(node).scale
+        if before is None or after is None or before.tolist() == after.tolist():
             continue
-        if scale.tolist() != grid.scale.tolist():
-            before = grid.scale.reshape(-1)[0]
-            after = scale.reshape(-1)[0]
-            yield Finding("S5", node.name, f"scales {before:g} and {after:g}")
+        figures = f"scales {before.reshape(-1)[0]:g} and {after.reshape(-1)[0]:g}"
+        yield Finding("S5", node.name, figures)
 
 
 def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
     graph = pairs.graph
-    for node in graph.nodes:
-        codes = pairs.codes_of(node) if node.kind in _WITH_ACTIVATION else ""
-        if not codes:
-            continue
-        followers = list[Node]()
-        for dequantize in graph.consumers(codes):
-            followers += graph.followers(dequantize)
+    for node in graph.nodes_of(_WITH_ACTIVATION):
+        dequantizing = graph.consumers(pairs.codes_of(node))
+        followers = flattened(map(graph.followers, dequantizing))
         if len(followers) == 1 and followers[0].kind in FUSED - {"Clip"}:
             text = (
                 f"{followers[0].name} ({followers[0].op_type}) reads what was rounded"

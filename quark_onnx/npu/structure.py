@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, TensorProto
 
-from quark_onnx.containers import names_of
+from quark_onnx.containers import among, excluding, names_of
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind
 from quark_onnx.graph.shapes import is_static
@@ -50,7 +50,7 @@ def structure_findings(
     halves = [
         node
         for node in graph.nodes
-        if any(graph.elem_type(name) in _REFUSED for name in node.outputs)
+        if not _REFUSED.isdisjoint(map(graph.elem_type, node.outputs))
     ]
     if halves:
         yield Finding(
@@ -67,17 +67,14 @@ def structure_findings(
     yield from _attributes(graph)
     yield from _shared(graph)
     given = set(names_of(model.graph.input))
-    for name in (
-        tensor.name for tensor in model.graph.initializer if tensor.name in given
-    ):
+    for name in among(names_of(model.graph.initializer), given):
         yield Finding("G7", "", f"{name!r} is both")
-    for node in graph.nodes:
-        if node.kind in _FATAL:
-            yield Finding(
-                "G8",
-                node.name,
-                f"{node.op_type} ends the process that compiles it",
-            )
+    for node in graph.nodes_of(_FATAL):
+        yield Finding(
+            "G8",
+            node.name,
+            f"{node.op_type} ends the process that compiles it",
+        )
 
 
 def convolution_findings(graph: Graph) -> Iterator[Finding]:
@@ -86,7 +83,7 @@ def convolution_findings(graph: Graph) -> Iterator[Finding]:
     Args:
         graph: graph of the model.
     """
-    count = sum(node.kind == "Conv" for node in graph.nodes)
+    count = len(graph.nodes_of({"Conv"}))
     if count < _LEAST_CONVOLUTIONS:
         yield Finding("G6", "", f"it has {count}; all of it would run on the CPU")
 
@@ -95,25 +92,21 @@ def _names(graph: Graph) -> Iterator[Finding]:
     """Yield tensors that no node computes, and tensors that two nodes compute."""
     known = {*graph.initializers, *names_of(graph.inputs)}
     for node in graph.nodes:
-        for name in filter(None, node.outputs):
+        for name in node.results:
             if name in known:
                 text = f"{name!r} is there before it is computed"
                 yield Finding("G9", node.name, text)
             known.add(name)
     for node in graph.nodes:
-        for name in node.reads:
-            if name not in known:
-                text = f"nothing computes {name!r}, which it reads"
-                yield Finding("G9", node.name, text)
-    for value in graph.outputs:
-        if value.name not in known:
-            yield Finding("G9", "", f"nothing computes the output {value.name!r}")
+        for name in excluding(node.reads, known):
+            text = f"nothing computes {name!r}, which it reads"
+            yield Finding("G9", node.name, text)
+    for name in excluding(names_of(graph.outputs), known):
+        yield Finding("G9", "", f"nothing computes the output {name!r}")
 
 
 def _shapes(graph: Graph) -> Iterator[Finding]:
-    for value in graph.inputs:
-        if value.name in graph.initializers:
-            continue
+    for value in graph.fed:
         shape = graph.shape(value.name)
         if shape is None:
             yield Finding("G1", "", f"input {value.name!r} has the shape unknown")
@@ -137,9 +130,8 @@ def _attributes(graph: Graph) -> Iterator[Finding]:
 
 def _shared(graph: Graph) -> Iterator[Finding]:
     readers: dict[str, list[Node]] = defaultdict(list)
-    for node in graph.nodes:
-        parameters = node.inputs[1:3] if node.kind in _WITH_PARAMETERS else ()
-        for name in parameters:
+    for node in graph.nodes_of(_WITH_PARAMETERS):
+        for name in node.inputs[1:3]:
             codes = constant_behind(graph, name)
             if codes:
                 readers[codes].append(node)

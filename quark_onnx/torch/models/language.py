@@ -6,13 +6,13 @@ Towers are the parts of a model for images, video and sound.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from quark_onnx.containers import present
+from quark_onnx.torch.models.names import within_any
 
 if TYPE_CHECKING:
     from torch import nn
-    from transformers import PreTrainedModel
 
 
 def decoder_of(model: nn.Module) -> nn.Module | None:
@@ -20,11 +20,7 @@ def decoder_of(model: nn.Module) -> nn.Module | None:
 
     None if there is no decoder, or if the model itself is the decoder.
     """
-    try:
-        found = cast("PreTrainedModel", model).get_decoder()
-    except (AttributeError, NotImplementedError):
-        return None
-    return None if found is model else found
+    return _named_part(model, "get_decoder")
 
 
 def encoder_of(model: nn.Module) -> nn.Module | None:
@@ -34,11 +30,21 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
     """
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return None
+    return _named_part(model, "get_encoder")
+
+
+def _named_part(model: nn.Module, getter: str) -> nn.Module | None:
+    """Return the part that a method of transformers names; None for the model itself."""
     try:
-        found = cast("PreTrainedModel", model).get_encoder()
+        found: nn.Module = getattr(model, getter)()
     except (AttributeError, NotImplementedError):
         return None
     return None if found is model else found
+
+
+def _text_parts(model: nn.Module) -> set[int]:
+    """Return the identities of the decoder and of the encoder, as far as there are such."""
+    return set(map(id, present((decoder_of(model), encoder_of(model)))))
 
 
 def reads_more_than_text(model: nn.Module) -> bool:
@@ -52,15 +58,13 @@ def towers_of(model: nn.Module) -> list[str]:
     A part that contains the decoder is no tower, whatever its modalities are. Neither is the
     encoder of a sequence-to-sequence model.
     """
-    parts = present((decoder_of(model), encoder_of(model)))
-    kept = {id(part) for part in parts}
+    kept = _text_parts(model)
     found = list[str]()
     for name, module in model.named_modules():
         modalities = _modalities(module)
-        inside = any(name.startswith(f"{tower}.") for tower in found)
-        if not name or not modalities or "text" in modalities or inside:
+        if not name or not modalities or "text" in modalities:
             continue
-        if not any(id(each) in kept for each in module.modules()):
+        if not within_any(name, found) and kept.isdisjoint(map(id, module.modules())):
             found.append(name)
     return found
 
@@ -72,9 +76,7 @@ def language_parts(model: nn.Module) -> list[str]:
     """
     if not reads_more_than_text(model):
         return []
-    parts = {
-        id(part) for part in (decoder_of(model), encoder_of(model)) if part is not None
-    }
+    parts = _text_parts(model)
     return [
         name for name, module in model.named_modules() if name and id(module) in parts
     ]
@@ -84,9 +86,8 @@ def outside_language(model: nn.Module) -> Iterator[str]:
     """Yield the names of modules outside of the language part, such as towers."""
     parts, towers = language_parts(model), towers_of(model)
     for name, _ in model.named_modules():
-        in_tower = any(f"{name}.".startswith(f"{tower}.") for tower in towers)
-        in_part = any(f"{name}.".startswith(f"{part}.") for part in parts)
-        if in_tower or (parts and not in_part):
+        beside_parts = bool(parts) and not within_any(name, parts)
+        if beside_parts or within_any(name, towers):
             yield name
 
 

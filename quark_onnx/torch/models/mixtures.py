@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from quark_onnx.containers import without
+from quark_onnx.containers import among, flattened, without
 from quark_onnx.torch.models.names import joined
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 
@@ -102,17 +102,15 @@ def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
     Returns:
         The name of the module by the name of the stack.
     """
+    known = set(stacks)
     outside = [
         name
         for name, module in model.named_modules()
-        if _has_matrix(module)
-        and name not in stacks
-        and not any(each in stacks for each in _parents_of(name))
+        if _has_matrix(module) and known.isdisjoint((name, *_parents_of(name)))
     ]
     around = _ancestors_of(outside)
     return {
-        stack: next((name for name in _parents_of(stack) if name in around), "")
-        for stack in stacks
+        stack: next(iter(among(_parents_of(stack), around)), "") for stack in stacks
     }
 
 
@@ -127,18 +125,13 @@ def _expert_count(last: str, module: nn.Module) -> int:
         if "expert" in last and "shared" not in last:
             return len(module)
         return 0
-    if not isinstance(module, _ConvNd):
-        lengths = {
-            len(each)
-            for each in module._parameters.values()
-            if each is not None and each.ndim == 3
-        }
-        if len(lengths) == 1:
-            return lengths.pop()
+    # The weight of a convolution has three axes, too.
+    lengths = set(map(len, _parameters_of(module, ndim=3)))
+    if len(lengths) == 1 and not isinstance(module, _ConvNd):
+        return lengths.pop()
     stated = getattr(module, "num_experts", 0)
-    holds = last == "experts" or any(
-        child.isdigit() for child, _ in module.named_children()
-    )
+    children = dict(module.named_children())
+    holds = last == "experts" or any(map(str.isdigit, children))
     return stated if holds and isinstance(stated, int) else 0
 
 
@@ -154,24 +147,26 @@ def _routers_in(name: str, module: nn.Module, count: int) -> Iterator[str]:
     elif len(owners) == 1:
         ((owner_name, owner),) = owners.items()
         outputs, inputs = _shape_of(owner)
+        of_shared_expert = outputs == 1 and owner is module
         # a projection may match the count of other stacked weights by chance, those of a
         # convolution, say: that is no router
-        if (outputs == count and outputs < inputs) or (
-            outputs == 1 and owner is module
-        ):
+        if of_shared_expert or count == outputs < inputs:
             yield owner_name
 
 
+def _parameters_of(module: nn.Module, ndim: int) -> list[nn.Parameter]:
+    """Return a module's own parameters with a number of axes."""
+    parameters = module.parameters(recurse=False)
+    return [parameter for parameter in parameters if parameter.ndim == ndim]
+
+
 def _has_matrix(module: nn.Module) -> bool:
-    return any(
-        parameter is not None and parameter.ndim == 2
-        for parameter in module._parameters.values()
-    )
+    return bool(_parameters_of(module, ndim=2))
 
 
 def _shape_of(module: nn.Module) -> tuple[int, int]:
     """Return the numbers of outputs and inputs of a module's matrix."""
-    matrix = next(each for each in module.parameters(recurse=False) if each.ndim == 2)
+    matrix = _parameters_of(module, ndim=2)[0]
     outputs, inputs = outputs_first(matrix, kind_of(module)).shape
     return outputs, inputs
 
@@ -199,7 +194,4 @@ def _parents_of(name: str) -> Iterator[str]:
 
 def _ancestors_of(names: Iterable[str]) -> set[str]:
     """Return the names of all modules around the named modules."""
-    found = set[str]()
-    for name in names:
-        found.update(_parents_of(name))
-    return found
+    return set(flattened(map(_parents_of, names)))

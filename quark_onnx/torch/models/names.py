@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ def within(name: str, block: str) -> bool:
 def within_any(name: str, blocks: Iterable[str]) -> bool:
     """Return whether a module is one of some blocks, or a part of one."""
     return any(within(name, block) for block in blocks)
+
+
+def outside_of(modules: Mapping[str, T], blocks: Iterable[str]) -> dict[str, T]:
+    """Return the modules that neither are one of some blocks nor parts of one, by name."""
+    blocks = tuple(blocks)
+    return {
+        name: module for name, module in modules.items() if not within_any(name, blocks)
+    }
 
 
 def block_around(name: str, blocks: Iterable[str]) -> str:

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
+from quark_onnx.containers import among, excluding
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.models.language import decoder_of, outside_language, towers_of
-from quark_onnx.torch.models.names import block_around, instances, within_any
+from quark_onnx.torch.models.names import (
+    block_around,
+    instances,
+    outside_of,
+    within_any,
+)
 from quark_onnx.torch.models.quantized_layer import kind_of
 
 if TYPE_CHECKING:
@@ -42,36 +48,33 @@ def blocks_of(model: nn.Module) -> dict[str, Any]:
     >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
     {}
     """
-    towers = towers_of(model)
-    lists = [
-        (name, module)
-        for name, module in instances(model, nn.ModuleList).items()
-        if not within_any(name, towers)
-    ]
+    lists = outside_of(instances(model, nn.ModuleList), towers_of(model))
     decoder = decoder_of(model)
-    for inner in () if decoder is None else (decoder.children(), decoder.modules()):
-        parts = {id(module) for module in inner}
-        if own := [
-            (name, module)
-            for name, module in lists
-            if id(module) in parts and any(_weights(module))
-        ]:
-            return _largest(own)
+    if decoder is not None:
+        for inner in (decoder.children(), decoder.modules()):
+            parts = set(map(id, inner))
+            found = _largest(
+                {name: each for name, each in lists.items() if id(each) in parts},
+            )
+            if found:
+                return found
     return _largest(lists)
 
 
-def _largest(lists: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the elements of the outermost list with most weights, by name."""
-    outer = [
-        (name, module)
-        for name, module in lists
-        if not any(name.startswith(f"{other}.") for other, _ in lists if other != name)
-    ]
-    sizes = [sum(_weights(module)) for _, module in outer]
-    if not sizes or not max(sizes):
+def _largest(lists: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the elements of the outermost list with most weights, by name.
+
+    Empty if no list has weights.
+    """
+    sizes = {
+        name: sum(_weights(module))
+        for name, module in lists.items()
+        if not within_any(name, excluding(lists, [name]))
+    }
+    prefix = max(sizes, key=lambda name: sizes[name], default="")
+    if not sizes.get(prefix):
         return {}
-    prefix, chosen = outer[sizes.index(max(sizes))]
-    return {f"{prefix}.{index}": block for index, block in enumerate(chosen)}
+    return {f"{prefix}.{index}": block for index, block in enumerate(lists[prefix])}
 
 
 def _weights(module: nn.Module) -> Iterator[int]:
@@ -132,12 +135,12 @@ def shared_among(
 ) -> bool:
     """Return whether a layer is part of two blocks, or of a block and of the rest."""
     own = {id(model.get_submodule(name)) for name in layers}
-    places = dict[int, set[str]]()
+    places = dict[int, str]()
     for name, module in model.named_modules(remove_duplicate=False):
-        if id(module) in own:
-            block = block_around(name, blocks)
-            places.setdefault(id(module), set()).add(block)
-    return any(len(found) > 1 for found in places.values())
+        block = block_around(name, blocks)
+        if id(module) in own and places.setdefault(id(module), block) != block:
+            return True
+    return False
 
 
 def embedding_of(model: nn.Module) -> nn.Module | None:
@@ -182,16 +185,10 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
     weight = getattr(embedding_of(model), "weight", None)
     if weight is None:
         return ()
-    rows, blocks = len(weight), blocks_of(model)
-    outside = (
-        (name, module)
-        for name, module in model.named_modules()
-        if not within_any(name, blocks)
-    )
+    rows = len(weight)
+    outside = outside_of(instances(model, nn.Linear), blocks_of(model))
     return tuple(
-        name
-        for name, module in outside
-        if isinstance(module, nn.Linear) and module.out_features == rows
+        name for name, module in outside.items() if module.out_features == rows
     )
 
 
@@ -206,9 +203,9 @@ def usually_float(model: nn.Module, asked: Iterable[str] = ()) -> tuple[str, ...
     """
     outside = set(outside_language(model)) | set(heads_of(model))
     layers = list(layers_of(model))
-    usual = [name for name in layers if name in outside]
+    usual = among(layers, outside)
     for glob in asked:
         found = [name for name in layers if fnmatchcase(name, glob)]
-        if all(name in outside for name in found):
-            usual = [name for name in usual if name not in found]
+        if outside.issuperset(found):
+            usual = excluding(usual, found)
     return tuple(usual)

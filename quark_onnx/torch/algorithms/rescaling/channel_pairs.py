@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.containers import flattened
+from quark_onnx.containers import excluding, flattened
 from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
@@ -103,9 +104,9 @@ def matrix_of(module: nn.Module) -> torch.Tensor | None:
         for parameter in module.parameters(recurse=False)
         if parameter.ndim > 1
     ]
-    if len(found) == 1 and found[0].ndim == 2:
-        return found[0]
-    return None
+    if [parameter.ndim for parameter in found] != [2]:
+        return None
+    return found[0]
 
 
 def inputs_last(module: nn.Module) -> torch.Tensor:
@@ -149,16 +150,11 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
     for name in probe.base.made:
         parameters = list(probe.parts[name].parameters(recurse=False))
         size = probe.base.made[name].shape[-1]
-        if (
-            any(parameter.shape != (size,) for parameter in parameters)
-            or name not in probe.base.read
-        ):
+        per_channel = {(size,)}.issuperset(each.shape for each in parameters)
+        if not per_channel or name not in probe.base.read:
             continue
         readers = _readers(probe, name, size)
-        if readers:
-            gain = _gain(probe, name, probe.factors(size))
-        else:
-            gain = None
+        gain = _gain(probe, name, probe.factors(size)) if readers else None
         if gain is not None:
             every = torch.arange(size, device=parameters[0].device)
             found.append(Pair(name, readers, every, every, *gain))
@@ -174,24 +170,22 @@ def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
     readers = list[str]()
     while True:
         trace = probe.run({source: factors}, dict.fromkeys(readers, factors))
-        new = [
-            name
-            for name in probe.parts
-            if name not in readers and probe.unscaled(trace, name, factors)
-        ]
-        new = [name for name in new if _linear(probe, name, factors)]
+        unscaled = partial(probe.unscaled, trace, factors=factors)
+        scaled = filter(unscaled, excluding(probe.parts, readers))
+        new = list(filter(partial(_linear, probe, factors=factors), scaled))
         if not new:
-            # The block's output is unchanged only if no other part reads the scaled channels.
-            if probe.same(trace):
-                return tuple(_with_unreached(probe, readers))
-            return ()
+            break
         readers += new
+    # The block's output is unchanged only if no other part reads the scaled channels.
+    if not probe.same(trace):
+        return ()
+    return tuple(_with_unreached(probe, readers))
 
 
 def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     """Return whether factors of a part's input can move into its weight."""
     module = probe.parts[name]
-    weight = matrix_of(probe.parts[name])
+    weight = matrix_of(module)
     if weight is None or kind_of(module) == "Embedding":
         return False
     if kind_of(module) is not None:
@@ -217,11 +211,13 @@ def _find_linears(probe: BlockProbe, taken: set[str]) -> list[Pair]:
     groups = _groups(probe)
     found = list[Pair]()
     for index, readers in enumerate(groups):
-        if taken.isdisjoint(readers.values()):
-            for sources in reversed(groups[max(0, index - _BEFORE) : index]):
-                if pairs := _matched(probe, sources, readers):
-                    found += pairs
-                    break
+        if not taken.isdisjoint(readers.values()):
+            continue
+        for sources in reversed(groups[max(0, index - _BEFORE) : index]):
+            pairs = _matched(probe, sources, readers)
+            if pairs:
+                found += pairs
+                break
     return found
 
 
@@ -235,11 +231,7 @@ def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
     Those of all experts together, by their numbers.
     """
     groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
-    order = [
-        *probe.base.read,
-        *(name for name in probe.parts if name not in probe.base.read),
-    ]
-    for name in order:
+    for name in {**probe.base.read, **probe.parts}:
         if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
             shape = tuple(inputs_last(probe.parts[name]).shape)
             numbers = tuple(part for part in name.split(".") if part.isdigit())
@@ -253,15 +245,12 @@ def _matched(
     readers: Mapping[Any, str],
 ) -> list[Pair]:
     """Return the pairs of two groups of layers that belong together."""
-    if len(sources) > 1 and sources.keys() != readers.keys():
+    if len(sources) == len(readers) == 1:
+        # Whatever numbers their names have.
+        readers = dict.fromkeys(sources, next(iter(readers.values())))
+    if sources.keys() != readers.keys():
         return []
-    if len(sources) == 1:
-        names = dict(zip(sources.values(), readers.values(), strict=False))
-    else:
-        names = {}
-    names = names or {source: readers[numbers] for numbers, source in sources.items()}
-    if len(names) != len(readers):
-        return []
+    names = {source: readers[numbers] for numbers, source in sources.items()}
     for rows, columns in _layouts(probe, names):
         if _confirmed(probe, names, rows, columns):
             return [
@@ -309,18 +298,12 @@ def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any
         trace = probe.run({source: 2.0 ** -(every // step % 4)})
         digits = torch.log2(trace.read[reader][0].float() / before)
         whole = digits.round()
-        if (
-            not ((digits - whole).abs() < 0.01).all()
-            or not whole.any()
-            or whole.min() < 0
-            or whole.max() > 3
-        ):
+        are_digits = ((digits - whole).abs() < 0.01) & (whole >= 0) & (whole <= 3)
+        if not are_digits.all() or not whole.any():
             return None
         places = places + whole * step
         step = 4 * step
-    if places.max() < outputs:
-        return places.long()
-    return None
+    return places.long() if places.max() < outputs else None
 
 
 def _confirmed(
@@ -353,13 +336,9 @@ def _close(first: Any, second: Any) -> bool:
 
 def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     """Add experts without tokens to the readers of the experts with tokens."""
-    kinds = {pattern_of(name) for name in readers}
-    idle = [
-        name
-        for name in probe.parts
-        if name not in probe.base.read and pattern_of(name) in kinds
-    ]
-    return readers + idle
+    kinds = set(map(pattern_of, readers))
+    unreached = excluding(probe.parts, probe.base.read)
+    return readers + [name for name in unreached if pattern_of(name) in kinds]
 
 
 def pattern_of(name: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -65,8 +67,8 @@ class BlockProbe:
 
     def run(
         self,
-        divide: Mapping[str, Any] | None = None,
-        multiply: Mapping[str, Any] | None = None,
+        divide: Mapping[str, Any] = MappingProxyType({}),
+        multiply: Mapping[str, Any] = MappingProxyType({}),
     ) -> Trace:
         """Run the block with factors on parts.
 
@@ -78,26 +80,17 @@ class BlockProbe:
         made = dict[str, list[Any]]()
         hooks = []
         for name, part in self.parts.items():
-            reading = _reading(read, name, (multiply or {}).get(name))
+            reading = _reading(read, name, multiply.get(name))
+            computing = _computing(made, name, divide.get(name))
             hooks.append(part.register_forward_pre_hook(reading, with_kwargs=True))
-            hooks.append(
-                part.register_forward_hook(
-                    _computing(made, name, (divide or {}).get(name)),
-                ),
-            )
+            hooks.append(part.register_forward_hook(computing))
         try:
             with torch.no_grad():
                 output = self._call.run(self._block)
         finally:
             for hook in hooks:
                 hook.remove()
-        return Trace(
-            output,
-            *(
-                {name: torch.cat(found) for name, found in each.items()}
-                for each in (read, made)
-            ),
-        )
+        return Trace(output, _concatenated(read), _concatenated(made))
 
     def same(self, trace: Trace) -> bool:
         """Return whether a run has the output of the run without factors."""
@@ -137,14 +130,17 @@ class BlockProbe:
         return (4.0**bits / 2).to(device)
 
 
+def _concatenated(runs: Mapping[str, list[Any]]) -> dict[str, Any]:
+    return {name: torch.cat(found) for name, found in runs.items()}
+
+
 def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
     """Return the first tokens of a call; the whole call if outputs depend on later tokens."""
     length = call.hidden.shape[1]
     if length <= tokens:
         return call
-    args, kwargs = (
-        _first(each, length, tokens) for each in (call.args, dict(call.kwargs))
-    )
+    args = _first(call.args, length, tokens)
+    kwargs = _first(call.kwargs, length, tokens)
     cut = Call(call.hidden[:, :tokens], args, kwargs)
     with torch.no_grad():
         whole = call.run(block)[:, :tokens].float()
@@ -174,18 +170,13 @@ def _first(value: Any, length: int, tokens: int) -> Any:
 
 
 def _parts(block: Any) -> Iterator[tuple[str, Any]]:
-    owners = dict[int, int]()
-    for _, parameter in block.named_parameters(remove_duplicate=False):
-        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    parameters = dict(block.named_parameters(remove_duplicate=False))
+    owners = Counter(map(id, parameters.values()))
     for name, module in block.named_modules():
         own = list(module.parameters(recurse=False))
-        inside = sum(1 for _ in module.parameters())
-        if (
-            name
-            and own
-            and len(own) == inside
-            and all(owners[id(parameter)] == 1 for parameter in own)
-        ):
+        owned_once = {owners[id(parameter)] for parameter in own} == {1}
+        innermost = len(own) == len(list(module.parameters()))
+        if name and innermost and owned_once:
             yield name, module
 
 
@@ -193,15 +184,9 @@ def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         key = next(
             (key for key, value in named.items() if isinstance(value, torch.Tensor)),
-            None,
+            "",
         )
-        if args:
-            x = args[0]
-        else:
-            if key is not None:
-                x = named[key]
-            else:
-                x = None
+        x = args[0] if args else named.get(key)
         if not isinstance(x, torch.Tensor):
             return None
         record.setdefault(name, []).append(x.flatten(0, -2))

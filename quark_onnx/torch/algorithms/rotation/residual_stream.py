@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
+from quark_onnx.containers import among, excluding, of_type
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
@@ -99,14 +101,14 @@ class Part:
     def seen(
         self,
         hidden: torch.Tensor | None,
-        replaced: Mapping[str, Callable[[Any], Any]] | None = None,
+        replaced: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     ) -> Seen:
         """Run the part on hidden states, (..., features), with outputs of modules replaced."""
         inputs = dict[str, list[Any]]()
         outputs = dict[str, list[Any]]()
         handles = []
         for name, module in self.modules.items():
-            change = (replaced or {}).get(name)
+            change = replaced.get(name)
             handles.append(
                 module.register_forward_pre_hook(
                     _keep_input(inputs, name),
@@ -134,13 +136,12 @@ class Part:
     def unknown(self) -> list[str]:
         """Return the parameters with several axes that belong to no module with a matrix."""
         known = {f"{name}.weight" for name, _ in self.weighted()}
-        names = (
-            f"{name}.{key}"
-            for name, module in self.modules.items()
-            for key, parameter in module.named_parameters(recurse=False)
-            if parameter.ndim > 1
-        )
-        return [name for name in names if name not in known]
+        names = list[str]()
+        for name, module in self.modules.items():
+            for key, parameter in module.named_parameters(recurse=False):
+                if parameter.ndim > 1:
+                    names.append(f"{name}.{key}")
+        return excluding(names, known)
 
     def read(self, hidden: torch.Tensor) -> tuple[Reading, ...]:
         """Return the readers of the stream.
@@ -159,18 +160,14 @@ class Part:
         found = list[Reading]()
         plain = list[str]()
         for name, module in self.modules.items():
-            reads = [
-                (one, other)
-                for one, other in _pairs(before.inputs, after.inputs, name)
-                if follows(one, other, far)
-            ]
+            reads = _moved_along(before.inputs, after.inputs, name, far)
             if reads and name in matrices:
                 plain.append(name)
-            elif (
-                reads and not list(module.children()) and _is_norm(module, reads[0][1])
-            ):
+            elif reads and _is_norm(module, reads[0]):
                 found.append(self._behind(name, module, hidden, before))
-        return (*found, *([Reading(tuple(plain))] if plain else []))
+        if plain:
+            found.append(Reading(tuple(plain)))
+        return tuple(found)
 
     def _behind(
         self, name: str, norm: Any, hidden: torch.Tensor, before: Seen
@@ -181,14 +178,13 @@ class Part:
         constant = _direction(output.shape[-1], output, seed=1) * _magnitude(output)
         seen = self.seen(hidden, {name: _constantly(constant)})
         # By pattern, as the sample's tokens do not reach every expert.
+        matrices = dict(self.weighted())
         patterns = {
             pattern_of(each)
-            for each, _ in self.weighted()
+            for each in matrices
             if any(_is_constant(found, constant) for found in seen.inputs.get(each, ()))
         }
-        readers = tuple(
-            each for each, _ in self.weighted() if pattern_of(each) in patterns
-        )
+        readers = tuple(each for each in matrices if pattern_of(each) in patterns)
         if not readers:
             raise ModelError(
                 f"nothing with a weight reads what {name} computes; the model cannot be"
@@ -217,41 +213,34 @@ class Part:
         groups = dict[str, list[str]]()
         base = self.seen(hidden)
         for name, weight in self.weighted():
-            if is_table(self.modules[name]):
-                wide = weight.shape[1]
-            else:
-                wide = weight.shape[0]
+            wide = weight.shape[1 if is_table(self.modules[name]) else 0]
             if wide == size and name not in skipped:
                 groups.setdefault(pattern_of(name), []).append(name)
         found = list[str]()
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
         for names in groups.values():
             seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
-            if adds := follows(base.result, seen.result, far):
-                norm = None
-            else:
-                norm = self._norm_behind(base, seen, far)
-            if norm is not None and not normed:
+            if follows(base.result, seen.result, far):
+                found += names
+                continue
+            norm = self._norm_behind(base, seen, far)
+            if norm and not normed:
                 raise ModelError(
                     f"{norm} normalizes what {names[0]} computes before it is added to"
                     " the residual stream; its gain belongs to channels, so that the"
                     " stream cannot be rotated: set r1 to false",
                 )
-            if adds or norm is not None:
+            if norm:
                 found += names
         return tuple(found)
 
-    def _norm_behind(self, base: Seen, seen: Seen, far: torch.Tensor) -> str | None:
-        """Return the norm that reads a changed tensor; None without a norm."""
+    def _norm_behind(self, base: Seen, seen: Seen, far: torch.Tensor) -> str:
+        """Return the norm that reads a changed tensor; empty without a norm."""
         for name, module in self.modules.items():
-            reads = [
-                after
-                for one, after in _pairs(base.inputs, seen.inputs, name)
-                if follows(one, after, far)
-            ]
-            if reads and not list(module.children()) and _is_norm(module, reads[0]):
+            reads = _moved_along(base.inputs, seen.inputs, name, far)
+            if reads and _is_norm(module, reads[0]):
                 return name
-        return None
+        return ""
 
     def heads(
         self, hidden: torch.Tensor, writers: Collection[str]
@@ -260,17 +249,15 @@ class Part:
         matrices = dict(self.weighted())
         found = list[Heads]()
         base = self.seen(hidden)
-        for reader in (name for name in writers if name in base.inputs):
+        sources = excluding(among(matrices, base.outputs), writers)
+        for reader in among(writers, base.inputs):
             parent = reader.rpartition(".")[0]
             size = _head_size(self.modules.get(parent))
             if not size or matrices[reader].shape[1] % size:
                 continue
-            beside = [
-                name
-                for name in matrices
-                if name.rpartition(".")[0] == parent and name not in writers
-            ]
-            for source in beside:
+            for source in sources:
+                if source.rpartition(".")[0] != parent:
+                    continue
                 starts = self._starts(hidden, base, source, reader, size)
                 if starts:
                     found.append(Heads(source, reader, starts, size))
@@ -292,8 +279,6 @@ class Part:
         Each output gets a point in the plane, at an angle of its own, so that it is known again
         whatever its factor.
         """
-        if source not in base.outputs:
-            return ()
         like = base.outputs[source][0]
         count = like.shape[-1]
         angles = torch.linspace(
@@ -314,11 +299,9 @@ class Part:
         x, y = (run.reshape(-1, run.shape[-1])[-1].double() for run in runs)
         place = (torch.atan(y / x) - 0.1) / (1.3 / max(count - 1, 1))
         rows = place.nan_to_num(nan=-1.0).round().long()
-        if (
-            int(rows.min()) < 0
-            or int(rows.max()) >= count
-            or bool((place - rows).abs().max() > 0.2)
-        ):
+        if int(rows.min()) < 0 or int(rows.max()) >= count:
+            return ()
+        if bool((place - rows).abs().max() > 0.2):
             return ()
         # One factor per head at most: a rotation passes only what scales a head as a whole.
         factors = (x / points[0][rows]).reshape(-1, size)
@@ -353,9 +336,7 @@ def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
 def in_float32(value: Any) -> Any:
     """Convert floating tensors in nested lists and mappings to float32."""
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            return value.float()
-        return value
+        return value.float() if value.is_floating_point() else value
     if isinstance(value, dict):
         return {key: in_float32(each) for key, each in value.items()}
     if type(value) in (list, tuple):
@@ -369,7 +350,12 @@ def is_table(module: nn.Module) -> bool:
 
 
 def _is_norm(module: nn.Module, x: torch.Tensor) -> bool:
-    """Return whether the output of a module is independent of the scale of a large input."""
+    """Return whether the output of a module is independent of the scale of a large input.
+
+    A norm has no parts.
+    """
+    if list(module.children()):
+        return False
     try:
         found, scaled = (
             functional_call(module, floats_of(module), (value.float(),))
@@ -411,7 +397,7 @@ def _neutral(norm: Any, x: torch.Tensor) -> float | None:
 
 def _head_size(attention: Any) -> int:
     sizes = (getattr(attention, name, None) for name in ("v_head_dim", "head_dim"))
-    return next((size for size in sizes if isinstance(size, int)), 0)
+    return next(iter(of_type(sizes, int)), 0)
 
 
 def _is_constant(found: Any, constant: Any) -> bool:
@@ -432,12 +418,15 @@ def _magnitude(x: torch.Tensor) -> Any:
     return torch.where(found > 0, found, torch.ones_like(found))
 
 
-def _pairs(
-    first: Mapping[str, list[Any]],
-    second: Mapping[str, list[Any]],
+def _moved_along(
+    before: Mapping[str, list[Any]],
+    after: Mapping[str, list[Any]],
     name: str,
-) -> Iterator[tuple[Any, Any]]:
-    return zip(first.get(name, ()), second.get(name, ()), strict=False)
+    far: Any,
+) -> list[Any]:
+    """Return the second values of a module that differ from the first along a vector."""
+    pairs = zip(before.get(name, ()), after.get(name, ()), strict=False)
+    return [moved for value, moved in pairs if follows(value, moved, far)]
 
 
 def _constantly(value: Any) -> Callable[[Any], Any]:
@@ -450,16 +439,9 @@ def _plus(far: torch.Tensor) -> Callable[[Any], Any]:
 
 def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found = next(
-            (
-                each
-                for each in (*args, *named.values())
-                if isinstance(each, torch.Tensor)
-            ),
-            None,
-        )
-        if found is not None and found.is_floating_point() and found.numel():
-            record.setdefault(name, []).append(found)
+        for found in of_type((*args, *named.values()), torch.Tensor)[:1]:
+            if found.is_floating_point() and found.numel():
+                record.setdefault(name, []).append(found)
 
     return hook
 
@@ -472,11 +454,9 @@ def _keep_output(
     def hook(
         module: nn.Module, args: tuple[Any, ...], found: torch.Tensor | tuple[Any, ...]
     ) -> Any:
-        if isinstance(found, torch.Tensor):
-            record.setdefault(name, []).append(found)
-            if change is None:
-                return None
-            return change(found)
-        return None
+        if not isinstance(found, torch.Tensor):
+            return None
+        record.setdefault(name, []).append(found)
+        return None if change is None else change(found)
 
     return hook

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark_onnx.containers import excluding, flattened
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.exports.gguf import sentencepiece
@@ -141,16 +142,18 @@ def _special(folder: Path, rows: int, merges: bool) -> Any:
             f" {error!r}",
         ) from error
     for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            values = read_json(folder / name)
-        else:
-            values = {}
+        values = _read_optional(folder / name)
         for kind in ("bos", "eos"):
             ids = values.get(f"{kind}_token_id")
             first = ids[0] if isinstance(ids, list) and ids else ids
             if isinstance(first, int) and first < rows:
                 special.special_token_ids.setdefault(kind, first)
     return special
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file; none if there is no such file."""
+    return read_json(path) if path.is_file() else {}
 
 
 def _read(folder: Path, split: str) -> Vocabulary | None:
@@ -190,15 +193,17 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
             types[index] = _BYTES
     if not pieces:
         return Vocabulary("gpt2", split or _split_of(values), tokens, types, [], False)
-    merges = [
-        tuple(merge) if isinstance(merge, list) else tuple(merge.split(" "))
-        for merge in model["merges"]
-    ]
+    merges = list(map(_merged, model["merges"]))
     scores = dict.fromkeys(ids.values(), -float(len(merges)))
-    for rank, merge in reversed(list(enumerate(merges))):
-        scores[ids["".join(merge)]] = -float(rank)
+    for rank, merged in reversed(list(enumerate(merges))):
+        scores[ids[merged]] = -float(rank)
     ranks = [scores.get(index, -float(len(merges))) for index in range(len(tokens))]
     return Vocabulary("llama", "default", tokens, types, ranks, _prepends(values))
+
+
+def _merged(merge: str | list[str]) -> str:
+    """Return the token that a merge makes of two, which a list or a space separates."""
+    return "".join(merge.split(" ") if isinstance(merge, str) else merge)
 
 
 def _type_of(added: dict[str, Any] | None) -> int:
@@ -215,26 +220,10 @@ _WITHOUT = (
 
 def _split_of(values: dict[str, Any]) -> str:
     """Return llama.cpp's name of a byte-level tokenizer's pre-tokenizer."""
-    steps = []
-    for step in _flat(values.get("pre_tokenizer"), "pretokenizers"):
-        if step["type"] == "ByteLevel":
-            if step.get("add_prefix_space"):
-                steps.append("a space first")
-            if step.get("use_regex", True):
-                steps.append(_GPT2)
-        elif (
-            step["type"] == "Split" and "Regex" in step["pattern"] and _keeps_all(step)
-        ):
-            steps.append(step["pattern"]["Regex"])
-        elif step["type"] == "Digits" and step.get("individual_digits"):
-            steps.append(r"\p{N}")
-        else:
-            steps.append(step["type"])
-    normal = [
-        step["type"]
-        for step in _flat(values.get("normalizer"), "normalizers")
-        if step["type"] != "NFC"
-    ]
+    pre_tokenizers = _flat(values.get("pre_tokenizer"), "pretokenizers")
+    steps = flattened(map(_expressions, pre_tokenizers))
+    normalizers = _flat(values.get("normalizer"), "normalizers")
+    normal = excluding([step["type"] for step in normalizers], ["NFC"])
     name = _SPLITS.get((tuple(steps), bool(values["model"].get("ignore_merges"))))
     if name is None or normal:
         raise ModelError(
@@ -243,6 +232,23 @@ def _split_of(values: dict[str, Any]) -> str:
             f" for it. {_WITHOUT}",
         )
     return name
+
+
+def _expressions(step: dict[str, Any]) -> list[str]:
+    """Return the regular expressions of a pre-tokenizer; the type of an unknown one."""
+    kind = step["type"]
+    if kind == "ByteLevel":
+        expressions = []
+        if step.get("add_prefix_space"):
+            expressions.append("a space first")
+        if step.get("use_regex", True):
+            expressions.append(_GPT2)
+        return expressions
+    if kind == "Split" and "Regex" in step["pattern"] and _keeps_all(step):
+        return [step["pattern"]["Regex"]]
+    if kind == "Digits" and step.get("individual_digits"):
+        return [r"\p{N}"]
+    return [kind]
 
 
 def _keeps_all(split: dict[str, Any]) -> bool:
@@ -261,14 +267,13 @@ def _prepends(values: dict[str, Any]) -> bool:
         values.get("pre_tokenizer"),
         "pretokenizers",
     )
-    return any(
-        step["type"] == "Prepend"
-        or (
-            step["type"] == "Metaspace"
-            and step.get("prepend_scheme", "always") in ("always", "first")
-        )
-        for step in steps
-    )
+    return any(map(_adds_space, steps))
+
+
+def _adds_space(step: dict[str, Any]) -> bool:
+    if step["type"] == "Metaspace":
+        return step.get("prepend_scheme", "always") in ("always", "first")
+    return bool(step["type"] == "Prepend")
 
 
 def _flat(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
@@ -283,12 +288,11 @@ def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
     more = folder / "added_tokens.json"
     added = sorted(
         (index, text)
-        for text, index in (read_json(more) if more.is_file() else {}).items()
+        for text, index in _read_optional(more).items()
+        if index >= len(tokens)
     )
-    added = [(index, text) for index, text in added if index >= len(tokens)]
-    if [index for index, _ in added] != list(
-        range(len(tokens), len(tokens) + len(added)),
-    ):
+    ids = [index for index, _ in added]
+    if ids != list(range(len(tokens), len(tokens) + len(added))):
         raise ModelError(
             f"{more}: the ids of its tokens do not follow those of {path.name}",
         )
