@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.containers import names_of, without
+from quark_onnx.containers import excluding, names_of, without
 from quark_onnx.errors import ConfigError, nearest, require
 from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
@@ -207,11 +207,7 @@ def matmul_nbits(draft: Draft, wanted: object) -> None:
 def matmul_nbits_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
     """Set the parameters of block-wise weights, for UseMatMulNBits."""
     known = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
-    for name in parameters:
-        if name not in known:
-            raise ConfigError(
-                f"MatMulNBitsParams has no {name!r}{nearest(name, known)}",
-            )
+    _check_parameters("MatMulNBitsParams", parameters, known)
     if draft.form != "operators" or draft.weight is None:
         return
     algorithm = str(parameters.get("Algorithm", "DEFAULT")).upper()
@@ -246,10 +242,20 @@ def gptq_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
         "MSE": "mse",
         "WeightSymmetric": "weight_symmetric",
     }
+    _check_parameters("GPTQParams", parameters, names)
     for name, value in parameters.items():
-        if name not in names:
-            raise ConfigError(f"GPTQParams has no {name!r}{nearest(name, names)}")
         algorithm_setter(GPTQConfig, names[name])(draft, value)
+
+
+def _check_parameters(
+    option: str, parameters: Iterable[str], known: Collection[str]
+) -> None:
+    """Raise ConfigError for the first parameter that an option does not have."""
+    unknown = excluding(parameters, known)
+    if unknown:
+        raise ConfigError(
+            f"{option} has no {unknown[0]!r}{nearest(unknown[0], known)}",
+        )
 
 
 def bias_correction(draft: Draft, wanted: object) -> None:
@@ -266,12 +272,8 @@ def fast_finetune(draft: Draft, parameters: Mapping[str, Any]) -> None:
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
     require(chosen in kinds, "OptimAlgorithm", chosen, f"one of: {', '.join(kinds)}")
-    given = {
-        name: value for name, value in parameters.items() if name != "OptimAlgorithm"
-    }
-    for name in given:
-        if name not in names:
-            raise ConfigError(f"FastFinetune has no {name!r}{nearest(name, names)}")
+    given = without(parameters, ["OptimAlgorithm"])
+    _check_parameters("FastFinetune", given, names)
     for place, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AdaRoundConfig | AdaQuantConfig):
             draft.algorithms[place] = kinds[chosen](
@@ -286,9 +288,7 @@ def _camel(name: str) -> str:
 def auto_mixed(draft: Draft, parameters: Mapping[str, Any]) -> None:
     names = {_camel(name): name for name in vars(AutoMixprecisionConfig())}
     names |= {"NoInputQDQShared": "no_input_qdq_shared"}
-    for name in parameters:
-        if name not in names:
-            raise ConfigError(f"AutoMixprecision has no {name!r}{nearest(name, names)}")
+    _check_parameters("AutoMixprecision", parameters, names)
     for place, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AutoMixprecisionConfig):
             draft.algorithms[place] = AutoMixprecisionConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,14 @@ from onnx import ModelProto
 from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from quark_onnx.api import quantize
 from quark_onnx.config import Override, QConfig, TensorOverride
-from quark_onnx.containers import flattened, names_of
+from quark_onnx.containers import (
+    by_name,
+    excluding,
+    flattened,
+    names_of,
+    present,
+    without,
+)
 from quark_onnx.convert import convert
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
@@ -132,16 +139,9 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         Override(each, keep=True)
         for each in names.known(map(legacy.pattern, legacy.single_names(draft.exclude)))
     ]
-    overrides += [
-        Override(between=ends, keep=True)
-        for ends in map(names.known_ends, legacy.pairs_of_ends(draft.exclude))
-        if ends is not None
-    ]
-    overrides += [
-        override
-        for override in map(names.known_override, draft.overrides)
-        if override is not None
-    ]
+    subgraphs = present(map(names.known_ends, legacy.pairs_of_ends(draft.exclude)))
+    overrides += [Override(between=ends, keep=True) for ends in subgraphs]
+    overrides += present(map(names.known_override, draft.overrides))
     outside = [*names.outside(draft.input_nodes, draft.output_nodes)]
     if draft.constant_matmul:
         outside += names.variable_products()
@@ -158,14 +158,11 @@ class _Names:
 
     def __init__(self, model: str | Path | ModelProto) -> None:
         self._model = model
-        self._graph: Graph | None = None
 
-    @property
+    @cached_property
     def graph(self) -> Graph:
         """Return the graph before quantization, with functions inlined."""
-        if self._graph is None:
-            self._graph = Graph.of(upcast_to_float32(inlined(load(self._model)))[0])
-        return self._graph
+        return Graph.of(upcast_to_float32(inlined(load(self._model)))[0])
 
     def known(self, patterns: Iterable[str]) -> tuple[str, ...]:
         """Return the patterns with a matching node; warn otherwise."""
@@ -198,19 +195,18 @@ class _Names:
         Raises:
             ConfigError: no operator type remains.
         """
-        if op_types:
-            present = kinds_of(every_node(self.graph))
-        else:
-            present = set()
-        found = tuple(sorted(ruled_kinds(op_types) & present))
+        if not op_types:
+            return ()
+        in_model = kinds_of(every_node(self.graph))
+        found = tuple(sorted(ruled_kinds(op_types) & in_model))
         for op_type in op_types:
-            if not ruled_kinds([op_type]) & present:
+            if ruled_kinds([op_type]).isdisjoint(in_model):
                 logger.warning(
                     "op_types_to_quantize: no %s is quantized; the model has none, or"
                     " it has no rule",
                     op_type,
                 )
-        if op_types and not found:
+        if not found:
             raise ConfigError(
                 f"op_types_to_quantize is {list(op_types)}: nothing would be quantized",
             )
@@ -244,26 +240,22 @@ class _Names:
         ends: Sequence[Sequence[str]],
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Return start and end nodes of a subgraph; None for an empty subgraph."""
-        tensors = set(
-            flattened((*node.inputs, *node.outputs) for node in self.graph.nodes)
-        )
-        names = tensors | set(names_of(self.graph.nodes))
+        names = self._tensors() | set(names_of(self.graph.nodes))
         starts, stops = (
             tuple(each for each in end if self._warned(each, each in names))
             for end in ends
         )
-        if (
-            not starts
-            or not stops
-            or not matching(
-                self.graph,
-                Override(between=(starts, stops), keep=True),
-                strict=False,
-            )
-        ):
-            logger.warning("exclude: no node lies between %s and %s", *ends)
-            return None
-        return starts, stops
+        between = Override(between=(starts, stops), keep=True)
+        if starts and stops and matching(self.graph, between, strict=False):
+            return starts, stops
+        logger.warning("exclude: no node lies between %s and %s", *ends)
+        return None
+
+    def _tensors(self) -> set[str]:
+        """Return the names of all tensors that nodes read or compute."""
+        read = flattened(node.inputs for node in self.graph.nodes)
+        computed = flattened(node.outputs for node in self.graph.nodes)
+        return {*read, *computed}
 
     def tensor_overrides(self, draft: Draft) -> tuple[TensorOverride, ...]:
         """Return overrides of existing tensors, and overrides for float results."""
@@ -272,9 +264,7 @@ class _Names:
             everywhere.append(TensorOverride("*", **draft.everywhere))
         if not draft.tensors and not draft.float_nodes:
             return tuple(everywhere)
-        known = set(
-            flattened((*node.inputs, *node.outputs) for node in self.graph.nodes)
-        )
+        known = self._tensors()
         given = {
             name: each
             for name, each in draft.tensors.items()
@@ -290,13 +280,9 @@ class _Names:
             draft.float_nodes,
             "NodesToExcludeOutputQuantization",
         )
-        results = [
-            name
-            for node in self.graph.nodes
-            if node.name in silent
-            for name in node.outputs
-            if name
-        ]
+        results = flattened(
+            node.results for node in self.graph.nodes if node.name in silent
+        )
         if results:
             found.append(TensorOverride(results, keep=True))
         return (*everywhere, *found)
@@ -313,21 +299,21 @@ class _Names:
 
     def variable_products(self) -> list[str]:
         """Return the MatMul nodes without a constant factor."""
-        products = [node for node in self.graph.nodes if node.op_type == "MatMul"]
         return [
             node.name
-            for node in products
-            if not any(self.graph.is_constant(each) for each in node.inputs)
+            for node in self.graph.nodes_of_type({"MatMul"})
+            if not any(map(self.graph.is_constant, node.inputs))
         ]
 
     def _nodes(self, names: Sequence[str]) -> list[Node]:
-        by_name = {node.name: node for node in self.graph.nodes}
-        for name in names:
-            if name not in by_name:
-                raise ConfigError(
-                    f"no node of the model is called {name!r}{nearest(name, by_name)}",
-                )
-        return [by_name[name] for name in names]
+        nodes = by_name(self.graph.nodes)
+        unknown = excluding(names, nodes)
+        if unknown:
+            raise ConfigError(
+                f"no node of the model is called {unknown[0]!r}"
+                f"{nearest(unknown[0], nodes)}",
+            )
+        return [nodes[name] for name in names]
 
     def _warned(
         self,
@@ -355,7 +341,7 @@ def _beyond(
     step: Callable[[Node], Iterable[Node]],
 ) -> dict[Node, None]:
     """Return the nodes that steps reach from given nodes, without the given nodes."""
-    return {node: None for node in reach(nodes, step) if node not in nodes}
+    return without(reach(nodes, step), nodes)
 
 
 def _pow2(draft: Draft) -> bool:
