@@ -1,6 +1,8 @@
 """Write products with dynamic scales: MatMulInteger or ConvInteger, Cast and two Muls.
 
-onnxruntime recognizes the pattern Cast, Mul, Mul and runs it as one operator.
+onnxruntime recognizes the pattern MatMulInteger, Cast, Mul, Mul and runs it as one operator. After
+a ConvInteger it runs each one alone, so that scale and bias of the channels are applied at once, by
+BatchNormalization.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ import numpy as np
 from onnx import TensorProto
 
 from calibrators.layout import turned
-from quark_onnx.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     codes_of,
@@ -66,7 +67,11 @@ def conv_integer(graph: Graph, node: Node) -> bool:
     # channel.
     if (scale.ndim and w.axis % stored.ndim != 0) or (zeros != zeros.flat[0]).any():
         return False
-    if scale.ndim:
+    if node.input(2):
+        if not graph.is_constant(node.input(2)):
+            return False
+        by_channel = np.broadcast_to(scale, stored.shape[:1])
+    elif scale.ndim:
         by_channel = scale.reshape(
             -1,
             *[1] * (stored.ndim - 2),
@@ -74,7 +79,7 @@ def conv_integer(graph: Graph, node: Node) -> bool:
     else:
         by_channel = scale
     [factor] = graph.once(
-        ("by channel", w.scale),
+        ("by channel", w.scale, *map(str, by_channel.shape)),
         lambda: [graph.add_constant(f"{w.scale}_by_channel", by_channel)],
     )
     weight = graph.once(
@@ -165,25 +170,31 @@ def _write(  # noqa: PLR0913  the operands of a product
         to=int(TensorProto.FLOAT),
     )
     graph.add("Mul", [x.scale, factor], names[2:3])
+    bias = node.input(2)
+    if bias and op_type == "ConvInteger":
+        _scale_and_shift(graph, names[1:3], bias, names[3])
+        replace(graph, node, names[3])
+        return True
     graph.add("Mul", names[1:3], names[3:])
     result = names[3]
-    bias = node.input(2)
     if bias:
-        if op_type == "ConvInteger":
-            spatial = len(graph.sizes(weight[0])) - 2
-            if not graph.is_constant(bias):
-                return _undo(graph, names)
-            bias = graph.add_constant(
-                f"{bias}_by_channel",
-                value(graph, bias).reshape(-1, *[1] * spatial),
-            )
         result = graph.fresh(f"{node.name}_biased")
         graph.add("Add", [names[3], bias], [result])
     replace(graph, node, result)
     return True
 
 
-def _undo(graph: Graph, results: list[str]) -> bool:
-    producers = [graph.producer(name) for name in results]
-    graph.remove(present(producers))
-    return False
+def _scale_and_shift(graph: Graph, product: list[str], bias: str, result: str) -> None:
+    """Multiply a product by a scale per channel and add the bias, in one pass over the values."""
+    channels = graph.sizes(bias)[0]
+    assert isinstance(channels, int)
+    names = graph.once(
+        ("no statistics", str(channels)),
+        lambda: [
+            graph.add_constant(f"mean_of_{channels}", np.zeros(channels, np.float32)),
+            graph.add_constant(
+                f"variance_of_{channels}", np.ones(channels, np.float32)
+            ),
+        ],
+    )
+    graph.add("BatchNormalization", [*product, bias, *names], [result], epsilon=0.0)

@@ -564,13 +564,11 @@ class _Writer:
             codes.reshape(lines) if flat else codes,
         )
         result = self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
-        self._node(
-            "DequantizeLinear",
-            [name, scale.scale, scale.zero_point],
-            result,
-            use,
-            scale,
-        )
+        inputs = [name, scale.scale, scale.zero_point]
+        if scale.params.block_size and not scale.params.zero_point.any():
+            # onnxruntime 1.32 reads and subtracts a zero point for every value, if there is one.
+            del inputs[2]
+        self._node("DequantizeLinear", inputs, result, use, scale)
         if flat:
             result = self._reshaped(result, array.shape)
         if not isinstance(entry, Quantize) or not from_readers(

@@ -106,6 +106,84 @@ def test_one_block_in_each_row_is_the_same_weight(
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
 
+#: Layers whose weights have blocks of 4: the model's text, the shapes of its input and of the
+#: codes, the axis of the blocks, and whether they are full and contiguous, so that rows are faster.
+LAYERS = {
+    "1x1 kernel": ("y = Conv (x, w)", (1, 8, 1, 1), (8, 8, 1, 1), 1, True),
+    "short lines": ("y = Conv (x, w)", (1, 3, 1, 1), (8, 3, 1, 1), 1, True),
+    "flattened kernel": (
+        "k = Reshape (w, s) y = Conv (x, k)",
+        (1, 8, 3, 3),
+        (8, 72),
+        1,
+        True,
+    ),
+    "transposed Gemm": ("y = Gemm <transB = 1> (x, w)", (1, 8), (6, 8), 1, True),
+    "3x3 kernel": ("y = Conv (x, w)", (1, 8, 3, 3), (8, 8, 3, 3), 1, False),
+    "partial block": ("y = Conv (x, w)", (1, 6, 1, 1), (8, 6, 1, 1), 1, False),
+    "Gemm": ("y = Gemm (x, w)", (1, 8), (8, 6), 0, False),
+    "MatMul": ("y = MatMul (x, w)", (1, 8), (8, 8), 1, False),
+    "two readers": (
+        "c = Conv (x, w) y = Add (c, w)",
+        (1, 8, 1, 1),
+        (8, 8, 1, 1),
+        1,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4])
+@pytest.mark.parametrize("name", LAYERS)
+def test_contiguous_blocks_of_layers_are_rows(name: str, dtype: Any) -> None:
+    """onnxruntime dequantizes rows in half the time of blocks."""
+    text, read, shape, axis, rows = LAYERS[name]
+    size = 4
+    random = np.random.default_rng(0)
+    parts = tuple(
+        -(-extent // size) if place == axis else extent
+        for place, extent in enumerate(shape)
+    )
+    low, high = (0, 15) if dtype is ml_dtypes.uint4 else (-8, 7)
+    model = parse(
+        f"g (float[{','.join(map(str, read))}] x) => (float y) {{ {text} }}",
+        opset=21,
+        ir_version=10,
+        s=np.int64([8, 8, 3, 3]),
+    )
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    graph = Graph.of(model)
+    inputs = [
+        graph.add_constant("c", random.integers(low, high, shape).astype(dtype)),
+        graph.add_constant("scale", random.uniform(0.5, 1, parts).astype(np.float32)),
+    ]
+    if dtype is ml_dtypes.uint4:
+        zero = random.integers(low, high, parts).astype(dtype)
+        inputs.append(graph.add_constant("zero", zero))
+    graph.add("DequantizeLinear", inputs, ["w"], axis=axis, block_size=size)
+    feeds = {"x": normal(*read)}
+    [wanted] = open_session(graph.to_model()).run(None, feeds)
+    assert lower_blocks(graph) == rows
+    [pair] = [node for node in graph.nodes if node.op_type == "DequantizeLinear"]
+    assert (pair.attribute("block_size") is None) == rows
+    assert len(pair.inputs) == len(inputs)
+    [found] = open_session(graph.to_model()).run(None, feeds)
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_symmetric_blocks_have_no_zero_points() -> None:
+    """onnxruntime subtracts a zero point from each value if there is one."""
+    model = parse(
+        "g (float[N,64,5,5] x) => (float[N,8,3,3] y) { y = Conv (x, w) }",
+        w=weight(8, 64, 3, 3),
+    )
+    data = [{"x": normal(1, 64, 5, 5, seed=seed)} for seed in range(4)]
+    for preset, inputs in (("A16W4", 2), ("INT4", 2), ("UINT4", 3)):
+        result = quantize(model, data if preset == "A16W4" else None, preset).model
+        [pair] = [node for node in result.graph.node if "w_quantized" in node.input]
+        assert len(pair.input) == inputs
+
+
 # Models whose opset stays where it is
 
 

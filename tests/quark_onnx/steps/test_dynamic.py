@@ -122,6 +122,22 @@ def test_zero_points_of_channels(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_scale_and_bias_of_channels_are_applied_in_one_pass(per_channel: bool) -> None:
+    """A ConvInteger is followed by one operator over its values besides the Cast."""
+    model = MODELS["conv_relu"]()
+    config = DYNAMIC.with_(per_channel=per_channel)
+    result = quantize(model, None, config).model
+    kinds = [node.op_type for node in result.graph.node]
+    assert kinds.count("ConvInteger") == kinds.count("BatchNormalization") == 1
+    assert "Add" not in kinds and kinds.count("Mul") == 1
+    codes = quantize(model, None, config.with_(form="qdq")).model
+    [feeds] = samples(model, 1)
+    np.testing.assert_allclose(
+        run(result, feeds)[0], run(codes, feeds)[0], rtol=1e-5, atol=1e-5
+    )
+
+
 #: A tensor that an integer product reads, and that something else reads as well; the other reader
 #: is float.
 SHARED = {
