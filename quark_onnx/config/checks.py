@@ -1,16 +1,140 @@
-"""Check the fields of settings."""
+"""Check the fields of settings by tables of requirements."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from calibrators.shown import short
 from quark_onnx.errors import ConfigError
 
 
-def require_flags(settings: object, names: Iterable[str]) -> None:
+@dataclass(frozen=True)
+class Requirement:
+    """Requirement for a single setting.
+
+    Attributes:
+        name: the setting.
+        holds: predicate of its value.
+        demand: what it must be, as the end of a message.
+    """
+
+    name: str
+    holds: Callable[[Any], bool]
+    demand: str
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Settings that exclude each other.
+
+    Attributes:
+        holds: predicate of the settings; true where they exclude each other.
+        message: text of the error; the settings are ``{settings}``, with their attributes.
+    """
+
+    holds: Callable[[Any], bool]
+    message: str
+
+
+def require(
+    settings: object,
+    requirements: Iterable[Requirement],
+    where: str = "",
+) -> None:
+    """Raise ConfigError for the first requirement that is not met.
+
+    Args:
+        settings: an object with the settings as attributes.
+        requirements: the requirements.
+        where: what the settings belong to, for messages.
+    """
+    for requirement in requirements:
+        value = getattr(settings, requirement.name)
+        if not requirement.holds(value):
+            raise ConfigError(
+                f"{requirement.name}{where} is {short(value)}; {requirement.demand}",
+            )
+
+
+def refuse(
+    settings: object,
+    contradictions: Iterable[Contradiction],
+    where: str = "",
+) -> None:
+    """Raise ConfigError for the first contradiction among settings.
+
+    Args:
+        settings: an object with the settings as attributes.
+        contradictions: the contradictions.
+        where: begin of the message.
+    """
+    for contradiction in contradictions:
+        if contradiction.holds(settings):
+            message = contradiction.message.format(settings=settings)
+            raise ConfigError(f"{where}{message}")
+
+
+def require_choice(settings: object, name: str, choices: Sequence[str]) -> None:
+    """Raise ConfigError unless a field has one of the given values."""
+    demand = f"it must be one of: {', '.join(choices)}"
+    require(settings, [Requirement(name, one_of(*choices), demand)])
+
+
+def require_flags(settings: object, names: Iterable[str], where: str = "") -> None:
     """Raise ConfigError unless the fields of these names are booleans."""
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name} is {short(value)}; it must be true or false")
+    demand = "it must be true or false"
+    require(settings, [Requirement(name, is_flag, demand) for name in names], where)
+
+
+def require_items(name: str, items: Iterable[object], kind: type) -> None:
+    """Raise ConfigError unless all items of a list are of a class."""
+    for item in items:
+        if not isinstance(item, kind):
+            article = "an" if kind.__name__[0] in "AEIOU" else "a"
+            raise ConfigError(
+                f"{name} holds {short(item)}, which is not {article} {kind.__name__}",
+            )
+
+
+def one_of(*choices: object) -> Callable[[object], bool]:
+    """Return a predicate: the value is among the given ones.
+
+    >>> one_of("qdq", "vendor")("qdq")
+    True
+    """
+    return lambda value: value in choices
+
+
+def instance_of(*kinds: type) -> Callable[[object], bool]:
+    """Return a predicate: the value is of one of some classes."""
+    return lambda value: isinstance(value, kinds)
+
+
+def whole(least: int, greatest: float = float("inf")) -> Callable[[object], bool]:
+    """Return a predicate: the value is an integer, not a boolean, between bounds.
+
+    >>> whole(0, 4)(4), whole(0)(True)
+    (True, False)
+    """
+    return lambda value: type(value) is int and least <= value <= greatest
+
+
+def optional(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
+    """Return a predicate: the value is None, or meets another predicate.
+
+    >>> optional(whole(1))(None)
+    True
+    """
+    return lambda value: value is None or holds(value)
+
+
+def is_flag(value: object) -> bool:
+    """Return whether a value is a boolean."""
+    return isinstance(value, bool)
+
+
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer, and not a boolean."""
+    return type(value) is int

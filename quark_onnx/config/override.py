@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calibrators.shown import short
+from quark_onnx.config.checks import (
+    Contradiction,
+    Requirement,
+    instance_of,
+    refuse,
+    require,
+    require_flags,
+)
 from quark_onnx.config.spec import (
     QuantizationSpec,
     check_granularity,
@@ -62,11 +70,7 @@ class Override:
         for name in ("nodes", "op_types"):
             names = name_tuple(getattr(self, name), f"{name} of an override")
             object.__setattr__(self, name, names)
-        if not isinstance(self.between, list | tuple):
-            raise ConfigError(
-                f"between of an override is {short(self.between)}; it takes two sets of"
-                " names",
-            )
+        require(self, [_BETWEEN], " of an override")
         ends = tuple(name_tuple(end, "between of an override") for end in self.between)
         object.__setattr__(self, "between", ends)
         if len(ends) not in (0, 2):
@@ -74,37 +78,17 @@ class Override:
                 f"between of an override has {len(ends)} sets of names; it takes two:"
                 " starts and ends",
             )
-        if not (self.nodes or self.op_types or self.between):
-            raise ConfigError(
-                "an override names no nodes; give nodes, op_types or between",
-            )
-        if not isinstance(self.keep, bool):
-            raise ConfigError(
-                f"keep of the override for {self.where} is {short(self.keep)}; it must"
-                " be true or false",
-            )
-        if not (self.keep or self.activation or self.weight):
-            raise ConfigError(
-                f"the override for {self.where} changes nothing; give keep, activation"
-                " or weight",
-            )
-        if self.keep and (self.activation or self.weight):
-            raise ConfigError(
-                f"the override for {self.where} both keeps nodes float and quantizes"
-                " them",
-            )
+        refuse(self, [_NOTHING_NAMED])
+        where = f" of the override for {self.where}"
+        require_flags(self, ["keep"], where)
+        refuse(self, _CONTRADICTIONS)
         for name in ("activation", "weight"):
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(
-                    f"{name} of the override for {self.where} is {short(spec)}, not a"
-                    " QuantizationSpec",
+                    f"{name}{where} is {short(spec)}, not a QuantizationSpec",
                 )
-        check_granularity(
-            self.activation,
-            self.weight,
-            f" of the override for {self.where}",
-        )
+        check_granularity(self.activation, self.weight, where)
 
     @property
     def where(self) -> str:
@@ -113,6 +97,28 @@ class Override:
         if self.between:
             patterns.append(" .. ".join(",".join(end) for end in self.between))
         return ", ".join(patterns)
+
+
+_BETWEEN = Requirement(
+    "between",
+    instance_of(list, tuple),
+    "it takes two sets of names",
+)
+_NOTHING_NAMED = Contradiction(
+    lambda override: not (override.nodes or override.op_types or override.between),
+    "an override names no nodes; give nodes, op_types or between",
+)
+_CONTRADICTIONS = (
+    Contradiction(
+        lambda override: not (override.keep or override.activation or override.weight),
+        "the override for {settings.where} changes nothing; give keep, activation or"
+        " weight",
+    ),
+    Contradiction(
+        lambda override: override.keep and (override.activation or override.weight),
+        "the override for {settings.where} both keeps nodes float and quantizes them",
+    ),
+)
 
 
 def override_of(

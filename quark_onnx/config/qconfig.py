@@ -9,7 +9,16 @@ from typing import Any
 from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
-from quark_onnx.config.checks import require_flags
+from quark_onnx.config.checks import (
+    Requirement,
+    instance_of,
+    is_flag,
+    one_of,
+    optional,
+    require,
+    require_items,
+    whole,
+)
 from quark_onnx.config.override import Override, override_of
 from quark_onnx.config.spec import (
     QuantizationSpec,
@@ -21,6 +30,7 @@ from quark_onnx.config.spec import (
 from quark_onnx.config.tensors import TensorOverride, tensor_override_of
 from quark_onnx.config.text import format_call, name_tuple, parse_call
 from quark_onnx.config.yaml_file import read_yaml
+from quark_onnx.containers import present
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
@@ -55,6 +65,62 @@ FOLLOWERS = ("Clip", "Relu", "Where")
 FORMS = ("qdq", "operators", "vendor")
 
 
+def _is_bound(value: Any) -> bool:
+    return bool(is_number(value) and abs(value) < _GREATEST_SQNR
+
+
+_is_spec = optional(instance_of(QuantizationSpec))
+#: Types and ranges of single settings.
+_REQUIREMENTS = (
+    Requirement("activation", _is_spec, "it must be a QuantizationSpec or None"),
+    Requirement("weight", _is_spec, "it must be a QuantizationSpec or None"),
+    Requirement(
+        "embedding",
+        lambda value: value == AUTO or _is_spec(value),
+        f"it must be {AUTO!r}, a QuantizationSpec or None",
+    ),
+    Requirement("form", one_of(*FORMS), f"it must be one of: {', '.join(FORMS)}"),
+    *(Requirement(name, is_flag, "it must be true or false") for name in _SWITCHES),
+    Requirement(
+        "tensors",
+        instance_of(list, tuple),
+        "it must be a list of TensorOverride",
+    ),
+    Requirement(
+        "bias",
+        one_of(True, False, *_BIASES),
+        f"it must be true, false or one of: {', '.join(_BIASES)}",
+    ),
+    Requirement("search", whole(0), "it must be a number of samples, 0 or more"),
+    Requirement(
+        "accuracy_level",
+        whole(0, 4),
+        "it must be a whole number from 0 to 4",
+    ),
+    Requirement(
+        "max_opset",
+        optional(whole(_LEAST_OPSET)),
+        f"it must be an opset, {_LEAST_OPSET} or higher",
+    ),
+    Requirement("min_sqnr", optional(_is_bound), "it must be a number of decibels"),
+    Requirement(
+        "target",
+        instance_of(str),
+        "it must be the name of a target, or empty",
+    ),
+)
+_OVERRIDES = Requirement(
+    "overrides",
+    instance_of(list, tuple),
+    "it must be a list of Override",
+)
+#: Rules for shared exponents that AMD's operator has, by the kind of tensor; "auto" chooses one.
+_VENDOR_EXPONENTS = {
+    "activation": ("auto", "floor"),
+    "weight": ("auto", "floor", "best"),
+}
+
+
 def _optimizers(value: Any) -> tuple[Any, ...]:
     """Return optimizers from one or several, as objects or as texts."""
     given = (value,) if isinstance(value, str) or hasattr(value, "stage") else value
@@ -63,9 +129,7 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
             f"optimizers is {short(value)}; it must be a list of"
             f" optimizers{nearest('', OPTIMIZERS)}",
         )
-    optimizers = tuple(
-        parse_optimizer(item) if isinstance(item, str) else item for item in given
-    )
+    optimizers = tuple(map(_optimizer, given))
     for item in optimizers:
         if isinstance(item, type) or not hasattr(item, "stage"):
             raise ConfigError(
@@ -73,6 +137,10 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
                 f" name{nearest('', OPTIMIZERS)}",
             )
     return optimizers
+
+
+def _optimizer(item: object) -> object:
+    return parse_optimizer(item) if isinstance(item, str) else item
 
 
 def parse_optimizer(text: str) -> Any:
@@ -191,10 +259,7 @@ class QConfig:
     min_sqnr: float | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.overrides, list | tuple):
-            raise ConfigError(
-                f"overrides is {short(self.overrides)}; it must be a list of Override",
-            )
+        require(self, [_OVERRIDES])
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for name in ("op_types", "float_results", "follow_inputs", "nodes", "exclude"):
             object.__setattr__(self, name, name_tuple(getattr(self, name), name))
@@ -204,61 +269,20 @@ class QConfig:
                     f"follow_inputs holds {op_type!r}; it takes"
                     f" {', '.join(FOLLOWERS)}{nearest(op_type, FOLLOWERS)}",
                 )
-        self._check_specs()
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
-        if self.form not in FORMS:
-            raise ConfigError(
-                f"form is {short(self.form)}; it must be one of: {', '.join(FORMS)}",
-            )
-        require_flags(self, _SWITCHES)
-        self._check_overrides()
+        require(self, _REQUIREMENTS)
+        object.__setattr__(self, "tensors", tuple(self.tensors))
+        require_items("overrides", self.overrides, Override)
+        require_items("tensors", self.tensors, TensorOverride)
         check_granularity(self.activation, self.weight)
         self._check_dynamic()
         self._check_saturation()
-        self._check_bias()
         self._check_exponents()
-        self._check_numbers()
         self._check_target()
         # If the rules are not loaded yet, the plan checks the types.
         if len(RULES):
             for op_type in self.op_types:
                 RULES[op_type]
-
-    def _check_specs(self) -> None:
-        for name in ("activation", "weight"):
-            spec = getattr(self, name)
-            if spec is not None and not isinstance(spec, QuantizationSpec):
-                raise ConfigError(
-                    f"{name} is {short(spec)}; it must be a QuantizationSpec or None",
-                )
-        if not (
-            self.embedding is None
-            or self.embedding == AUTO
-            or isinstance(self.embedding, QuantizationSpec)
-        ):
-            raise ConfigError(
-                f"embedding is {short(self.embedding)}; it must be {AUTO!r}, a"
-                " QuantizationSpec or None",
-            )
-
-    def _check_overrides(self) -> None:
-        """Check the overrides, and store those of tensors as a tuple."""
-        for override in self.overrides:
-            if not isinstance(override, Override):
-                raise ConfigError(
-                    f"overrides holds {short(override)}, which is not an Override",
-                )
-        if not isinstance(self.tensors, list | tuple):
-            raise ConfigError(
-                f"tensors is {short(self.tensors)}; it must be a list of"
-                " TensorOverride",
-            )
-        object.__setattr__(self, "tensors", tuple(self.tensors))
-        for tensor in self.tensors:
-            if not isinstance(tensor, TensorOverride):
-                raise ConfigError(
-                    f"tensors holds {short(tensor)}, which is not a TensorOverride",
-                )
 
     def _check_dynamic(self) -> None:
         """Check that integer products with dynamic activations support the weights."""
@@ -266,9 +290,7 @@ class QConfig:
         if not dynamic or self.form != "operators":
             return
         overrides = [override.weight for override in self.overrides]
-        for spec in (self.weight, *overrides):
-            if spec is None:
-                continue
+        for spec in present([self.weight, *overrides]):
             if spec.block_size or spec.dtype.name not in ("int8", "uint8"):
                 raise ConfigError(
                     f"weight is {spec}; what each run computes a scale for is"
@@ -277,60 +299,17 @@ class QConfig:
                 )
 
     def _check_saturation(self) -> None:
-        for spec in (self.activation, self.weight):
-            if (
-                self.form == "vendor"
-                and spec is not None
-                and spec.dtype.name == "float16"
-                and not spec.saturate
-            ):
+        if self.form != "vendor":
+            return
+        for spec in present((self.activation, self.weight)):
+            if spec.dtype.name == "float16" and not spec.saturate:
                 raise ConfigError(
                     "saturate is false; the vendor's float16 saturates: set it to true,"
                     " or choose form qdq",
                 )
 
-    def _check_numbers(self) -> None:
-        """Check the ranges of numeric settings."""
-        if type(self.search) is not int or self.search < 0:
-            raise ConfigError(
-                f"search is {short(self.search)}; it must be a number of samples, 0 or"
-                " more",
-            )
-        if type(self.accuracy_level) is not int or not 0 <= self.accuracy_level <= 4:
-            raise ConfigError(
-                f"accuracy_level is {short(self.accuracy_level)}; it must be a whole"
-                " number from 0 to 4",
-            )
-        if self.max_opset is not None and (
-            type(self.max_opset) is not int or self.max_opset < _LEAST_OPSET
-        ):
-            raise ConfigError(
-                f"max_opset is {short(self.max_opset)}; it must be an opset,"
-                f" {_LEAST_OPSET} or higher",
-            )
-        if self.min_sqnr is not None and not (
-            is_number(self.min_sqnr) and abs(self.min_sqnr) < _GREATEST_SQNR
-        ):
-            raise ConfigError(
-                f"min_sqnr is {short(self.min_sqnr)}; it must be a number of decibels",
-            )
-
-    def _check_bias(self) -> None:
-        """Check the format of biases."""
-        if self.bias not in (True, False, *_BIASES):
-            choices = ", ".join(_BIASES)
-            raise ConfigError(
-                f"bias is {short(self.bias)}; it must be true, false or one of:"
-                f" {choices}",
-            )
-
     def _check_target(self) -> None:
         """Check the target, and settings that exclude a target."""
-        if not isinstance(self.target, str):
-            raise ConfigError(
-                f"target is {short(self.target)}; it must be the name of a target, or"
-                " empty",
-            )
         # The targets may not be loaded yet.
         if self.target and len(TARGETS):
             TARGETS[self.target]
@@ -342,20 +321,15 @@ class QConfig:
 
     def _check_exponents(self) -> None:
         """Check that the operators to be written support the rules for shared exponents."""
-        for change in (self, *self.overrides):
-            for name, known in (
-                ("activation", ("auto", "floor")),
-                ("weight", ("auto", "floor", "best")),
-            ):
+        changes: list[QConfig | Override] = [self, *self.overrides]
+        for change in changes:
+            if change.activation and change.activation.exponent == "best":
+                raise ConfigError(
+                    "activation: exponent is 'best'; each run computes it, by one rule",
+                )
+            for name, known in _VENDOR_EXPONENTS.items():
                 spec = getattr(change, name)
-                if spec is None:
-                    continue
-                if name == "activation" and spec.exponent == "best":
-                    raise ConfigError(
-                        "activation: exponent is 'best'; each run computes it, by one"
-                        " rule",
-                    )
-                if self.vendor_computes and spec.exponent not in known:
+                if spec and self.vendor_computes and spec.exponent not in known:
                     raise ConfigError(
                         f"{name}: exponent is {spec.exponent!r}; AMD's operator, which"
                         " form vendor and functions false leave it to, has floor",
@@ -451,7 +425,7 @@ class QConfig:
     def measures(self) -> bool:
         """Whether calibration data is needed for scales."""
         specs = [self.activation, *(override.activation for override in self.overrides)]
-        return any(spec is not None and spec.measured for spec in specs)
+        return any(spec.measured for spec in present(specs))
 
     @property
     def rereads(self) -> bool:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
 from calibrators.shown import short
-from quark_onnx.config.checks import require_flags
+from quark_onnx.config.checks import (
+    Contradiction,
+    Requirement,
+    refuse,
+    require,
+    require_choice,
+    require_flags,
+    whole,
+)
 from quark_onnx.config.text import format_call, parse_call
 from quark_onnx.containers import names_of
 from quark_onnx.dtypes import INT8, Block, DType, Float4, Integer, Scaled
@@ -106,17 +114,12 @@ class QuantizationSpec:
     def __post_init__(self) -> None:
         self._resolve_names()
         require_flags(self, _FLAGS)
-        self._check_blocks()
+        require(self, [_BLOCK_SIZE])
+        require_choice(self, "solver", SOLVERS)
         self._check_scale()
         self._check_codes()
         self._check_exponent()
-        if self.block_size and (
-            not self.dtype.scaled or isinstance(self.dtype, Float4)
-        ):
-            raise ConfigError(
-                f"block_size is {self.block_size}; it is for integers and fp8,"
-                f" {self.dtype.name} has no blocks, or blocks of its own",
-            )
+        refuse(self, _CONTRADICTIONS)
         known = hasattr(self.calibrator, "statistic")
         if isinstance(self.calibrator, type) or not known:
             raise ConfigError(
@@ -136,75 +139,29 @@ class QuantizationSpec:
                 f" format{nearest('', DTYPES)}",
             )
 
-    def _check_blocks(self) -> None:
-        if type(self.block_size) is not int or self.block_size < 0:
-            raise ConfigError(
-                f"block_size is {short(self.block_size)}; it must be a number of"
-                " values, or 0 for no blocks",
-            )
-        if self.solver not in SOLVERS:
-            raise ConfigError(
-                f"solver is {short(self.solver)}; it must be one of:"
-                f" {', '.join(SOLVERS)}",
-            )
-
     def _check_scale(self) -> None:
-        if self.scale not in self.SCALES:
-            raise ConfigError(
-                f"scale is {short(self.scale)}; it must be one of:"
-                f" {', '.join(self.SCALES)}",
-            )
+        require_choice(self, "scale", self.SCALES)
         if self.scale == "float16" and not self.measured:
             if self.dynamic:
                 why = "each run computes it, in float32"
             else:
                 why = f"{self.dtype.name} has none"
             raise ConfigError(f"scale is {short(self.scale)}; {why}")
-        if self.solver == "hqq" and (self.symmetric or not self.block_size):
-            raise ConfigError(
-                "solver hqq moves the zero points of blocks; set symmetric to false and"
-                " a block_size",
-            )
+        refuse(self, _CONTRADICTIONS_OF_ZERO_POINTS)
 
     def _check_codes(self) -> None:
         """Check for contradictory settings of codes."""
-        changed = [
-            name for name in ("pow2", "reduce_range", "narrow") if getattr(self, name)
-        ]
-        if self.dynamic and changed[:1] not in ([], ["narrow"]):
+        if self.dynamic and (self.pow2 or self.reduce_range):
+            changed = "pow2" if self.pow2 else "reduce_range"
             raise ConfigError(
-                f"{changed[0]} cannot be set: each run computes the scale, for all"
+                f"{changed} cannot be set: each run computes the scale, for all"
                 f" codes of {self.dtype}",
             )
-        if self.solver == "hqq" and (
-            changed or not isinstance(self.dtype, Integer) or self.dtype.bits > 8
-        ):
-            raise ConfigError(
-                "solver hqq is for all codes of integers of 2, 4 and 8 bits, not for"
-                f" {self}",
-            )
-        if self.block_size and self.dtype.bits >= 32:
-            raise ConfigError(
-                f"block_size is {self.block_size}; {self.dtype.name} has one scale for"
-                " a tensor or a channel",
-            )
-        if (
-            isinstance(self.dtype, Integer)
-            and self.symmetric
-            and self.grid.qmax == self.grid.zero
-        ):
-            raise ConfigError(
-                f"reduce_range leaves one bit of {self.dtype.name}, which has no"
-                " symmetric codes",
-            )
+        refuse(self, _CONTRADICTIONS_OF_CODES)
 
     def _check_exponent(self) -> None:
         """Check the rule for shared exponents."""
-        if self.exponent not in self.EXPONENTS:
-            raise ConfigError(
-                f"exponent is {short(self.exponent)}; it must be one of:"
-                f" {', '.join(self.EXPONENTS)}",
-            )
+        require_choice(self, "exponent", self.EXPONENTS)
         if self.exponent != "auto" and not _element(self.dtype):
             raise ConfigError(
                 f"exponent is {short(self.exponent)}; it is for microscaling formats,"
@@ -293,6 +250,81 @@ def _element(dtype: DType) -> str:
     return dtype.element if isinstance(dtype, Block) else ""
 
 
+def _rounds_all_integers(spec: QuantizationSpec) -> bool:
+    """Return whether a spec has all codes of small integers, which solver hqq needs."""
+    if spec.pow2 or spec.reduce_range or spec.narrow:
+        return False
+    return isinstance(spec.dtype, Integer) and spec.dtype.bits <= 8
+
+
+def _has_no_codes(spec: QuantizationSpec) -> bool:
+    if not isinstance(spec.dtype, Integer) or not spec.symmetric:
+        return False
+    return bool(spec.grid.qmax == spec.grid.zero)
+
+
+_BLOCK_SIZE = Requirement(
+    "block_size",
+    whole(0),
+    "it must be a number of values, or 0 for no blocks",
+)
+_CONTRADICTIONS_OF_ZERO_POINTS = (
+    Contradiction(
+        lambda spec: spec.solver == "hqq" and (spec.symmetric or not spec.block_size),
+        "solver hqq moves the zero points of blocks; set symmetric to false and a"
+        " block_size",
+    ),
+)
+_CONTRADICTIONS_OF_CODES = (
+    Contradiction(
+        lambda spec: spec.solver == "hqq" and not _rounds_all_integers(spec),
+        "solver hqq is for all codes of integers of 2, 4 and 8 bits, not for"
+        " {settings}",
+    ),
+    Contradiction(
+        lambda spec: spec.block_size and spec.dtype.bits >= 32,
+        "block_size is {settings.block_size}; {settings.dtype.name} has one scale for"
+        " a tensor or a channel",
+    ),
+    Contradiction(
+        _has_no_codes,
+        "reduce_range leaves one bit of {settings.dtype.name}, which has no symmetric"
+        " codes",
+    ),
+)
+_CONTRADICTIONS = (
+    Contradiction(
+        lambda spec: (
+            spec.block_size
+            and (not spec.dtype.scaled or isinstance(spec.dtype, Float4))
+        ),
+        "block_size is {settings.block_size}; it is for integers and fp8,"
+        " {settings.dtype.name} has no blocks, or blocks of its own",
+    ),
+)
+#: What the granularity of activations may not be, with the place in messages.
+_ACTIVATIONS = (
+    Contradiction(
+        lambda spec: spec.block_size,
+        "block_size belongs to the weight; block formats have blocks of their own",
+    ),
+    Contradiction(
+        lambda spec: spec.dynamic and spec.per_channel,
+        "each run computes one scale for a tensor; per_channel cannot be set",
+    ),
+    Contradiction(
+        lambda spec: spec.dynamic and (spec.dtype.name != "uint8" or spec.symmetric),
+        "a dynamic scale is for uint8, asymmetric, not for {settings}",
+    ),
+)
+_WEIGHTS = (
+    Contradiction(
+        lambda spec: spec.dynamic,
+        "the scale of a weight is known beforehand; dynamic belongs to the activation",
+    ),
+)
+
+
 def check_names(given: Iterable[object], cls: type[Any]) -> None:
     """Raise ConfigError for the first of ``given`` names that is not a field of ``cls``."""
     known = names_of(fields(cls))
@@ -333,29 +365,9 @@ def check_granularity(
 ) -> None:
     """Raise ConfigError for a granularity that activations or weights do not support."""
     if activation is not None:
-        if activation.block_size:
-            raise ConfigError(
-                f"activation{where}: block_size belongs to the weight; block formats"
-                " have blocks of their own",
-            )
-        if activation.dynamic and activation.per_channel:
-            raise ConfigError(
-                f"activation{where}: each run computes one scale for a tensor;"
-                " per_channel cannot be set",
-            )
-        if activation.dynamic and (activation.dtype.name, activation.symmetric) != (
-            "uint8",
-            False,
-        ):
-            raise ConfigError(
-                f"activation{where}: a dynamic scale is for uint8, asymmetric, not for"
-                f" {activation}",
-            )
-    if weight is not None and weight.dynamic:
-        raise ConfigError(
-            f"weight{where}: the scale of a weight is known beforehand; dynamic belongs"
-            " to the activation",
-        )
+        refuse(activation, _ACTIVATIONS, f"activation{where}: ")
+    if weight is not None:
+        refuse(weight, _WEIGHTS, f"weight{where}: ")
 
 
 def spec_of(

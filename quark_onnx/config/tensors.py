@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from calibrators.base import is_number
 from calibrators.shown import short
+from quark_onnx.config.checks import Requirement, is_integer, one_of, optional, require
 from quark_onnx.config.spec import QuantizationSpec, check_names, settings_of
 from quark_onnx.config.text import name_tuple
 from quark_onnx.dtypes import DType, Scaled
@@ -20,6 +21,25 @@ from quark_onnx.registry import DTYPES
 
 _FLAGS = ("symmetric", "reduce_range")
 _SWITCHES = ("keep", "dedicated", "stored", "raised", "snapped")
+
+
+#: Types and ranges of single settings. Numbers 0 and 1 are taken for false and true.
+_REQUIREMENTS = (
+    *(
+        Requirement(name, one_of(True, False, None), "it must be true or false")
+        for name in _FLAGS
+    ),
+    *(
+        Requirement(name, one_of(True, False), "it must be true or false")
+        for name in _SWITCHES
+    ),
+    Requirement("axis", optional(is_integer), "it must be a whole number"),
+    Requirement(
+        "min_range",
+        lambda value: is_number(value) and value >= 0,
+        "it must be a number, 0 or more",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -111,23 +131,7 @@ class TensorOverride:
         self._check_together()
 
     def _check_types(self) -> None:
-        optional = [name for name in _FLAGS if getattr(self, name) is not None]
-        for name in (*optional, *_SWITCHES):
-            if getattr(self, name) not in (True, False):
-                raise ConfigError(
-                    f"{name} of {self.where} is {short(getattr(self, name))}; it must"
-                    " be true or false",
-                )
-        if self.axis is not None and type(self.axis) is not int:
-            raise ConfigError(
-                f"axis of {self.where} is {short(self.axis)}; it must be a whole"
-                " number",
-            )
-        if not is_number(self.min_range) or self.min_range < 0:
-            raise ConfigError(
-                f"min_range of {self.where} is {short(self.min_range)}; it must be a"
-                " number, 0 or more",
-            )
+        require(self, _REQUIREMENTS, f" of {self.where}")
 
     def _check_together(self) -> None:
         """Raise an error for contradictory settings."""
@@ -135,12 +139,12 @@ class TensorOverride:
             raise ConfigError(
                 f"{self.where} has a scale or a zero_point; both belong together",
             )
+        # low and high are empty if not given, the flags None
         clash = [
             name
-            for name in ("symmetric", "reduce_range")
-            if getattr(self, name) is not None
+            for name in (*_FLAGS, "low", "high")
+            if getattr(self, name) not in (None, ())
         ]
-        clash += [name for name in ("low", "high") if getattr(self, name)]
         if self.scale and clash:
             raise ConfigError(
                 f"{self.where} has a scale, and {clash[0]}, from which a scale would"
@@ -215,16 +219,13 @@ class TensorOverride:
             for name in _FLAGS
             if getattr(self, name) is not None
         }
-        if self.dtype is not None and self.dtype != spec.dtype:
+        if self.dtype not in (None, spec.dtype):
             changes["dtype"] = self.dtype
+        changed = spec
         if changes:
             changed = spec.with_(**changes)
-        else:
-            changed = spec
-        if (self.scale or self.low or self.high) and not isinstance(
-            changed.dtype,
-            Scaled,
-        ):
+        needs_scale = self.scale or self.low or self.high
+        if needs_scale and not isinstance(changed.dtype, Scaled):
             raise ConfigError(
                 f"{self.where} has a scale or a range, which {changed.dtype.name} does"
                 " not have",

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calibrators import Calibrator, Grid, MinMax
+from quark_onnx.config.checks import Contradiction, refuse, require_choice
 from quark_onnx.config.spec import QuantizationSpec, check_names
+from quark_onnx.containers import present
 from quark_onnx.dtypes import INT8, DType, Half, Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.blockfloat import EXPONENTS
@@ -15,6 +17,42 @@ from quark_onnx.torch.config.number_formats import (
     TwoLevel,
     block_of,
     format_named,
+)
+
+_SCALE_AT_RUNTIME = Contradiction(
+    lambda spec: spec.scale == "float16" and spec.dynamic,
+    "scale is 'float16'; each run computes it, in the type of the activations",
+)
+_CONTRADICTIONS = (
+    Contradiction(
+        lambda spec: (
+            isinstance(spec.dtype, Progressive)
+            and not (spec.per_channel and spec.symmetric)
+        ),
+        "{settings.dtype.name} has one scale for each output, and no zero points; set"
+        " per_channel",
+    ),
+    Contradiction(
+        lambda spec: spec.block_size and spec.per_channel,
+        "block_size is {settings.block_size} and per_channel is set; a scale is for"
+        " either",
+    ),
+)
+#: Tensors of a layer whose scales may be computed by each run.
+_ACTIVATIONS = ("input", "output", "probabilities")
+_CONTRADICTIONS_OF_ACTIVATIONS = (
+    Contradiction(
+        lambda spec: spec.exponent == "best",
+        "exponent is 'best'; each run computes it, by one rule",
+    ),
+    Contradiction(
+        lambda spec: spec.measured and (spec.per_channel or spec.block_size),
+        "one scale for each token or block is computed by each run; set dynamic",
+    ),
+)
+_DYNAMIC_WEIGHT = Contradiction(
+    lambda spec: spec.dynamic,
+    "weight: its scale is known beforehand; dynamic belongs to the input",
 )
 
 
@@ -61,40 +99,20 @@ class TensorSpec(QuantizationSpec):
     def __post_init__(self) -> None:
         if isinstance(self.dtype, str):
             object.__setattr__(self, "dtype", format_named(self.dtype.lower()))
-        if self.scale == "float16" and self.dynamic:
-            raise ConfigError(
-                "scale is 'float16'; each run computes it, in the type of the"
-                " activations",
-            )
+        # before the checks of the base, which would call it a scale in float32
+        refuse(self, [_SCALE_AT_RUNTIME])
         super().__post_init__()
-        if isinstance(self.dtype, Progressive) and not (
-            self.per_channel and self.symmetric
-        ):
-            raise ConfigError(
-                f"{self.dtype.name} has one scale for each output, and no zero points;"
-                " set per_channel",
-            )
-        if self.block_size and self.per_channel:
-            raise ConfigError(
-                f"block_size is {self.block_size} and per_channel is set; a scale is"
-                " for either",
-            )
+        refuse(self, _CONTRADICTIONS)
 
     def _check_exponent(self) -> None:
         """Raise ConfigError for an unknown rule."""
-        if self.exponent not in self.EXPONENTS:
-            raise ConfigError(
-                f"exponent is {self.exponent!r}; it must be one of:"
-                f" {', '.join(self.EXPONENTS)}",
-            )
+        require_choice(self, "exponent", self.EXPONENTS)
 
     @property
     def grid(self) -> Grid:
         grid = super().grid
-        return replace(
-            grid,
-            even=isinstance(self.dtype, Integer) and grid.symmetric and grid.qmin < 0,
-        )
+        signed = isinstance(self.dtype, Integer) and grid.qmin < 0
+        return replace(grid, even=signed and grid.symmetric)
 
     @property
     def group(self) -> int:
@@ -109,9 +127,8 @@ class TensorSpec(QuantizationSpec):
     @property
     def measured(self) -> bool:
         """Whether the scale of an activation needs calibration data."""
-        return (
-            self.dtype.scaled or isinstance(self.dtype, TwoLevel)
-        ) and not self.dynamic
+        scaled = self.dtype.scaled or isinstance(self.dtype, TwoLevel)
+        return scaled and not self.dynamic
 
     @property
     def is_cast(self) -> bool:
@@ -142,31 +159,18 @@ class LayerSpec:
     probabilities: TensorSpec | None = None
 
     def __post_init__(self) -> None:
-        for name in ("weight", "input", "output", "probabilities"):
+        for name in ("weight", *_ACTIVATIONS):
             spec = getattr(self, name)
             if spec is not None and not isinstance(spec, TensorSpec):
                 raise ConfigError(
                     f"{name} is {spec!r}; it must be a TensorSpec or None",
                 )
-        if self.weight is not None and self.weight.dynamic:
-            raise ConfigError(
-                "weight: its scale is known beforehand; dynamic belongs to the input",
-            )
-        for name in ("input", "output", "probabilities"):
+        if self.weight is not None:
+            refuse(self.weight, [_DYNAMIC_WEIGHT])
+        for name in _ACTIVATIONS:
             spec = getattr(self, name)
-            if spec is not None and spec.exponent == "best":
-                raise ConfigError(
-                    f"{name}: exponent is 'best'; each run computes it, by one rule",
-                )
-            if (
-                spec is not None
-                and spec.measured
-                and (spec.per_channel or spec.block_size)
-            ):
-                raise ConfigError(
-                    f"{name}: one scale for each token or block is computed by each"
-                    " run; set dynamic",
-                )
+            if spec is not None:
+                refuse(spec, _CONTRADICTIONS_OF_ACTIVATIONS, f"{name}: ")
 
     def with_(self, **changes: Any) -> LayerSpec:
         """Return a copy with changed attributes."""
@@ -180,7 +184,5 @@ class LayerSpec:
     @property
     def measures(self) -> bool:
         """Whether an activation's scale needs calibration data."""
-        return any(
-            spec is not None and spec.measured
-            for spec in (self.input, self.output, self.probabilities)
-        )
+        specs = present((self.input, self.output, self.probabilities))
+        return any(spec.measured for spec in specs)

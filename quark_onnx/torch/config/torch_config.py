@@ -238,30 +238,35 @@ class TorchConfig:
             names: names of the layers of the model.
         """
         names = list(names)
-        globs = [
-            ("exclude", glob)
-            for glob in self.exclude
-            if not isinstance(glob, DefaultExclude)
+        own_excludes = [
+            glob for glob in self.exclude if not isinstance(glob, DefaultExclude)
         ]
-        globs += [("layers", glob) for glob, _ in self.layers]
-        globs += [("kv_cache", glob) for glob in self.cached]
-        globs += [("attention", glob) for glob in self.attending]
-        for where, glob in globs:
-            found = [name for name in names if fnmatchcase(name, glob)]
-            if not found:
-                ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
-                last = glob.rsplit(".", 1)[-1].strip("*")
-                raise ConfigError(
-                    f"{where} names {glob!r}, but no layer of the model is called"
-                    f" so{nearest(last, ends)}",
-                )
-            if where in ("kv_cache", "attention") and all(map(self.excludes, found)):
-                raise ConfigError(
-                    f"{where} names {glob!r}, but these layers are excluded; exclude"
-                    f" less, or no {where}",
-                )
-            if where == "kv_cache":
-                self._check_rotated(glob, found)
+        globs = {
+            "exclude": own_excludes,
+            "layers": [glob for glob, _ in self.layers],
+            "kv_cache": self.cached,
+            "attention": self.attending,
+        }
+        for where, patterns in globs.items():
+            for glob in patterns:
+                self._check_glob(where, glob, names)
+
+    def _check_glob(self, where: str, glob: str, names: list[str]) -> None:
+        found = [name for name in names if fnmatchcase(name, glob)]
+        if not found:
+            ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
+            last = glob.rsplit(".", 1)[-1].strip("*")
+            raise ConfigError(
+                f"{where} names {glob!r}, but no layer of the model is called"
+                f" so{nearest(last, ends)}",
+            )
+        if where in ("kv_cache", "attention") and all(map(self.excludes, found)):
+            raise ConfigError(
+                f"{where} names {glob!r}, but these layers are excluded; exclude"
+                f" less, or no {where}",
+            )
+        if where == "kv_cache":
+            self._check_rotated(glob, found)
 
     def _check_rotated(self, glob: str, names: Iterable[str]) -> None:
         """Raise ConfigError if keys that are rounded after the rotation have no layer alone."""
