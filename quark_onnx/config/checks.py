@@ -38,7 +38,7 @@ class Contradiction:
     message: str
 
 
-def require(
+def require_all(
     settings: object,
     requirements: Iterable[Requirement],
     where: str = "",
@@ -79,13 +79,13 @@ def refuse(
 def require_choice(settings: object, name: str, choices: Sequence[str]) -> None:
     """Raise ConfigError unless a field has one of the given values."""
     demand = f"it must be one of: {', '.join(choices)}"
-    require(settings, [Requirement(name, one_of(*choices), demand)])
+    require_all(settings, [Requirement(name, one_of(*choices), demand)])
 
 
 def require_flags(settings: object, names: Iterable[str], where: str = "") -> None:
     """Raise ConfigError unless the fields of these names are booleans."""
     demand = "it must be true or false"
-    require(settings, [Requirement(name, is_flag, demand) for name in names], where)
+    require_all(settings, [Requirement(name, is_flag, demand) for name in names], where)
 
 
 def require_items(name: str, items: Iterable[object], kind: type) -> None:

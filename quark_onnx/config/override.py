@@ -12,7 +12,7 @@ from quark_onnx.config.checks import (
     Requirement,
     instance_of,
     refuse,
-    require,
+    require_all,
     require_flags,
 )
 from quark_onnx.config.spec import (
@@ -70,7 +70,7 @@ class Override:
         for name in ("nodes", "op_types"):
             names = name_tuple(getattr(self, name), f"{name} of an override")
             object.__setattr__(self, name, names)
-        require(self, [_BETWEEN], " of an override")
+        require_all(self, [_BETWEEN], " of an override")
         ends = tuple(name_tuple(end, "between of an override") for end in self.between)
         object.__setattr__(self, "between", ends)
         if len(ends) not in (0, 2):

@@ -15,7 +15,7 @@ from quark_onnx.config.checks import (
     is_flag,
     one_of,
     optional,
-    require,
+    require_all,
     require_items,
     whole,
 )
@@ -66,7 +66,7 @@ FORMS = ("qdq", "operators", "vendor")
 
 
 def _is_bound(value: Any) -> bool:
-    return bool(is_number(value) and abs(value) < _GREATEST_SQNR
+    return bool(is_number(value) and abs(value) < _GREATEST_SQNR)
 
 
 _is_spec = optional(instance_of(QuantizationSpec))
@@ -259,7 +259,7 @@ class QConfig:
     min_sqnr: float | None = None
 
     def __post_init__(self) -> None:
-        require(self, [_OVERRIDES])
+        require_all(self, [_OVERRIDES])
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for name in ("op_types", "float_results", "follow_inputs", "nodes", "exclude"):
             object.__setattr__(self, name, name_tuple(getattr(self, name), name))
@@ -270,7 +270,7 @@ class QConfig:
                     f" {', '.join(FOLLOWERS)}{nearest(op_type, FOLLOWERS)}",
                 )
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
-        require(self, _REQUIREMENTS)
+        require_all(self, _REQUIREMENTS)
         object.__setattr__(self, "tensors", tuple(self.tensors))
         require_items("overrides", self.overrides, Override)
         require_items("tensors", self.tensors, TensorOverride)

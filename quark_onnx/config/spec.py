@@ -13,7 +13,7 @@ from quark_onnx.config.checks import (
     Contradiction,
     Requirement,
     refuse,
-    require,
+    require_all,
     require_choice,
     require_flags,
     whole,
@@ -114,7 +114,7 @@ class QuantizationSpec:
     def __post_init__(self) -> None:
         self._resolve_names()
         require_flags(self, _FLAGS)
-        require(self, [_BLOCK_SIZE])
+        require_all(self, [_BLOCK_SIZE])
         require_choice(self, "solver", SOLVERS)
         self._check_scale()
         self._check_codes()

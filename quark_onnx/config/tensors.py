@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from calibrators.base import is_number
 from calibrators.shown import short
-from quark_onnx.config.checks import Requirement, is_integer, one_of, optional, require
+from quark_onnx.config.checks import (
+    Requirement,
+    is_integer,
+    one_of,
+    optional,
+    require_all,
+)
 from quark_onnx.config.spec import QuantizationSpec, check_names, settings_of
 from quark_onnx.config.text import name_tuple
 from quark_onnx.dtypes import DType, Scaled
@@ -131,7 +137,7 @@ class TensorOverride:
         self._check_together()
 
     def _check_types(self) -> None:
-        require(self, _REQUIREMENTS, f" of {self.where}")
+        require_all(self, _REQUIREMENTS, f" of {self.where}")
 
     def _check_together(self) -> None:
         """Raise an error for contradictory settings."""
