@@ -31,6 +31,7 @@ from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 from quark_onnx.steps.decoding import spare_decoding
+from quark_onnx.steps.long_sums import spare_long_sums
 from quark_onnx.steps.states import spare_states
 
 _NO_RULE = "no quantization rule for this operator"
@@ -75,6 +76,7 @@ def make_plan(  # noqa: C901
         plan.keep(name, OVERRIDABLE)
     if config.safe and not config.target:
         spare_states(plan, states(graph) if recurrent is None else recurrent)
+        spare_long_sums(plan)
     if config.safe:
         spare_decoding(plan)
     for node in graph.nodes:
