@@ -9,9 +9,10 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
-from quark_onnx.containers import names_of, present, subset
+from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ModelError
 from quark_onnx.report.measure import Total, measure
+from quark_onnx.report.parts import JoinedParts
 from quark_onnx.steps import Reference
 
 #: Maximum size of cached float outputs in bytes; further outputs are computed again.
@@ -51,6 +52,8 @@ class Judge:
     ) -> tuple[float, int, bool]:
         """Return the SQNR of the worst output in dB.
 
+        An output that joins boxes and scores of a detector has the mean SQNR of these parts.
+
         Args:
             model: a quantized model.
             hopeless: function of the score so far and the number of samples; True ends the
@@ -63,7 +66,7 @@ class Judge:
         Raises:
             ModelError: the model cannot be run.
         """
-        totals = {name: Total() for name in self._names}
+        errors = _Errors(self._names)
         count = 0
         try:
             session = open_session(model, what="the quantized model")
@@ -72,16 +75,15 @@ class Judge:
                 feed = subset(sample, inputs)
                 outputs = session.run(self._names, feed)
                 expected = self._expected(count - 1, sample)
-                for name, a, b in zip(self._names, expected, outputs, strict=True):
-                    totals[name].add(a, b)
+                errors.add(sample, expected, outputs)
                 last = count == len(self._samples)
-                if count % every == 0 and not last and hopeless(_worst(totals), count):
-                    return _worst(totals), count, True
+                if count % every == 0 and not last and hopeless(errors.worst(), count):
+                    return errors.worst(), count, True
         except Exception as error:  # onnxruntime raises several unrelated types
             raise ModelError(
                 f"the quantized model cannot be judged: {error}",
             ) from error
-        return _worst(totals), count, False
+        return errors.worst(), count, False
 
     def _expected(self, place: int, sample: Any) -> list[Any]:
         """Return the float model's outputs on a sample."""
@@ -97,6 +99,24 @@ class Judge:
         return outputs
 
 
-def _worst(totals: dict[str, Total]) -> float:
-    found = [total.result(name).sqnr for name, total in totals.items()]
-    return min(present(found))
+class _Errors:
+    """The errors of the outputs of one model, sample by sample."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._totals = {name: Total() for name in names}
+        self._parts = JoinedParts()
+
+    def add(self, sample: Any, expected: list[Any], found: list[Any]) -> None:
+        """Add the outputs of the float and of the quantized model on a sample."""
+        before = dict(zip(self._totals, expected, strict=True))
+        after = dict(zip(self._totals, found, strict=True))
+        for name, total in self._totals.items():
+            total.add(before[name], after[name])
+        self._parts.add(sample, before, after)
+
+    def worst(self) -> float:
+        """Return the SQNR of the worst output in dB."""
+        results = (total.result(name) for name, total in self._totals.items())
+        worst = self._parts.least_sqnr(results)
+        assert worst is not None
+        return worst

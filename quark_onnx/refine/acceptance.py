@@ -15,7 +15,8 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
-from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.report.measure import measure
+from quark_onnx.report.parts import JoinedParts
 from quark_onnx.report.shapes import require_same_shapes
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.function_bodies import define_functions
@@ -57,7 +58,8 @@ def min_output_sqnr(
 ) -> float | None:
     """Return the minimum SQNR over the outputs, in dB.
 
-    None if no SQNR can be measured, for example without samples.
+    An output that joins boxes and scores of a detector has the mean SQNR of these parts. None if
+    no SQNR can be measured, for example without samples.
 
     Args:
         graph: the graph.
@@ -75,14 +77,16 @@ def min_output_sqnr(
     define_functions(result)
     result.infer()
     lean = result.store is not None
+    parts = JoinedParts()
     try:
         errors = measure(
             floating,
             open_session(result.to_model(), lean=lean, optimize=not lean),
             samples,
+            parts.add,
         )
     except Exception as error:  # the check of the final model reports the error
         logger.debug("what optimizers are worth cannot be told: %s", error)
         return None
     require_same_shapes(errors, plan.shapes.sized_by_data)
-    return least_sqnr(errors, None)
+    return parts.least_sqnr(errors)
