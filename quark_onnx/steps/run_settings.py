@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from onnx import ModelProto, TensorProto
+from onnx.numpy_helper import to_array
 
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
+from quark_onnx.containers import present
 from quark_onnx.registry import PRESETS
 from quark_onnx.report.verdict import Settings
 from quark_onnx.steps.provenance import PRODUCER
@@ -22,7 +25,8 @@ _BITS: dict[int, int] = {
     TensorProto.INT16: 16,
     TensorProto.UINT16: 16,
 }
-#: Calibrators of the presets for activations, by bits; for an NPU, and for any processor.
+#: Calibrators of the presets for activations, by bits; for an NPU or power-of-two scales, and for
+#: any processor.
 _USUAL_ON_NPU, _USUAL = {8: "minmse", 16: "minmax"}, {8: "best", 16: "minmax"}
 
 
@@ -48,6 +52,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
         max(GOAL, config.min_sqnr or 0.0),
         calibrator,
         usual,
+        activation is not None and activation.pow2,
     )
 
 
@@ -75,6 +80,7 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     """
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     activations, weights = set[int](), set[int]()
+    scales = list[TensorProto]()
     per_channel = False
     for node in model.graph.node:
         stored = node.input[0] in constants if node.input else False
@@ -82,6 +88,7 @@ def settings_of_model(model: ModelProto) -> Settings | None:
             zero = constants.get(node.input[2]) if len(node.input) > 2 else None
             kind = TensorProto.UINT8 if zero is None else zero.data_type
             activations.add(_BITS.get(kind, 0))
+            scales += present([constants.get(node.input[1])])
         elif node.op_type == "DequantizeLinear" and stored:
             bits = _BITS.get(constants[node.input[0]].data_type, 0)
             scale = constants.get(node.input[1])
@@ -96,7 +103,8 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     known = {entry.key: entry.value for entry in model.metadata_props}
     optimizers = known.get(f"{PRODUCER}.optimizers", "").split()
     target = known.get(f"{PRODUCER}.target") or None
-    usual = _USUAL if target is None else _USUAL_ON_NPU
+    powers_of_two = bool(scales) and all(map(_is_power_of_two, scales))
+    usual = _USUAL_ON_NPU if target or powers_of_two else _USUAL
     return Settings(
         activation,
         weight,
@@ -105,4 +113,11 @@ def settings_of_model(model: ModelProto) -> Settings | None:
         target,
         calibrator=known.get(f"{PRODUCER}.calibrator", ""),
         usual_calibrator=usual.get(activation or 0, ""),
+        powers_of_two=powers_of_two,
     )
+
+
+def _is_power_of_two(scale: TensorProto) -> bool:
+    """Return whether all values of a scale are powers of two."""
+    mantissas = np.frexp(to_array(scale).astype(np.float64))[0]
+    return bool((mantissas == 0.5).all())

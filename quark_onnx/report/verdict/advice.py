@@ -30,6 +30,8 @@ class Settings:
         goal: minimum SQNR of every output, in dB.
         calibrator: calibrator of the activations; empty if unknown.
         usual_calibrator: calibrator of the preset for these activations; empty if unknown.
+        powers_of_two: whether scales are powers of two, as the integer engines of some processors
+            require, which have one scale per tensor.
     """
 
     activation: int | None
@@ -41,11 +43,17 @@ class Settings:
     goal: float = 20.0
     calibrator: str = ""
     usual_calibrator: str = ""
+    powers_of_two: bool = False
+
+    @property
+    def is_portable(self) -> bool:
+        """Return whether another number format may be proposed: no processor requires this one."""
+        return self.target is None and not self.powers_of_two
 
     @property
     def is_portable_8bit(self) -> bool:
         """Return whether activations have 8 bits, for any processor."""
-        return self.activation == 8 and self.target is None
+        return self.activation == 8 and self.is_portable
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def _usual_calibrator(
 
 
 def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
-    if settings.weight == 8 and not settings.per_channel and settings.target is None:
+    if settings.weight == 8 and not settings.per_channel and settings.is_portable:
         yield NextStep(
             "--per-channel",
             "one scale per output channel of a weight: usually 1 to 5 dB, same speed",
@@ -190,7 +198,7 @@ def _equalize(
 ) -> Iterator[NextStep]:
     if settings.activation is None or "cle" in settings.optimizers:
         return
-    has_recipe = task == "detector" and settings.target is None
+    has_recipe = task == "detector" and settings.is_portable
     if structure.depthwise >= _DEPTHWISE and not has_recipe:
         yield NextStep(
             "--optimize cle bias_correction",
@@ -214,7 +222,7 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
     few_bits = settings.weight is not None and settings.weight <= 4
     activations = settings.activation is not None
     learned = {"adaround", "adaquant", "gptq"} & settings.optimizers
-    if (few_bits or settings.target is not None) and activations and not learned:
+    if (few_bits or not settings.is_portable) and activations and not learned:
         yield NextStep(
             "--optimize adaround",
             "learns the rounding of the weights layer by layer: minutes of calibration,"

@@ -334,6 +334,10 @@ def test_every_task_has_thresholds_in_order() -> None:
             ["--optimize adaround", "--optimize auto_mixed_precision:target=20"],
         ),
         (
+            Settings(8, 8, per_channel=False, samples=100, powers_of_two=True),
+            ["--optimize adaround", "--auto-exclude 20"],
+        ),
+        (
             replace(SETTINGS, calibrator="minmax", usual_calibrator="best"),
             ["--calibrator best", "--recipe classifier", "--preset A16W8"],
         ),
@@ -348,6 +352,18 @@ def test_advice(settings: Settings, options: list[str]) -> None:
     assert [
         step.options for step in next_steps(model, settings, "classifier")
     ] == options
+
+
+@pytest.mark.parametrize("task", ["classifier", "detector"])
+def test_advice_keeps_scales_of_powers_of_two(task: str) -> None:
+    depthwise = parse(
+        "g (float[N, 4, 8, 8] x) => (float y) { y = Conv <group = 4> (x, w) }",
+        w=weight(4, 1, 3, 3),
+    )
+    settings = Settings(8, 8, per_channel=False, samples=100, powers_of_two=True)
+    options = [step.options for step in next_steps(depthwise, settings, task)]
+    assert options[0] == "--optimize cle bias_correction"
+    assert not any("--recipe" in each or "--preset" in each for each in options)
 
 
 def test_advice_by_structure() -> None:

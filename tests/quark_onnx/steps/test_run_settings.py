@@ -17,9 +17,10 @@ from tests.models import conv_relu, samples
         QConfig.of("A8W8"),
         QConfig.of("A8W8").with_(calibrator="minmax", per_channel=False),
         QConfig.of("A16W8").with_(optimizers=["cle", "bias_correction"]),
+        QConfig.of("XINT8"),
         QConfig.of("XINT8").with_(target="stx", calibrator="nonoverflow"),
     ],
-    ids=["A8W8", "minmax", "optimizers", "npu"],
+    ids=["A8W8", "minmax", "optimizers", "powers of two", "npu"],
 )
 def test_a_model_has_the_settings_of_its_configuration(config: QConfig) -> None:
     model = conv_relu()
