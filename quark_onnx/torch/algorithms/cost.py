@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 #: Calls of operators in a block outside of products: norms, rotary embedding, activation,
@@ -117,7 +118,7 @@ class Shapes:
         """
         return self.active + 2 * length * self.attention
 
-    @property
+    @cached_property
     def groups(self) -> dict[tuple[str, int], int]:
         """Return the sum of output channels per distinct input.
 

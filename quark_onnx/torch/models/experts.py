@@ -365,9 +365,13 @@ def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
 
 
 def _linear(weight: Any, bias: Any) -> Any:
-    layer = nn.Linear(1, 1, bias=bias is not None, device="meta")
+    # nn.Linear's constructor would initialize weights, of up to 70,000 layers, that are replaced
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
     layer.out_features, layer.in_features = weight.shape
     layer.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
-    if bias is not None:
+    if bias is None:
+        layer.register_parameter("bias", None)
+    else:
         layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer

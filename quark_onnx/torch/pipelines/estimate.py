@@ -142,73 +142,154 @@ def estimate(  # noqa: PLR0913
     Returns:
         The estimate.
     """
-    speed = speed or Speed(source)
-    model, dtype, now = source.model, dtype_of(source.model.config), resident()
-    blocks = [list(block.parameters()) for block in blocks_of(model).values()]
-    coded = [
-        (module.weight, spec.weight)
-        for module, spec in chosen.values()
-        if spec.weight is not None
-    ]
-    count, largest = (
-        _count(weight for weight, _ in coded),
-        max((weight.numel() for weight, _ in coded), default=0),
-    )
-    shares = {
-        spec: _laid_out(spec, dtype, _SOME) / (_SOME * _COLUMNS) for _, spec in coded
-    }
-    codes = sum(weight.numel() * shares[spec] for weight, spec in coded)
-    disk = (_count(model.parameters()) - count) * dtype.itemsize + int(codes)
-    read = sum(
-        file.stat().st_size
-        for file in {tensor.path for tensor in source.reader.tensors.values()}
-    )
-    # tensors are written twice: singly, then into the file with its header
-    seconds = read / speed.reading() + 2 * disk / min(speed.reading(), _WRITTEN)
-    if coded:
-        seconds += count / speed.roundings(coded[0][1], dtype)
-    alone = max(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
-    memory = now + largest * _WORKING + _ON_THE_WAY
-    shapes = shapes_of(model, chosen, tokens, samples)
-    more, unknown = cost_of(algorithms, shapes)
-    width = _whole(_text(model), "hidden_size") or 1
-    if coded and algorithms:
-        seconds += _algorithm_seconds(speed, more, coded[0][1], dtype, width)
-    if tokens:
-        seconds += _work(speed, shapes.runs(1), None, dtype, width)
-    evaluation = 0.0
-    if evaluated:
-        evaluation = (read + disk) / speed.reading() + _work(
-            speed, evaluation_cost(shapes, evaluated), None, dtype, width
+    estimator = Estimator(source, chosen, evaluated, spilled=spilled, speed=speed)
+    return estimator.estimate(tokens, samples, algorithms)
+
+
+class Estimator:
+    """Estimator of several runs on the same layers of a checkpoint.
+
+    The sizes of the model are computed once: a mixture of a trillion parameters has 70,000 layers.
+
+    Args:
+        source: the checkpoint.
+        chosen: the layers to quantize, of the checkpoint's empty model.
+        evaluated: tokens of each window on which the written model and the float model are
+            compared.
+        spilled: whether hidden states are kept in files.
+        speed: speed of this machine; measured if None.
+    """
+
+    def __init__(
+        self,
+        source: FloatCheckpoint,
+        chosen: Layers,
+        evaluated: Sequence[int] = (),
+        *,
+        spilled: bool = False,
+        speed: Speed | None = None,
+    ) -> None:
+        self._source = source
+        self._chosen = chosen
+        self._evaluated = evaluated
+        self._spilled = spilled
+        self._speed = speed or Speed(source)
+        model = source.model
+        self._dtype = dtype_of(model.config)
+        self._width = _whole(_text(model), "hidden_size") or 1
+        self._shapes = shapes_of(model, chosen, 0, 0)
+        blocks = [list(block.parameters()) for block in blocks_of(model).values()]
+        #: number of weights of the largest block, and outside of blocks without the heads
+        self._block = max(map(_count, blocks), default=0)
+        self._in_front = _count(_in_front(source, blocks))
+        self._measure_weights()
+
+    def _measure_weights(self) -> None:
+        """Count the weights to quantize, and compute the size of the result."""
+        model = self._source.model
+        coded = [
+            (module.weight, spec.weight)
+            for module, spec in self._chosen.values()
+            if spec.weight is not None
+        ]
+        #: format of the weights; None if no weight is quantized
+        self._spec = coded[0][1] if coded else None
+        sizes = [weight.numel() for weight, _ in coded]
+        self._count = sum(sizes)
+        self._largest = max(sizes, default=0)
+        # once per format, not per layer
+        shares = {
+            spec: _laid_out(spec, self._dtype, _SOME) / (_SOME * _COLUMNS)
+            for spec in dict.fromkeys(spec for _, spec in coded)
+        }
+        self._codes = sum(weight.numel() * shares[spec] for weight, spec in coded)
+        every = [parameter.numel() for parameter in model.parameters()]
+        self._alone = max(every) * self._dtype.itemsize
+        floats = (sum(every) - self._count) * self._dtype.itemsize
+        self._disk = floats + int(self._codes)
+        files = {tensor.path for tensor in self._source.reader.tensors.values()}
+        self._read = sum(file.stat().st_size for file in files)
+
+    def estimate(
+        self, tokens: int, samples: int = 1, algorithms: tuple[Any, ...] = ()
+    ) -> Estimate:
+        """Estimate the resources of a run.
+
+        Args:
+            tokens: number of calibration tokens; 0 if the blocks are not run.
+            samples: number of calibration samples.
+            algorithms: the algorithms of the configuration.
+        """
+        shapes = replace(self._shapes, tokens=tokens, samples=samples)
+        more, unknown = cost_of(algorithms, shapes)
+        evaluation = self._evaluation_seconds(shapes)
+        seconds = self._writing_seconds()
+        if self._spec is not None:
+            seconds += self._count / self._speed.roundings(self._spec, self._dtype)
+            if algorithms:
+                seconds += self._algorithm_seconds(more, self._spec)
+        if tokens:
+            seconds += self._work(shapes.runs(1))
+        memory = resident() + self._largest * _WORKING + _ON_THE_WAY
+        if tokens:
+            memory += max(self._alone, self._held(shapes, algorithms, more))
+        else:
+            memory += self._alone + more.memory
+        return Estimate(
+            memory,
+            self._disk,
+            seconds + evaluation,
+            unknown,
+            sum(self._evaluated),
+            evaluation,
         )
-    found = Estimate(
-        memory + alone + more.memory,
-        disk,
-        seconds + evaluation,
-        unknown,
-        sum(evaluated),
-        evaluation,
-    )
-    if not tokens:
-        return found
-    block = shapes.block + max(map(_count, blocks), default=0) * max(
-        1.0,
-        codes / max(count, 1),
-    )
-    states = (
-        0
-        if spilled
-        else tokens * int(getattr(model.config, "hidden_size", 0) or 0) * dtype.itemsize
-    )
-    states *= 2 if any(each.stage == "weights" for each in algorithms) else 1
-    held = (
-        _count(_in_front(source, blocks)) * dtype.itemsize
-        + int(block)
-        + states
-        + more.memory
-    )
-    held += _probabilities(source, chosen, tokens // max(samples, 1), dtype)
-    return replace(found, memory=memory + max(alone, held))
+
+    def _writing_seconds(self) -> float:
+        """Return the time of reading the checkpoint and writing the result.
+
+        Tensors are written singly, and copied into the file with its header.
+        """
+        reading = self._speed.reading()
+        writing = min(reading, _WRITTEN)
+        return (self._read + self._disk) / reading + 2 * self._disk / writing
+
+    def _evaluation_seconds(self, shapes: Shapes) -> float:
+        if not self._evaluated:
+            return 0.0
+        reading = (self._read + self._disk) / self._speed.reading()
+        return reading + self._work(evaluation_cost(shapes, self._evaluated))
+
+    def _algorithm_seconds(self, cost: Cost, spec: TensorSpec) -> float:
+        """Return the runtime of algorithms, which compute products in float32."""
+        products = Cost(products=cost.products)
+        seconds = _work(self._speed, products, None, torch.float32, self._width)
+        others = replace(cost, products=0.0)
+        return seconds + _work(self._speed, others, spec, self._dtype, self._width)
+
+    def _work(self, cost: Cost) -> float:
+        """Return the runtime of running blocks, in the model's type."""
+        return _work(self._speed, cost, None, self._dtype, self._width)
+
+    def _held(self, shapes: Shapes, algorithms: tuple[Any, ...], more: Cost) -> int:
+        """Return the bytes of a block with its codes, and of the data that runs through it."""
+        tokens = shapes.tokens
+        model = self._source.model
+        codes = self._block * max(1.0, self._codes / max(self._count, 1))
+        states = 0
+        if not self._spilled:
+            hidden = int(getattr(model.config, "hidden_size", 0) or 0)
+            states = tokens * hidden * self._dtype.itemsize
+        if any(each.stage == "weights" for each in algorithms):
+            states *= 2
+        length = tokens // max(shapes.samples, 1)
+        probabilities = _probabilities(self._source, self._chosen, length, self._dtype)
+        return (
+            self._in_front * self._dtype.itemsize
+            + int(shapes.block + codes)
+            + states
+            + more.memory
+            + probabilities
+        )
 
 
 def _text(model: PreTrainedModel) -> Any:
@@ -339,16 +420,6 @@ def _work(
     if cost.elements:
         seconds += cost.elements / speed.elements()
     return seconds
-
-
-def _algorithm_seconds(
-    speed: Speed, cost: Cost, spec: TensorSpec, dtype: torch.dtype, width: int
-) -> float:
-    """Return the runtime of algorithms, which compute products in float32."""
-    products = Cost(products=cost.products)
-    return _work(speed, products, None, torch.float32, width) + _work(
-        speed, replace(cost, products=0.0), spec, dtype, width
-    )
 
 
 def _count(parameters: Iterable[Any]) -> int:

@@ -39,6 +39,7 @@ from quark_onnx.torch.pipelines.block import inside, weight_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.ptq import Text, tokenizer_of
 from quark_onnx.torch.runtime.memory import release_memory
+from quark_onnx.torch.runtime.reductions import total
 
 
 @dataclass(frozen=True)
@@ -323,14 +324,14 @@ def _divergence(
     own = {name: model.get_submodule(name) for name in layers}
     put_modules(model, layers)
     try:
-        total, count = 0.0, 0
+        divergence, count = 0.0, 0
         for batch, before in zip(samples, wanted, strict=True):
             after = _predicted(call(model, batch))
-            total += float((before.exp() * (before - after)).sum())
+            divergence += float(total(before.exp() * (before - after)))
             count += before[..., 0].numel()
     finally:
         put_modules(model, own)
-    return total / count
+    return divergence / count
 
 
 def spend(found: Measured, bits: float) -> tuple[Group, ...]:

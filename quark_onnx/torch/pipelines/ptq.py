@@ -22,7 +22,7 @@ from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for as config_for
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.structure import vocabulary_of
-from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, Speed, estimate
+from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, Estimator
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
@@ -217,19 +217,10 @@ def _estimate(
         spilled: whether hidden states are kept in files.
     """
     layers = chosen_layers(source.model, config)[0]
-    speed = Speed(source)
+    estimator = Estimator(source, layers, evaluated, spilled=spilled)
 
     def estimated(samples: int, length: int, algorithms: tuple[Any, ...]) -> Estimate:
-        return estimate(
-            source,
-            layers,
-            samples * length,
-            spilled=spilled,
-            samples=samples,
-            algorithms=algorithms,
-            evaluated=evaluated,
-            speed=speed,
-        )
+        return estimator.estimate(samples * length, samples, algorithms)
 
     samples = len(windows)
     length = len(windows[0]) if windows else 0

@@ -24,6 +24,7 @@ from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.runtime.memory import available, release_memory
+from quark_onnx.torch.runtime.reductions import total
 from quark_onnx.torch.validate.checkpoint import read
 
 #: Maximum number of held-out windows.
@@ -366,7 +367,7 @@ def _scores(
                 part = slice(start, start + _ROWS)
                 before, after = (each[part].double().log_softmax(-1) for each in pair)
                 token = wanted[part, None]
-                sums[0] += (before.exp() * (before - after)).sum()
+                sums[0] += total(before.exp() * (before - after))
                 sums[1] -= before.gather(1, token).sum()
                 sums[2] -= after.gather(1, token).sum()
             count += len(wanted)
@@ -401,8 +402,10 @@ def _compared(
 
     def comparing(name: str) -> Any:
         def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            error = (layers[name](*inputs).double() - output.double()).square().mean()
-            found[name] = float(error / output.double().square().mean().clamp(1e-30))
+            exact = output.double()
+            error = total((layers[name](*inputs).double() - exact).square())
+            power = total(exact.square()).clamp(1e-30 * exact.numel())
+            found[name] = float(error / power)
 
         return hook
 

@@ -1,11 +1,39 @@
-"""A context in which one thread computes gives back the number of threads that there was."""
+"""The number of threads changes no result, and is restored after code that needs one thread."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from quark_onnx.registry import ALGORITHMS
+from quark_onnx.torch.runtime.reductions import total
 from quark_onnx.torch.runtime.threads import one_thread
+
+ROOT = Path(__file__).parents[3]
+#: Scheme and algorithm of each run, with fewer steps where training takes long.
+RUNS = [
+    ["fp8"],
+    ["mxfp4"],
+    ["uint4_wo_32", "gptq"],
+    ["int8", "gptaq"],
+    ["uint4_wo_32", "qronos"],
+    ["uint4_wo_32", "hqq"],
+    ["uint4_wo_32", "autoround:steps=4"],
+    ["uint4_wo_32", "distill:steps=3,sequences=4"],
+    ["uint4_wo_32", "awq:steps=6"],
+    ["uint4_wo_32", "clip"],
+    ["int8", "smoothquant"],
+    ["int8", "autosmoothquant"],
+    ["fp8", "rotation", "gptaq"],
+    ["fp8", "quarot"],
+    ["fp8", "spinquant:steps=2"],
+]
 
 
 def test_threads_are_there_again_after_an_error() -> None:
@@ -18,3 +46,49 @@ def test_threads_are_there_again_after_an_error() -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def digests(threads: int) -> dict[str, object]:
+    """Return the digests of all runs in a process with a number of threads."""
+    # MKL would use fewer threads than told where a machine has fewer cores
+    settings = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_DYNAMIC": "FALSE",
+    }
+    script = "tests.quark_onnx.torch.threads_script"
+    done = subprocess.run(
+        [sys.executable, "-m", script, json.dumps(RUNS)],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("threads") == threads
+    return found
+
+
+@pytest.mark.slow
+def test_the_number_of_threads_changes_no_bit() -> None:
+    """Of any algorithm, and of static scales of activations."""
+    named = {text.partition(":")[0] for run in RUNS for text in run}
+    assert set(ALGORITHMS) <= named
+    assert digests(1) == digests(2)
+
+
+def test_total_is_the_sum_to_the_last_bit_with_any_threads() -> None:
+    values = torch.randn(700, 257, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    sums = list[torch.Tensor]()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            sums.append(total(values.t()))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(sums[0], sums[1]) and torch.equal(sums[0], sums[2])
+    exact = float(values.double().sum())
+    assert float(sums[0]) == pytest.approx(exact, rel=1e-4)
+    assert float(total(values, torch.float64)) == pytest.approx(exact, rel=1e-12)
+    assert total(torch.empty(0)) == 0

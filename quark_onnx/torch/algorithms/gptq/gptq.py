@@ -142,9 +142,9 @@ class GPTQ:
             widest = max(widest, rows * inputs)
             columns += parts * inputs
         kept, runs = replayed(shapes, both)
-        # Hessians, and the larger of the float64 factorization and the sweep
+        # Hessians, and the larger of a copy during the factorization and the sweep
         memory = 4 * both * largest_stage(shapes) + max(
-            8 * most**2,
+            4 * most**2,
             _SWEPT * 4 * min(widest, AT_ONCE),
         )
         products = (2 * both - 1.5) * shapes.hessians + factored

@@ -31,6 +31,7 @@ from quark_onnx.torch.algorithms.learned_rounding.training_state import (
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, outputs_first
+from quark_onnx.torch.runtime.reductions import total
 
 #: How often the whole error is computed on the way.
 _LOOKS = 10
@@ -144,7 +145,7 @@ class SignedRounding:
         with job.put(layers):
             before, after = self._train(block, list(trained.values()))
         power = (
-            sum(float(target.float().square().sum()) for target in job.targets) or 1.0
+            sum(float(total(target.float().square())) for target in job.targets) or 1.0
         )
         outcomes.append(
             Outcome(
@@ -318,13 +319,13 @@ class _Block:
         """Return the sum of squared errors over all samples; infinite for NaN."""
         with torch.no_grad():
             renew(self._layers)
-            total = sum(
-                float(self._squares(index).sum(dtype=torch.float64))
+            error = sum(
+                float(total(self._squares(index), torch.float64))
                 for index in range(len(self))
             )
         # NaN would compare as no worse than anything.
-        if total == total:
-            return total
+        if error == error:
+            return error
         return float("inf")
 
     def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:

@@ -45,6 +45,7 @@ from quark_onnx.torch.models.quantized_layer import (
     outputs_first,
 )
 from quark_onnx.torch.models.structure import put_modules, vocabulary_of
+from quark_onnx.torch.runtime.reductions import total
 
 #: How often the divergence on all of the data is computed on the way.
 _LOOKS = 20
@@ -250,10 +251,9 @@ class _Pair:
         with torch.no_grad():
             renew(self.trained.values())
             parts = [(self._sum(part), part.numel()) for part in self._parts(rows)]
-        total = sum(float(value) for value, _ in parts) / sum(
-            count for _, count in parts
-        )
-        return total if total == total else float("inf")
+        count = sum(count for _, count in parts)
+        divergence = sum(float(value) for value, _ in parts) / count
+        return divergence if divergence == divergence else float("inf")
 
     def descend(self, rows: Sequence[Any], leaves: Sequence[Any]) -> None:
         """Add the gradients of some sequences to the leaves."""
@@ -270,7 +270,7 @@ class _Pair:
             wanted = torch.log_softmax(_logits(self.model, ids), -1)
         with self._put(self.trained):
             found = torch.log_softmax(_logits(self.model, ids), -1)
-        return F.kl_div(found, wanted, log_target=True, reduction="sum")
+        return total(F.kl_div(found, wanted, log_target=True, reduction="none"))
 
     def _parts(self, rows: Sequence[Any]) -> Iterator[Any]:
         """Yield batches of sequences of equal length, (samples, tokens)."""

@@ -15,6 +15,7 @@ from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
+from quark_onnx.torch.runtime.reductions import total
 
 #: Layers with more inputs keep tokens: products of inputs would take more memory.
 PRODUCT_INPUTS = 2048
@@ -57,12 +58,9 @@ class ActivationStats:
         17.0
         """
         if self.second is not None:
-            return float(
-                quadratic_form(weight, self.second, self.second.diagonal())
-                .sum()
-                .clamp(min=0),
-            )
-        return float((weight @ self.tokens.t()).square().sum() / len(self.tokens))
+            powers = quadratic_form(weight, self.second, self.second.diagonal())
+            return float(total(powers).clamp(min=0))
+        return float(total((weight @ self.tokens.t()).square()) / len(self.tokens))
 
 
 class _Collector:

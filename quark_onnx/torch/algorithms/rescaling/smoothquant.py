@@ -26,6 +26,7 @@ from quark_onnx.torch.algorithms.rescaling.rescale import (
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats import affine
 from quark_onnx.torch.formats.quantized_tensor import fake_quantize, quantize
+from quark_onnx.torch.runtime.reductions import total
 
 
 @ALGORITHMS.register("smoothquant")
@@ -134,7 +135,7 @@ def _best(
     def errors(scale: torch.Tensor) -> Iterator[float]:
         products = _products(readers, scale[readers.columns])
         return (
-            float((one - two).square().sum() / len(x))
+            float(total((one - two).square()) / len(x))
             for one, two in zip(products, exact, strict=True)
         )
 

@@ -10,6 +10,7 @@ import torch
 
 from quark_onnx.torch.algorithms.gptq.triangular import quadratic_form
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.runtime.reductions import total
 
 #: Random sums of outputs that estimate the power of many outputs.
 _SUMS = 128
@@ -49,7 +50,7 @@ class Loss:
         """
         rows = len(self.weight)
         if rows <= _SUMS:
-            return self.squares(self.weight).sum()
+            return total(self.squares(self.weight))
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, (_SUMS, rows), generator=generator)
         signs.mul_(2).sub_(1)
@@ -85,7 +86,7 @@ def better(
         The selected weight and errors.
     """
     if best.scale.ndim == 0:
-        if new_error.sum() < error.sum():
+        if total(new_error) < total(error):
             return new, new_error
         return best, error
     wins = new_error < error
