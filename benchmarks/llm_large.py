@@ -13,9 +13,8 @@ the model. Activations and algorithms are calibrated on 1,024 random tokens. The
 
 A plan is an estimate for the whole model of a size and 128 windows of 512 tokens, from files that
 hold the headers of the tensors and no values. --estimate-again replaces the estimates of all runs
-by estimates for such files, after a change of the estimator. The plan of 1T is made only where it
-is asked for: the estimate of its 70,000 layers takes many minutes. --shape runs a small model of
-other sizes, with both schemes that need no algorithm.
+by estimates for such files, after a change of the estimator. --shape runs a small model of other
+sizes, with both schemes that need no algorithm.
 
 The floor of a run is the time in which this machine reads what the run reads and writes what the
 run writes, one file after the other; and, where activations are calibrated, one pass of each token
@@ -57,7 +56,7 @@ RUNS = (
     "1T:2:8/uint4_wo_128",
     "1T:2:8/fp8",
 )
-PLANS = ("1B", "8B", "70B")  # the estimate of 1T takes many minutes
+PLANS = ("1B", "8B", "70B", "1T")
 #: What is estimated for each size.
 PLANNED = ("uint4_wo_128", "fp8", "uint4_wo_128+gptq", "uint4_wo_128+awq")
 CLOCKS: dict[str, Callable[[], float]] = {

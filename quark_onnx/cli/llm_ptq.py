@@ -355,6 +355,9 @@ def silence_helper(options: Namespace) -> None:
 def ptq(options: Namespace) -> Answer:
     recipe = _apply_recipe(options)
     _check(options)
+    if not options.quiet and sys.stderr.isatty():
+        # imports, the empty model and the estimate take seconds without another line
+        say(f"{PROGRAM}: reading {options.model}", sys.stderr)
     module = torch_side("quark_onnx.torch.pipelines.ptq")
     exports = options.export or ["hf_format"]
     source = torch_side(

@@ -150,11 +150,21 @@ def _parsed(path: Path) -> ModelProto:
     return model
 
 
+def _step_for(folder: Path) -> str:
+    """Return what to do where a folder stands in place of a model file."""
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return (
+            "for a language model, 'quark-onnx llm ptq FLOAT -o OUT --scheme SCHEME"
+            " --evaluate TEXT' quantizes and compares with the float model"
+        )
+    return "give the .onnx file in it"
+
+
 def _check_file(path: Path) -> None:
     """Check that a file is there, and no larger than a protobuf message can be."""
     with _reading(path):
         if path.is_dir():
-            raise ModelError(f"{path} is a folder; give the .onnx file in it")
+            raise ModelError(f"{path} is a folder; {_step_for(path)}")
         size = regular_size(path)
         if size > _MESSAGE:
             raise ModelError(

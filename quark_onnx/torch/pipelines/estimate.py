@@ -197,18 +197,19 @@ class Estimator:
         sizes = [weight.numel() for weight, _ in coded]
         self._count = sum(sizes)
         self._largest = max(sizes, default=0)
+        probe = _weight(_SOME, self._dtype)
         # once per format, not per layer
         shares = {
-            spec: _laid_out(spec, self._dtype, _SOME) / (_SOME * _COLUMNS)
+            spec: _laid_out(probe, spec) / probe.numel()
             for spec in dict.fromkeys(spec for _, spec in coded)
         }
         self._codes = sum(weight.numel() * shares[spec] for weight, spec in coded)
         every = [parameter.numel() for parameter in model.parameters()]
         self._alone = max(every) * self._dtype.itemsize
         floats = (sum(every) - self._count) * self._dtype.itemsize
-        self._disk = floats + int(self._codes)
+        self._disk: int = floats + int(self._codes)
         files = {tensor.path for tensor in self._source.reader.tensors.values()}
-        self._read = sum(file.stat().st_size for file in files)
+        self._read: int = sum(file.stat().st_size for file in files)
 
     def estimate(
         self, tokens: int, samples: int = 1, algorithms: tuple[Any, ...] = ()
@@ -447,9 +448,14 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
     ]
 
 
-def _laid_out(spec: TensorSpec, dtype: torch.dtype, rows: int) -> int:
-    """Return the bytes of the codes and scales of a weight with a number of rows."""
-    weight = torch.linspace(-1, 1, rows * _COLUMNS).reshape(rows, _COLUMNS).to(dtype)
+def _weight(rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a weight of ``_COLUMNS`` inputs."""
+    values = torch.linspace(-1, 1, rows * _COLUMNS)
+    return values.reshape(rows, _COLUMNS).to(dtype)
+
+
+def _laid_out(weight: torch.Tensor, spec: TensorSpec) -> int:
+    """Return the bytes of the codes and scales of a weight."""
     return sum(tensor.nbytes for tensor in stored(quantize(weight, spec)).values())
 
 
@@ -552,7 +558,8 @@ def _element_rate() -> float:
 
 
 def _rounding_rate(spec: TensorSpec, dtype: torch.dtype) -> float:
-    return float(_ROWS * _COLUMNS) / _seconds(lambda: _laid_out(spec, dtype, _ROWS))
+    weight = _weight(_ROWS, dtype)
+    return float(weight.numel()) / _seconds(lambda: _laid_out(weight, spec))
 
 
 def _column_rate() -> float:

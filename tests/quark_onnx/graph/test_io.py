@@ -263,6 +263,13 @@ def test_truncated_external_data(tmp_path: Path) -> None:
         read(tmp_path / "m.onnx")
 
 
+def language_model(path: Path) -> None:
+    """A folder as transformers writes one."""
+    path.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (path / name).touch()
+
+
 def zipped(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model.onnx", conv_relu().SerializeToString())
@@ -282,9 +289,10 @@ def zipped(path: Path) -> None:
         ),
         (lambda path: path.write_bytes(b""), "holds no graph; is it an ONNX model?"),
         (lambda path: path.mkdir(), "is a folder; give the .onnx file in it"),
+        (language_model, "is a folder; for a language model, 'quark-onnx llm ptq"),
         (lambda path: None, "cannot be read: No such file or directory"),
     ],
-    ids=["zip", "text", "truncated", "empty", "folder", "missing"],
+    ids=["zip", "text", "truncated", "empty", "folder", "language", "missing"],
 )
 def test_what_is_no_model(
     tmp_path: Path, make: Callable[[Path], object], message: str
