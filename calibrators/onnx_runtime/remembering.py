@@ -25,16 +25,25 @@ class RememberingSession:
 
     Attributes:
         session: the session that runs the model, without memory.
+        may_be_random: whether outputs may differ from run to run.
     """
 
-    def __init__(self, session: Any, limit: int = _BYTES) -> None:
+    def __init__(
+        self,
+        session: Any,
+        limit: int = _BYTES,
+        *,
+        may_be_random: bool = True,
+    ) -> None:
         """Start without outputs.
 
         Args:
             session: the session to run.
             limit: maximum size of the remembered outputs, in bytes.
+            may_be_random: whether the model may have random operators.
         """
         self.session = session
+        self.may_be_random = may_be_random
         self._room = limit
         self._inputs = {value.name for value in session.get_inputs()}
         self._names = [value.name for value in session.get_outputs()]
@@ -119,6 +128,11 @@ class ReopenedSession:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._opened(), name)
+
+
+def may_be_random(session: Session) -> bool:
+    """Return whether outputs of a session may differ from run to run."""
+    return not isinstance(session, RememberingSession) or session.may_be_random
 
 
 def without_memory(session: Session) -> Session:

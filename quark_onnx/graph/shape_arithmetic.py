@@ -19,6 +19,7 @@ from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, Node
 from quark_onnx.graph.operations import Operation, Operations, Path, Tensor, step
+from quark_onnx.graph.random_operators import RANDOM
 
 
 class Origin(IntEnum):
@@ -33,16 +34,6 @@ class Origin(IntEnum):
 _SIZES = frozenset({"Shape", "Size", "SequenceLength"})
 #: Operators for which even a constant of a few values is a learned table.
 _LOOKING_UP = frozenset({"Gather", "GatherElements", "GatherND"})
-_RANDOM = frozenset(
-    {
-        "Bernoulli",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    },
-)
 #: Operators whose result sizes depend on values.
 _COUNTING = frozenset(
     {
@@ -200,7 +191,7 @@ def _origin(
 ) -> Origin:
     if operation.kind in _SIZES:
         return Origin.SIZES
-    if operation.kind in _RANDOM or operation.kind in DEQUANTIZE:
+    if operation.kind in RANDOM or operation.kind in DEQUANTIZE:
         return Origin.SIGNAL
     origin = max(
         (origins.get(tensor, Origin.CONSTANTS) for tensor in operation.inputs),

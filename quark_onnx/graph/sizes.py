@@ -42,6 +42,7 @@ from quark_onnx.graph.node import (
     results_of,
     subgraphs,
 )
+from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.graph.ranks import check_ranks
 from quark_onnx.graph.shapes import (
     declared_values,
@@ -68,17 +69,6 @@ _PROPAGATED = 4
 _IR_VERSION = 10
 #: Declaration of a tensor of which neither the type nor the shape is known.
 _UNKNOWN = ValueInfoProto()
-#: Operators whose result is not constant even for constant inputs.
-_RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Bernoulli",
-        "Multinomial",
-    },
-)
 
 
 def check_sizes(model: ModelProto) -> None:
@@ -351,7 +341,7 @@ def _is_computable(
     known: dict[str, ValueInfoProto],
 ) -> bool:
     """Return whether a node computes small tensors from constants alone."""
-    if node.domain not in STANDARD_DOMAINS or node.op_type in _RANDOM:
+    if node.domain not in STANDARD_DOMAINS or node.op_type in RANDOM:
         return False
     if subgraphs(node) or not constant.issuperset(filter(None, node.input)):
         return False

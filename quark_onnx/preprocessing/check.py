@@ -1,7 +1,8 @@
 """Checks of data preprocessing by the float model's outputs.
 
-The check reads the outputs that calibration computes anyway. Every pair of a scaling and an order
-of channels is tried on the first 4 rows, and promising pairs on up to 32 rows. Where the
+The check reads the outputs that calibration computes anyway. Every scaling is tried on the first
+2 rows, with the other order of channels where it is promising, and promising pairs on up to 32
+rows. Where the
 responses of the first layers fit training inputs, only scalings that fit as well are tried.
 
 With labels of a classifier, the float model's top-1 decides, on up to 128 rows. The cost is
@@ -54,8 +55,10 @@ _ROWS, _LABELLED_ROWS, _BYTES = 32, 128, 1 << 27
 #: Maximum bytes of weights of a model for which alternatives are tried.
 _LARGEST = 1 << 30
 #: Numbers of rows after which the hopeless alternatives are dropped, without and with labels.
-_STAGES = (4, FIRST, 16, 24, _ROWS)
+_STAGES = (2, 4, FIRST, 16, 24, _ROWS)
 _LABELLED_STAGES = (4, FIRST, 16, 32, 64, _LABELLED_ROWS)
+#: Number of rows for the responses of first layers to an alternative.
+_RESPONSE_ROWS = 4
 #: Limits of collapsed predictions: minimum rows, maximum distinct classes as a share of rows,
 #: and maximum mean top probability.
 _COLLAPSE_ROWS, _COLLAPSE_CLASSES, _COLLAPSE_CONFIDENCE = 16, 0.15, 0.5
@@ -278,7 +281,8 @@ class PreprocessingCheck:
 
     def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
         """Return the ratios of responses to biases on the first rows of an alternative."""
-        return layers.ratios(layers.responses([*other.feeds(0, self._count(FIRST))]))
+        few = [*other.feeds(0, self._count(_RESPONSE_ROWS))]
+        return layers.ratios(layers.responses(few))
 
     def _too_large(
         self,

@@ -21,12 +21,14 @@ _CLEAR = 0.25
 #: Minimum Student's t of the paired difference, minimum rows, and minimum gain in nats or shares.
 _SIGNIFICANT, _ROWS, _LEAST_GAIN = 1.6, 16, 0.015
 #: Gain in nats below which an alternative is dropped, by the number of rows so far.
-_HOPELESS_GAIN = {4: -0.3, 8: -0.1, 16: -0.02, 24: 0.0}
+_HOPELESS_GAIN = {2: -0.4, 4: -0.3, 8: -0.1, 16: -0.02, 24: 0.0}
 #: Share of the greatest possible information below which only an alternative with a gain is tried
 #: further: the right preprocessing would be clearly better.
 _WEAK = 0.5
+#: Share of the greatest possible information above which evidence is strong.
+_STRONG = 0.8
 #: Share of the evidence below which an alternative is dropped, by the number of rows so far.
-_HOPELESS_SHARE = {4: 0.4, 8: 0.6, 16: 0.85, 24: 0.95}
+_HOPELESS_SHARE = {2: 0.2, 4: 0.4, 8: 0.6, 16: 0.85, 24: 0.95}
 #: Minimum z of McNemar's test on the labels, and minimum gain in top-1. A preprocessing is compared
 #: with nine others, so the limit is higher than that of a single test.
 _MCNEMAR, _LEAST_TOP1_GAIN = 2.5, 0.03
@@ -53,6 +55,10 @@ class Evidence(Protocol):
 
     def beaten_by(self, other: Evidence) -> bool:
         """Return whether ``other`` is significantly stronger evidence on equal rows."""
+
+    @property
+    def strong(self) -> bool:
+        """Return whether only slightly stronger evidence is possible."""
 
     @property
     def strength(self) -> float:
@@ -122,10 +128,18 @@ class Classified:
         """Return the mean probability of the predicted class."""
         return float(np.array(self.rows).max(axis=1).mean())
 
+    @property
+    def share(self) -> float:
+        """Return the strength as a share of the greatest possible one."""
+        return self.strength / float(np.log(max(2, min(len(self), len(self.rows[0])))))
+
+    @property
+    def strong(self) -> bool:
+        return self.share > _STRONG
+
     def hopeless(self, other: Evidence) -> bool:
         gain = other.strength - self.strength
-        most = np.log(max(2, min(len(self), len(self.rows[0]))))
-        if self.strength < _WEAK * most:
+        if self.share < _WEAK:
             return gain < _LEAST_GAIN
         return gain < _limit(_HOPELESS_GAIN, len(self))
 
@@ -209,6 +223,10 @@ class Labelled:
         clear = min(_ABOVE_CHANCE * chance, (1 + chance) / 2)
         return self.top1 >= max(_FITTING_TOP1, clear)
 
+    @property
+    def strong(self) -> bool:
+        return False
+
     def hopeless(self, other: Evidence) -> bool:
         assert isinstance(other, Labelled)
         missing = sum(self.hits) - sum(other.hits)
@@ -273,6 +291,10 @@ class Detected:
     def strongest(self) -> float:
         """Return the mean over images of the greatest score."""
         return float(np.mean([scores.max(initial=0.0) for scores in self.scores]))
+
+    @property
+    def strong(self) -> bool:
+        return False
 
     def hopeless(self, other: Evidence) -> bool:
         return other.strength < _limit(_HOPELESS_SHARE, len(self)) * self.strength

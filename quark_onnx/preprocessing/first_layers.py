@@ -202,6 +202,7 @@ def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
 
 def _moments(output: NDArray[Any]) -> Floats:
     """Return count, sum and sum of squares by channel, stacked."""
-    rows = np.moveaxis(output.astype(np.float64), 1, 0).reshape(output.shape[1], -1)
-    count = np.full(len(rows), float(rows.shape[1]))
-    return np.stack([count, rows.sum(axis=1), np.square(rows).sum(axis=1)])
+    rows = output.reshape(*output.shape[:2], -1).astype(np.float32, copy=False)
+    count = np.full(rows.shape[1], float(rows.shape[0] * rows.shape[2]))
+    squares = np.einsum("nci,nci->c", rows, rows)
+    return np.stack([count, rows.sum(axis=(0, 2), dtype=np.float64), squares])

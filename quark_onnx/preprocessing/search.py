@@ -16,8 +16,11 @@ Feeds = Mapping[str, NDArray[Any]]
 #: An alternative, and the evidence with it.
 Trial = tuple[Alternative, Evidence]
 
-#: Rows on which every alternative is tried, and the number of alternatives tried further.
-FIRST, _CONFIRMED = 8, 4
+#: Rows after which only the best alternatives are tried further.
+FIRST = 8
+#: Number of alternatives tried further: where the given preprocessing is weak, and where its
+#: evidence is strong, so that only an alternative very like it can be right.
+_CONFIRMED, _CONFIRMED_STRONG = 4, 2
 
 
 @dataclass(frozen=True)
@@ -69,22 +72,45 @@ class Search:
 
     def _tried(self, alternatives: Sequence[Alternative]) -> list[Trial]:
         """Return the promising alternatives, with the evidence on all samples."""
-        tried = [(other, self.fresh()) for other in alternatives]
-        done = 0
-        for count in self.counts:
+        tried = self._promising(alternatives, self.counts[0])
+        done = self.counts[0]
+        for count in self.counts[1:]:
             for other, found in tried:
                 for feeds in other.feeds(done, count):
                     found.add(self.run(feeds))
             done = count
-            tried = [
-                (other, found)
-                for other, found in tried
-                if not self.given.head(len(found)).hopeless(found)
-            ]
+            tried = [each for each in tried if not self._hopeless(each)]
             if count >= self.first:
                 tried.sort(key=lambda each: -each[1].strength)
-                del tried[_CONFIRMED:]
+                strong = self.given.head(self.first).strong
+                del tried[_CONFIRMED_STRONG if strong else _CONFIRMED :]
         return tried
+
+    def _promising(
+        self, alternatives: Sequence[Alternative], count: int
+    ) -> list[Trial]:
+        """Return the promising alternatives, with the evidence on the first samples.
+
+        The order of channels changes the evidence less than a scaling, so that no order rescues
+        a hopeless scaling.
+        """
+        promising: list[Trial] = []
+        hopeless: list[Alternative] = []
+        for other in alternatives:
+            if any(other.is_twin_of(each) for each in hopeless):
+                continue
+            found = self.fresh()
+            for feeds in other.feeds(0, count):
+                found.add(self.run(feeds))
+            if self._hopeless((other, found)):
+                hopeless.append(other)
+            else:
+                promising.append((other, found))
+        return promising
+
+    def _hopeless(self, trial: Trial) -> bool:
+        found = trial[1]
+        return self.given.head(len(found)).hopeless(found)
 
 
 def _most_right(confirmed: Sequence[Trial]) -> Trial:

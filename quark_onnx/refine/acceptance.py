@@ -75,7 +75,6 @@ def min_output_sqnr(
         return None
     result = insert(graph, plan, params)
     define_functions(result)
-    result.infer()
     lean = result.store is not None
     parts = JoinedParts()
     try:

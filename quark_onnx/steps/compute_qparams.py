@@ -24,6 +24,7 @@ from quark_onnx.kernels.packing import BITS
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, PlanBuilder, Quantize, Use
 from quark_onnx.steps import bounded
 from quark_onnx.steps.calibrate import Ranges
+from quark_onnx.steps.encoded_constants import EncodedConstants
 from quark_onnx.steps.join_ranges import join_ranges
 
 #: The largest code of a bias. The other half of int32 is reserved for the sum of products.
@@ -46,10 +47,14 @@ class Params:
     Attributes:
         table: parameters by use; a tied use is looked up at its root.
         raised: number of channels whose scale was raised to hold a bias, by weight.
+        encoded: codes of constants that were computed with the parameters.
     """
 
     table: dict[Use, QParams] = field(default_factory=dict)
     raised: dict[str, int] = field(default_factory=dict)
+    encoded: EncodedConstants = field(
+        default_factory=EncodedConstants, repr=False, compare=False
+    )
 
     @property
     def notes(self) -> list[str]:

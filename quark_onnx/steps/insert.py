@@ -28,6 +28,7 @@ from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.steps.blocks import lower_blocks
 from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.steps.encoded_constants import Encoding
 from quark_onnx.steps.fusion_barriers import (
     behind_softmax,
     from_readers,
@@ -552,17 +553,10 @@ class _Writer:
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:
         """Store a constant as codes followed by DQ; return the output name of DQ."""
-        array = self.graph.constant(tensor)
-        assert array is not None
         scale = self._scale(root)
         entry = self.plan.entries[root]
-        codes = scale.dtype.encode(array, scale.params, scale.grid)
         flat = isinstance(entry, Quantize) and entry.flat
-        lines = (*array.shape[: scale.params.axis], -1)
-        name = self.graph.add_constant(
-            f"{use_name(use)}_quantized",
-            codes.reshape(lines) if flat else codes,
-        )
+        name = self._codes(tensor, use, scale, flat=flat)
         result = self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         inputs = [name, scale.scale, scale.zero_point]
         if scale.params.block_size and not scale.params.zero_point.any():
@@ -570,7 +564,8 @@ class _Writer:
             del inputs[2]
         self._node("DequantizeLinear", inputs, result, use, scale)
         if flat:
-            result = self._reshaped(result, array.shape)
+            shape = tuple(self.graph.initializers[tensor].dims)
+            result = self._reshaped(result, shape)
         if not isinstance(entry, Quantize) or not from_readers(
             self.plan,
             use,
@@ -584,6 +579,28 @@ class _Writer:
             scale,
             self.graph.fresh(f"{use_name(use)}_float"),
         )
+
+    def _codes(self, tensor: str, use: Use, scale: _Scale, *, flat: bool) -> str:
+        """Store the codes of a constant, those of an earlier insertion if known."""
+        name = self.graph.fresh(f"{use_name(use)}_quantized")
+        encoding = Encoding(
+            self.graph.initializers[tensor],
+            scale.params,
+            scale.dtype,
+            scale.grid,
+            flat,
+        )
+        known = self.params.encoded.find(name, encoding)
+        if known is not None:
+            self.graph.initializers[name] = known
+            return name
+        array = self.graph.constant(tensor)
+        assert array is not None
+        codes = scale.dtype.encode(array, scale.params, scale.grid)
+        lines = (*array.shape[: scale.params.axis], -1)
+        self.graph.set_constant(name, codes.reshape(lines) if flat else codes)
+        self.params.encoded.keep(name, encoding, self.graph.initializers[name])
+        return name
 
     def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
         """Reshape a tensor; return the name of the result."""

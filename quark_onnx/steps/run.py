@@ -20,6 +20,7 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
+from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.steps.function_bodies import with_bodies
 
 Sample = Mapping[str, NDArray[Any]]
@@ -80,7 +81,7 @@ class Reference:
     @cached_property
     def remembering(self) -> RememberingSession:
         """The session, with the outputs of earlier samples."""
-        return RememberingSession(self.session)
+        return RememberingSession(self.session, may_be_random=may_be_random(self.model))
 
     def outputs(self, sample: Sample) -> dict[str, Any]:
         """Return the outputs on a sample, by name.

@@ -1,0 +1,57 @@
+"""Codes of constants, shared by the models that a run inserts pairs into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnx import TensorProto
+
+from calibrators import Grid, QParams
+from quark_onnx.dtypes import Scaled
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A constant and the parameters that decide its codes.
+
+    Attributes:
+        source: the float tensor, which is replaced on a change and never written to.
+        params: scale and zero point.
+        dtype: the type of the codes.
+        grid: the range of the codes.
+        flat: whether the codes are stored as a matrix.
+    """
+
+    source: TensorProto
+    params: QParams
+    dtype: Scaled
+    grid: Grid
+    flat: bool
+
+    def gives_codes_of(self, other: Encoding) -> bool:
+        """Return whether both encodings are of the same objects."""
+        same = self.source is other.source and self.params is other.params
+        kind = (self.dtype, self.grid, self.flat)
+        return same and kind == (other.dtype, other.grid, other.flat)
+
+
+@dataclass
+class EncodedConstants:
+    """The latest codes of every constant, by the name under which they are stored.
+
+    The scale search and the check of corrected biases insert pairs with equal weights several
+    times.
+    """
+
+    _known: dict[str, tuple[Encoding, TensorProto]] = field(default_factory=dict)
+
+    def find(self, name: str, encoding: Encoding) -> TensorProto | None:
+        """Return the stored codes; None if they are not known or are of something else."""
+        if name not in self._known:
+            return None
+        known, codes = self._known[name]
+        return codes if known.gives_codes_of(encoding) else None
+
+    def keep(self, name: str, encoding: Encoding, codes: TensorProto) -> None:
+        """Store the codes of a constant instead of earlier ones."""
+        self._known[name] = (encoding, codes)
