@@ -162,8 +162,7 @@ def run(
             _read(held, spool, reader.length, progress)
         run_data = RunData(first, held, spool, random=reader.random)
         planned = job.plan(run_data, progress)
-        # calibration computes the outputs of the float model, too
-        job.reference.release()
+        job.release_reference()
         means = None
         if job.corrects_biases:
             # a tensor such as the list of detections may be empty, and has no mean then
@@ -285,6 +284,9 @@ def _read(
             bar.update(count)
 
 
+#: Bytes of weights up to which the session of the float model stays open during calibration.
+_KEPT = 1 << 25
+
 #: Limit of weight bytes read over all verdict samples, per model: a large model runs on fewer
 #: samples.
 _VERDICT_WORK = 1 << 32
@@ -405,6 +407,11 @@ class Job:
         collector = VerdictCollector(self.reference.model, self.task)
         collector.add(sample, outputs, outputs)
         return collector.task is not None and collector.task.name != "signal"
+
+    def release_reference(self) -> None:
+        """Free the session of a large float model: calibration computes its outputs, too."""
+        if model_bytes(self.original) > _KEPT:
+            self.reference.release()
 
     @property
     def keeps_function(self) -> bool:

@@ -23,8 +23,11 @@ _SIGNIFICANT, _ROWS, _LEAST_GAIN = 1.6, 16, 0.015
 #: Gain in nats below which an alternative is dropped, by the number of rows so far.
 _HOPELESS_GAIN = {2: -0.4, 4: -0.3, 8: -0.1, 16: -0.02, 24: 0.0}
 #: Share of the greatest possible information below which only an alternative with a gain is tried
-#: further: the right preprocessing would be clearly better.
-_WEAK = 0.5
+#: further, and that gain as a share: the right preprocessing would be clearly better.
+_WEAK, _WEAK_GAIN = 0.5, 0.05
+#: Loss as a multiple of the missing information beyond which an alternative is dropped, and the
+#: number of rows from which this holds.
+_HEADROOM, _SURE_ROWS = 0.5, 8
 #: Share of the greatest possible information above which evidence is strong.
 _STRONG = 0.8
 #: Share of the evidence below which an alternative is dropped, by the number of rows so far.
@@ -129,19 +132,22 @@ class Classified:
         return float(np.array(self.rows).max(axis=1).mean())
 
     @property
-    def share(self) -> float:
-        """Return the strength as a share of the greatest possible one."""
-        return self.strength / float(np.log(max(2, min(len(self), len(self.rows[0])))))
+    def greatest(self) -> float:
+        """Return the greatest possible strength."""
+        return float(np.log(max(2, min(len(self), len(self.rows[0])))))
 
     @property
     def strong(self) -> bool:
-        return self.share > _STRONG
+        return self.strength > _STRONG * self.greatest
 
     def hopeless(self, other: Evidence) -> bool:
         gain = other.strength - self.strength
-        if self.share < _WEAK:
-            return gain < _LEAST_GAIN
-        return gain < _limit(_HOPELESS_GAIN, len(self))
+        if self.strength < _WEAK * self.greatest:
+            return gain < _WEAK_GAIN * self.greatest
+        # little is missing to the greatest strength: a better preprocessing falls short by less
+        missing = self.greatest - self.strength
+        tolerated = -_HEADROOM * missing if len(self) >= _SURE_ROWS else -np.inf
+        return gain < max(_limit(_HOPELESS_GAIN, len(self)), tolerated)
 
     def beaten_by(self, other: Evidence) -> bool:
         assert isinstance(other, Classified)

@@ -19,10 +19,8 @@ from quark_onnx.steps.run import Reference, Sample
 
 #: Noise below this share counts as zero, so that no single good sample outweighs the others.
 _FLOOR = 1e-3
-#: Operators that only move values: an output is judged by their inputs.
-_PUT_TOGETHER = frozenset(
-    {"Concat", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"},
-)
+#: Operators that only move values.
+_MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 #: Samples per batch, and the excess of mean noise after which no further batch is run.
 _AT_ONCE, _SLACK = 2, 0.02
 Scales = Mapping[str, NDArray[np.float32]]
@@ -186,14 +184,24 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
     todo += [(value.name, None) for value in reversed(graph.outputs)]
     while todo:
         tensor, reader = todo.pop()
-        node = graph.producer(tensor)
-        if node is None or node.kind not in _PUT_TOGETHER:
+        joint = _joint(graph, tensor)
+        if joint is None:
             if not graph.is_constant(tensor):
                 found.setdefault(tensor, reader)
             continue
-        inputs = node.inputs if node.kind == "Concat" else node.inputs[:1]
-        todo += [(name, node) for name in reversed(inputs)]
+        todo += [(name, joint) for name in reversed(joint.inputs)]
     return list(found.items())
+
+
+def _joint(graph: Graph, tensor: str) -> Node | None:
+    """Return the Concat that a tensor is computed from, by operators that move values alone.
+
+    None where no value is joined: errors of the tensor and of its source are equal.
+    """
+    node = graph.producer(tensor)
+    while node is not None and node.kind in _MOVING:
+        node = graph.producer(node.inputs[0])
+    return node if node is not None and node.kind == "Concat" else None
 
 
 def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibrators.onnx_runtime.remembering import RememberingSession
 from quark_onnx.report import measure
 from quark_onnx.report.measure import decibels
 
@@ -99,6 +101,18 @@ def test_a_random_output_is_called_one() -> None:
         and found[0].sqnr is None
         and found[1].sqnr == math.inf
     )
+
+
+@pytest.mark.parametrize(("random", "runs"), [(True, 3), (False, 1)])
+def test_a_poor_output_repeats_the_runs_of_a_model_that_may_be_random(
+    random: bool, runs: int
+) -> None:
+    float_session = Mock(wraps=Session(y=[np.float32([1, 2])] * 3))
+    reference = RememberingSession(float_session, may_be_random=random)
+    sample = [{"n": np.array(0)}]
+    (found,) = measure(reference, Session(y=[np.float32([2, 1])]), sample)
+    assert not found.random
+    assert float_session.run.call_count == runs
 
 
 @given(st.floats(1e-30, 1e30), st.floats(1e-30, 1e30))

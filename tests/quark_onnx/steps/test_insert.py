@@ -15,7 +15,7 @@ from quark_onnx import Override, QConfig, QuantizationSpec
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, Use
 from quark_onnx.steps import fuse
-from quark_onnx.steps.insert import insert_live
+from quark_onnx.steps.insert import insert, insert_live
 from tests.models import (
     MODELS,
     Array,
@@ -438,3 +438,25 @@ def evaluate(model: ModelProto, tensor: str, feeds: Feeds) -> list[Array]:
     copy.opset_import[0].version = 19
     copy.graph.output.add(name=tensor)
     return list(ReferenceEvaluator(copy).run([tensor], feeds))
+
+
+def test_insertions_share_the_codes_of_constants() -> None:
+    """Codes are computed again for another scale or another value alone."""
+    stages = Stages.of(conv_relu())
+    graph, plan, params = stages.graph, stages.plan, stages.params
+    first = insert(graph, plan, params).initializers["w_quantized"]
+    again, _ = insert_live(graph.copy(), plan, params, [])
+    assert again.initializers["w_quantized"] is first
+
+    other = graph.copy()
+    values = graph.constant("w")
+    assert values is not None
+    other.set_constant("w", values[::-1])
+    flipped = insert(other, plan, params).initializers["w_quantized"]
+    codes = onnx.numpy_helper.to_array(first)
+    assert (onnx.numpy_helper.to_array(flipped) == codes[::-1]).all()
+
+    use = Use("w")
+    params.table[use] = params.table[use].with_scale(2 * params.table[use].scale)
+    coarse = insert(graph, plan, params).initializers["w_quantized"]
+    assert abs(onnx.numpy_helper.to_array(coarse)).max() < abs(codes).max()
