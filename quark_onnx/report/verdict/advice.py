@@ -200,11 +200,14 @@ def _equalize(
         return
     has_recipe = task == "detector" and settings.is_portable
     if structure.depthwise >= _DEPTHWISE and not has_recipe:
+        # the search for power-of-two scales corrects biases itself
+        others = [] if settings.powers_of_two else ["bias_correction"]
+        optimizers = ["cle", *others]
         yield NextStep(
-            "--optimize cle bias_correction",
+            f"--optimize {' '.join(optimizers)}",
             "equalizes the channels of depthwise convolutions: usually 1 to 6 dB, same"
             " speed",
-            _optimizer_call("'cle', 'bias_correction'"),
+            _optimizer_call(", ".join(map(repr, optimizers))),
         )
 
 

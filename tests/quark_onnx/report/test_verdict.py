@@ -362,7 +362,7 @@ def test_advice_keeps_scales_of_powers_of_two(task: str) -> None:
     )
     settings = Settings(8, 8, per_channel=False, samples=100, powers_of_two=True)
     options = [step.options for step in next_steps(depthwise, settings, task)]
-    assert options[0] == "--optimize cle bias_correction"
+    assert options[0] == "--optimize cle"
     assert not any("--recipe" in each or "--preset" in each for each in options)
 
 
