@@ -58,23 +58,40 @@ def _is_contiguous_weight(graph: Graph, node: Node) -> bool:
 
     A Reshape may stand between. A line of fewer values than a block is a block.
     """
-    if not graph.is_constant(node.inputs[0]) or graph.is_output(node.outputs[0]):
+    codes, result = node.inputs[0], node.outputs[0]
+    if graph.is_output(result) or graph.captured(result):
         return False
-    readers = graph.consumers(node.outputs[0])
+    if not graph.is_constant(codes) or not _are_constant(graph, node.operands[1:]):
+        return False
+    readers = graph.consumers(result)
     if _is_reshaped(graph, node):
         readers = graph.consumers(readers[0].outputs[0])
     if any(reader.kind not in _LAYERS for reader in readers):
         return False
-    shape = value(graph, node.inputs[0]).shape
+    shape = value(graph, codes).shape
     axis = int(node.attribute("axis", 1)) % len(shape)
     full = shape[axis] <= _size(node) or shape[axis] % _size(node) == 0
     return full and prod(shape[axis + 1 :]) == 1
 
 
+def _are_constant(graph: Graph, names: list[str]) -> bool:
+    """Return whether parameters are constants, or Casts of constants in 16 bits."""
+    for name in names:
+        cast = graph.producer(name)
+        if cast is not None and cast.op_type == "Cast":
+            name = cast.inputs[0]
+        if not graph.is_constant(name):
+            return False
+    return True
+
+
 def _is_reshaped(graph: Graph, node: Node) -> bool:
-    """Return whether a Reshape alone reads the result of a node."""
+    """Return whether a Reshape to known sizes alone reads the result of a node."""
     readers = graph.consumers(node.outputs[0])
-    return len(readers) == 1 and readers[0].kind == "Reshape"
+    if len(readers) != 1 or readers[0].kind != "Reshape":
+        return False
+    sizes = graph.constant(readers[0].inputs[1])
+    return sizes is not None and bool((sizes > 0).all())
 
 
 def _lower_contiguous(graph: Graph, node: Node) -> None:
@@ -87,18 +104,20 @@ def _lower_contiguous(graph: Graph, node: Node) -> None:
     )
     if not codes.zero_point:
         inputs = inputs[:2]
-    output = node.outputs[0]
+    output, result = node.outputs[0], graph.fresh(f"{codes.codes}_rows")
     is_reshaped = _is_reshaped(graph, node)
-    result = output if is_reshaped else graph.fresh(f"{codes.codes}_rows")
     graph.remove([node])
     graph.add("DequantizeLinear", inputs, [result], name=node.name, axis=0)
-    if not is_reshaped:
-        stem = f"shape_{'_'.join(map(str, shape))}"
-        [by] = graph.once(
-            ("shape", *map(str, shape)),
-            lambda: [graph.add_constant(stem, np.array(shape, np.int64))],
-        )
-        graph.add("Reshape", [result, by], [output])
+    if is_reshaped:
+        # The rows get a name of their own, as the shape of the old name may be known.
+        graph.replace_input(graph.consumers(output)[0], output, result)
+        return
+    stem = f"shape_{'_'.join(map(str, shape))}"
+    [by] = graph.once(
+        ("shape", *map(str, shape)),
+        lambda: [graph.add_constant(stem, np.array(shape, np.int64))],
+    )
+    graph.add("Reshape", [result, by], [output])
 
 
 def _size(node: Node) -> int:

@@ -125,7 +125,10 @@ def stored_weight(model: ModelProto, shape: tuple[int, ...]) -> Array:
         and each.input[0] in arrays
         and arrays[each.input[0]].dtype != np.int32
     ]
-    codes, scale, zero = (arrays[name].astype(np.float64) for name in node.input)
+    codes, scale = (arrays[name].astype(np.float64) for name in node.input[:2])
+    zero = np.zeros_like(scale)  # where it is omitted
+    if len(node.input) > 2:
+        zero = arrays[node.input[2]].astype(np.float64)
     if codes.shape == shape:
         spread = [-1 if length == scale.size else 1 for length in shape[:2]] + [1] * (
             len(shape) - 2

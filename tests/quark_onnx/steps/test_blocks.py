@@ -118,6 +118,13 @@ LAYERS = {
         1,
         True,
     ),
+    "sizes of the codes": (
+        "k = Reshape (w, copied) y = Conv (x, k)",
+        (1, 8, 1, 1),
+        (8, 8),
+        1,
+        False,
+    ),
     "transposed Gemm": ("y = Gemm <transB = 1> (x, w)", (1, 8), (6, 8), 1, True),
     "3x3 kernel": ("y = Conv (x, w)", (1, 8, 3, 3), (8, 8, 3, 3), 1, False),
     "partial block": ("y = Conv (x, w)", (1, 6, 1, 1), (8, 6, 1, 1), 1, False),
@@ -150,6 +157,7 @@ def test_contiguous_blocks_of_layers_are_rows(name: str, dtype: Any) -> None:
         opset=21,
         ir_version=10,
         s=np.int64([8, 8, 3, 3]),
+        copied=np.int64([0, 0, 1, 1]),
     )
     model.graph.output[0].type.tensor_type.ClearField("shape")
     graph = Graph.of(model)
