@@ -40,6 +40,7 @@ from quark_onnx.graph import (
 )
 from quark_onnx.graph.io import load
 from quark_onnx.graph.states import states
+from quark_onnx.optimizers import with_equalization
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.patterns.depthwise import describe_slow_depthwise
 from quark_onnx.plan import Plan, Quantize, select
@@ -140,15 +141,15 @@ def run(
         executor: runs calibration; None for the default.
         progress: as for ``quantize_static``.
     """
-    config = job.config
-    known_before = config.tensors or job.calibration is not None
-    if data is None and (not config.measures or known_before):
+    if data is None and (not job.config.measures or job.has_ranges):
         made_up = RunData(random_sample(job.graph, job.reference), random=True)
         known = job.plan(made_up, progress)
         if job.calibration is not None or not unmeasured(known.graph, known.plan):
             found = _known_ranges(known)
             measured = known.with_plans(found.plan, found.insides)
             return job.finish(measured, found.ranges, made_up, progress)
+    job = job.equalizing()
+    config = job.config
     reader = reader_for(job.graph, data, config)
     first = first_sample(reader)
     least = (
@@ -429,6 +430,23 @@ class Job:
         return bool(self.config.search) and not any(
             optimizer.stage == "layer" for optimizer in optimizers
         )
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether ranges are known before the run."""
+        return bool(self.config.tensors) or self.calibration is not None
+
+    def equalizing(self) -> Job:
+        """Return the job with the optimizers that the structure of the model calls for.
+
+        Known ranges are those of the model without them.
+        """
+        if self.has_ranges:
+            return self
+        config, reason = with_equalization(self.config, self.graph)
+        if not reason:
+            return self
+        return replace(self, config=config, notes=(*self.notes, reason))
 
     def close(self) -> None:
         """Delete temporary files."""

@@ -155,7 +155,8 @@ class Space:
         """
         presets = {}
         for place, preset in enumerate(self.presets or ()):
-            config = _naming("presets", QConfig.of, preset)
+            # without a named optimizer, a candidate is the plain preset
+            config = _naming("presets", QConfig.of, preset).with_(equalize=False)
             if self.target:
                 config = config.with_(target=self.target)
             presets[_preset_name(preset, place)] = config

@@ -118,6 +118,11 @@ def add_config_options(
     )
     complete(optimize, OPTIMIZERS)
     group.add_argument(
+        "--no-equalize",
+        action="store_true",
+        help="leave out cle, which runs by default where the structure calls for it",
+    )
+    group.add_argument(
         "--unsafe",
         action="store_true",
         help="also quantize what 8 bits degrade: box decoding, unequal Concats, residuals",
@@ -273,6 +278,8 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # no
     )
     if mixing or options.optimize:
         changes["optimizers"] = (*mixing, *config.optimizers, *(options.optimize or ()))
+    if options.no_equalize:
+        changes["equalize"] = False
     if options.unsafe:
         changes["safe"] = False
     if options.weights_only:

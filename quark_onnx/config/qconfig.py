@@ -47,6 +47,7 @@ _GREATEST_SQNR = 1e4
 AUTO = "auto"
 _SWITCHES = (
     "safe",
+    "equalize",
     "fix_sizes",
     "keep_existing",
     "keep_initializer_inputs",
@@ -178,6 +179,9 @@ class QConfig:
             stream around layer normalizations.
         optimizers: optimizers in order; each is its own configuration, or a text such as
             ``"cle:relu6=bound"``.
+        equalize: run ``cle`` if the structure of the model calls for it: depthwise convolutions
+            read activations of at most 8 bits without an upper bound, and ``optimizers`` has no
+            rewrite of the float graph. It is kept only if held-out samples show a gain.
         search: number of samples on which activation scales are chosen by the error in the layers
             that read them, and biases by the mean error of rounded weights; 0 for none. As
             power-of-two scales move by octaves, the error of a tensor alone does not tell the best
@@ -240,6 +244,7 @@ class QConfig:
     exclude: tuple[str, ...] = ()
     safe: bool = True
     optimizers: tuple[Any, ...] = ()
+    equalize: bool = True
     search: int = 0
     target: str = ""
     fix_sizes: bool = True

@@ -134,6 +134,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         ),
         safe=not draft.nodes,  # explicit names disable the exclusions for safety
         optimizers=names.optimizers(algorithms),
+        equalize=False,  # AMD Quark equalizes where include_cle says so
     )
     overrides = [
         Override(each, keep=True)

@@ -169,6 +169,7 @@ def _call(request: Request, cache: Path | None = None) -> Call:
     config = QConfig(
         request.activation,
         request.weight,
+        equalize=False,  # onnxruntime equalizes nothing
         exclude=tuple(dict.fromkeys(exclude)),
         **changes,
     )

@@ -11,6 +11,7 @@ from quark_onnx.optimizers.base import (
     Samples,
 )
 from quark_onnx.optimizers.bias_correction import BiasCorrection
+from quark_onnx.optimizers.by_structure import with_equalization
 from quark_onnx.optimizers.cle import CLE
 from quark_onnx.optimizers.dpu import DPU
 from quark_onnx.optimizers.gptq import GPTQ
@@ -37,4 +38,5 @@ __all__ = [
     "Rewrites",
     "Samples",
     "SmoothQuant",
+    "with_equalization",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quark_onnx.containers import flattened, names_of, of_type
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
+from quark_onnx.patterns.depthwise_input import is_depthwise
 
 #: Kinds of models, with those of the strictest criteria first.
 KINDS = ("transformer", "superres", "speech", "detector", "depthwise", "classifier")
@@ -58,7 +59,7 @@ def kind_of(graph: Graph) -> tuple[str, str]:
             "detector",
             f"{len(last)} parallel output heads, as of a detector",
         )
-    depthwise = [node for node in convolutions if _is_depthwise(graph, node)]
+    depthwise = [node for node in convolutions if is_depthwise(graph, node)]
     reason = f"{len(convolutions)} convolutions, {len(depthwise)} of them depthwise"
     if depthwise and len(depthwise) >= _SHARE * len(convolutions):
         return "depthwise", reason
@@ -120,8 +121,3 @@ def _last(graph: Graph, products: list[Node]) -> list[Node]:
         ),
     )
     return [node for node in products if node not in behind]
-
-
-def _is_depthwise(graph: Graph, node: Node) -> bool:
-    weight = graph.sizes(node.input(1))
-    return len(weight) > 2 and weight[1] == 1 and weight[0] not in (1, None)
