@@ -1,0 +1,122 @@
+"""Equalization that a model's structure calls for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from quark_onnx import QConfig, quantize
+from quark_onnx.graph import Graph
+from quark_onnx.optimizers import CLE, with_equalization
+from quark_onnx.patterns.depthwise import unbounded_depthwise
+
+CHANNELS = 16
+ACTIVATIONS = {
+    "silu": [("Sigmoid", ["a"], "gate"), ("Mul", ["a", "gate"], "b")],
+    "relu": [("Relu", ["a"], "b")],
+    "clip": [("Clip", ["a", "zero", "six"], "b")],
+    "half clip": [("Clip", ["a", "zero"], "b")],
+    "sigmoid": [("Sigmoid", ["a"], "b")],
+}
+
+
+def depthwise(activation: str) -> ModelProto:
+    """A depthwise convolution between two others, whose input channels differ by octaves."""
+    rng = np.random.default_rng(0)
+    reach = np.exp2(np.linspace(-5, 3, CHANNELS)).reshape(-1, 1, 1, 1)
+    arrays = {
+        "w1": rng.normal(size=(CHANNELS, 3, 1, 1)) * reach,
+        "b1": rng.normal(size=CHANNELS) * reach.ravel(),
+        "w2": rng.normal(size=(CHANNELS, 1, 3, 3)) / reach,
+        "b2": np.zeros(CHANNELS),
+        "w3": rng.normal(size=(4, CHANNELS, 1, 1)),
+        "zero": np.array(0.0),
+        "six": np.array(6.0),
+    }
+    nodes = [helper.make_node("Conv", ["x", "w1", "b1"], ["a"])]
+    for kind, inputs, output in ACTIVATIONS[activation]:
+        nodes.append(helper.make_node(kind, inputs, [output]))
+    nodes += [
+        helper.make_node("Conv", ["b", "w2", "b2"], ["c"], group=CHANNELS),
+        helper.make_node("Conv", ["c", "w3"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "depthwise",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 12, 12])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 10, 10])],
+        [
+            numpy_helper.from_array(array.astype(np.float32), name)
+            for name, array in arrays.items()
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    return model
+
+
+def samples(count: int = 8) -> list[dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    return [
+        {"x": rng.normal(size=(1, 3, 12, 12)).astype(np.float32)} for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "U8U8", "XINT8", "A8W4"])
+@pytest.mark.parametrize("activation", ["silu", "relu"])
+def test_a_depthwise_model_is_equalized_and_better(
+    activation: str, preset: str
+) -> None:
+    model = depthwise(activation)
+    equalized = quantize(model, samples(), preset).report
+    plain = QConfig.of(preset).with_(equalize=False)
+    plain_report = quantize(model, samples(), plain).report
+    assert any(note.startswith("cle: chosen because 1 ") for note in equalized.notes)
+    assert not any(note.startswith("cle") for note in plain_report.notes)
+    assert equalized.worst_sqnr > plain_report.worst_sqnr + 3
+
+
+@pytest.mark.parametrize(
+    ("activation", "expected"),
+    [("silu", 1), ("relu", 1), ("half clip", 1), ("clip", 0), ("sigmoid", 0)],
+)
+def test_only_activations_without_an_upper_bound_count(
+    activation: str, expected: int
+) -> None:
+    assert len(unbounded_depthwise(Graph.of(depthwise(activation)))) == expected
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QConfig.of("A8W8").with_(equalize=False),
+        QConfig.of("A8W8").with_(optimizers=["cle:silu=keep"]),
+        QConfig.of("A16W8"),
+        QConfig.of("DYNAMIC"),
+        QConfig.of("W8"),
+        QConfig.of("BF16"),
+    ],
+    ids=["off", "named", "16 bits", "dynamic", "weights alone", "bfloat16"],
+)
+def test_other_configurations_stay_as_they_are(config: QConfig) -> None:
+    graph = Graph.of(depthwise("relu"))
+    assert with_equalization(config, graph) == (config, "")
+
+
+def test_optimizers_of_layers_run_after_it() -> None:
+    graph = Graph.of(depthwise("relu"))
+    config = QConfig.of("A8W8").with_(optimizers=["bias_correction"])
+    changed, reason = with_equalization(config, graph)
+    assert [each.name for each in changed.optimizers] == ["cle", "bias_correction"]
+    assert changed.optimizers[0] == CLE()
+    assert "1 depthwise convolutions" in reason
+
+
+def test_known_ranges_are_those_of_the_model_as_it_is() -> None:
+    from quark_onnx import calibrate
+
+    model = depthwise("relu")
+    ranges = calibrate(model, samples())
+    notes = quantize(model, samples(), "A8W8", ranges=ranges).report.notes
+    assert not any(note.startswith("cle") for note in notes)
