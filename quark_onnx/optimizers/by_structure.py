@@ -10,6 +10,8 @@ from quark_onnx.patterns.depthwise_input import unbounded_depthwise
 
 #: Most bits of activations that equalization helps: with 16, small channels have codes enough.
 _FEW_BITS = 8
+#: Least gain in dB. A smaller one may be chance, and nobody asked for the rewrite.
+_LEAST_GAIN = 2.0
 
 
 def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
@@ -40,4 +42,6 @@ def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
         f"cle: chosen because {len(found)} depthwise convolutions read activations"
         " without an upper bound; equalize=False leaves it out"
     )
-    return config.with_(optimizers=(CLE(), *config.optimizers)), reason
+    return config.with_(
+        optimizers=(CLE(least_gain=_LEAST_GAIN), *config.optimizers)
+    ), reason

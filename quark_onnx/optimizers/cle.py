@@ -24,6 +24,7 @@ from quark_onnx.optimizers.base import (
     Samples,
     register,
     require_flag,
+    require_number,
     require_whole,
 )
 from quark_onnx.patterns.channel_pairs import (
@@ -69,6 +70,8 @@ class CLE:
             which computes the same. "auto" tries "scale" under the same conditions.
         activations: choose the factors by the rounding of activations, too; without data, and if
             False, weights alone choose them, as in the paper.
+        least_gain: the least gain of the output SQNR on held-out samples, in dB, for which the
+            rewrite is kept.
     """
 
     name: ClassVar[str] = "cle"
@@ -80,6 +83,7 @@ class CLE:
     relu6: str = "auto"
     silu: str = "auto"
     activations: bool = True
+    least_gain: float = 0.0
 
     def __post_init__(self) -> None:
         if self.silu not in _SILU:
@@ -93,6 +97,7 @@ class CLE:
             )
         require_whole(self, "sweeps", least=0)
         require_flag(self, "activations")
+        require_number(self, "least_gain", least=0.0)
         if self.sweeps and self.activations:
             raise ConfigError(
                 f"sweeps of cle is {self.sweeps}, and activations is true; only weights"

@@ -74,6 +74,7 @@ class _Judge:
         before: Graph,
         after: Graph,
         slowdown: float = 0.0,
+        least_gain: float = 0.0,
     ) -> str:
         """Return why an optimizer's rewrite is rejected; empty if accepted.
 
@@ -82,6 +83,7 @@ class _Judge:
             before: the graph before the rewrite.
             after: the graph after the rewrite.
             slowdown: relative slowdown of the quantized model, which the gain has to justify.
+            least_gain: least gain in dB, whatever the slowdown.
         """
         if self.best is None:
             # Quantizing the unchanged graph costs as much as a candidate, so that only a rewrite
@@ -90,7 +92,7 @@ class _Judge:
         found = None if self.best is None else self._sqnr(after)
         if self.best is None or found is None:
             return ""
-        if found >= self.best + _PRICE * slowdown:
+        if found >= self.best + max(_PRICE * slowdown, least_gain):
             self.best = found
             return ""
         reason = (
@@ -98,7 +100,9 @@ class _Judge:
             f" SQNR with it on samples held out, and {self.best:.2f} dB without"
         )
         if found >= self.best:
-            reason += f", too little for {slowdown:.0%} more runtime (estimated)"
+            reason += ", too small a gain"
+            if slowdown:
+                reason += f" for {slowdown:.0%} more runtime (estimated)"
             logger.info("%s", reason)
             return reason
         logger.warning("%s", reason)
@@ -237,7 +241,8 @@ class _Rewriter:
             return f"{label} changed the outputs and was rolled back"
         if not optimizer.judged:
             return ""
-        return self._judge.rejects(label, self.graph, candidate, slowdown)
+        least_gain = getattr(optimizer, "least_gain", 0.0)
+        return self._judge.rejects(label, self.graph, candidate, slowdown, least_gain)
 
     def _accept(
         self,

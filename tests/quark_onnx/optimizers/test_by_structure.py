@@ -109,7 +109,7 @@ def test_optimizers_of_layers_run_after_it() -> None:
     config = QConfig.of("A8W8").with_(optimizers=["bias_correction"])
     changed, reason = with_equalization(config, graph)
     assert [each.name for each in changed.optimizers] == ["cle", "bias_correction"]
-    assert changed.optimizers[0] == CLE()
+    assert changed.optimizers[0] == CLE(least_gain=2.0)
     assert "1 depthwise convolutions" in reason
 
 
