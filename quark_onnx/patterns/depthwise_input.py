@@ -1,4 +1,4 @@
-"""Find depthwise convolutions, and those whose inputs differ in range from channel to channel."""
+"""Find depthwise convolutions whose inputs differ in range from channel to channel."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import CLE, with_equalization
-from quark_onnx.patterns.depthwise import unbounded_depthwise
+from quark_onnx.patterns.depthwise_input import unbounded_depthwise
 
 CHANNELS = 16
 ACTIVATIONS = {
