@@ -260,11 +260,9 @@ class Nncf:
     def quantize(
         self, model: Path, samples: Samples, setting: Setting, output: Path
     ) -> None:
-        data = str(samples.files[0].parent)
-        with TemporaryDirectory() as folder:
-            raised = _raised(model, Path(folder))  # below opset 13: scales per tensor
-            paths = (str(raised), data, str(output))
-            _run_peer(self.name, self.python, NNCF_PEER, *paths)
+        folder = str(samples.files[0].parent)
+        paths = (str(model), folder, str(output))
+        _run_peer(self.name, self.python, NNCF_PEER, *paths)
 
 
 def _run_peer(name: str, python: Path, script: Path, *arguments: str) -> dict[str, Any]:
@@ -302,23 +300,6 @@ def tail(model: Path) -> list[str]:
     return names
 
 
-def _raised(model: Path, folder: Path) -> Path:
-    """The model at opset 13 or above, which scales per channel need."""
-    import onnx
-
-    loaded = onnx.load(model)
-    opset = next(
-        entry.version
-        for entry in loaded.opset_import
-        if entry.domain in ("", "ai.onnx")
-    )
-    if opset >= 13:
-        return model
-    raised = folder / "raised.onnx"
-    onnx.save(onnx.version_converter.convert_version(loaded, 13), raised)
-    return raised
-
-
 def _prepare(model: Path, folder: Path, setting: Setting) -> Path:
     """The model after onnxruntime's pre-processing, raised to opset 13 where scales per channel
     need it.
@@ -326,8 +307,15 @@ def _prepare(model: Path, folder: Path, setting: Setting) -> Path:
     import onnx
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    if setting.per_channel:
-        model = _raised(model, folder)
+    loaded = onnx.load(model)
+    opset = next(
+        entry.version
+        for entry in loaded.opset_import
+        if entry.domain in ("", "ai.onnx")
+    )
+    if setting.per_channel and opset < 13:
+        model = folder / "raised.onnx"
+        onnx.save(onnx.version_converter.convert_version(loaded, 13), model)
     model, prepared = model.resolve(), folder.resolve() / "prepared.onnx"
     try:
         # where it fails, onnxruntime writes the model and its weights into the working directory
