@@ -309,8 +309,8 @@ def _common_scale(
     """Return the common scale and zero point of operands, or None."""
     parameters = list[tuple[str, ...]]()
     for place in places:
-        writer = graph.producer(node.inputs[place])
-        if writer is None or writer.kind != "QuantizeLinear":
+        writer = graph.producer_of_kind(node.inputs[place], {"QuantizeLinear"})
+        if writer is None:
             return None
         parameters.append(writer.inputs[1:])
     if len(set(parameters)) != 1:

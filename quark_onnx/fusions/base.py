@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import only_reader
 
 #: Replaces a node between Q/DQ pairs by an operator on integer codes; returns False if impossible.
 Fusion = Callable[[Graph, Node], bool]
@@ -71,8 +72,8 @@ def value(graph: Graph, tensor: str) -> NDArray[Any]:
 
     Scales may be stored in 16 bits, followed by a Cast.
     """
-    cast = graph.producer(tensor)
-    if cast is not None and cast.op_type == "Cast":
+    cast = graph.producer_of_type(tensor, {"Cast"})
+    if cast is not None:
         return value(graph, cast.inputs[0]).astype(np.float32)
     array = graph.constant(tensor)
     assert array is not None, tensor
@@ -102,10 +103,9 @@ def written_bytes(graph: Graph, tensor: str) -> Codes | None:
 
     None unless the only reader is a QuantizeLinear to 8 bits with a constant per-tensor scale.
     """
-    readers = graph.consumers(tensor)
-    if graph.is_output(tensor) or len(readers) != 1:
+    node = only_reader(graph, tensor)
+    if node is None or graph.is_output(tensor):
         return None
-    node = readers[0]
     if node.op_type != "QuantizeLinear" or tensor != node.inputs[0]:
         return None
     codes = Codes(
@@ -120,15 +120,11 @@ def written_bytes(graph: Graph, tensor: str) -> Codes | None:
 
 
 def _known(graph: Graph, codes: Codes) -> bool:
-    if codes.zero_point:
-        parameters = [codes.scale, codes.zero_point]
-    else:
-        parameters = [codes.scale]
-    constant = (
-        all(map(graph.is_constant, parameters))
-        and graph.elem_type(codes.scale) == TensorProto.FLOAT
-    )
-    return constant and not codes.block_size and code_type(graph, codes) in BYTES
+    parameters = filter(None, (codes.scale, codes.zero_point))
+    if codes.block_size or not all(map(graph.is_constant, parameters)):
+        return False
+    floats = graph.elem_type(codes.scale) == TensorProto.FLOAT
+    return floats and code_type(graph, codes) in BYTES
 
 
 def code_type(graph: Graph, codes: Codes) -> int:

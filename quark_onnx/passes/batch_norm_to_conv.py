@@ -9,7 +9,8 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.passes.base import register, rewrite_each
+from quark_onnx.passes.fold_batch_norm import inference_parameters
 
 _RANK = 4
 
@@ -17,30 +18,18 @@ _RANK = 4
 @register
 def batch_norm_to_conv(graph: Graph) -> int:
     """Replace BatchNormalization of images in inference mode with constant parameters."""
-    return sum(
-        _replace(graph, node)
-        for node in graph.nodes
-        if node.kind == "BatchNormalization"
-    )
+    return rewrite_each(graph, "BatchNormalization", _replace)
 
 
 def _replace(graph: Graph, node: Node) -> bool:
-    shape = graph.shape(node.inputs[0])
-    parameters = [graph.constant(name) for name in node.inputs[1:5]]
-    training = node.attribute("training_mode", 0) or any(node.outputs[1:])
-    if (
-        shape is None
-        or len(shape) != _RANK
-        or training
-        or graph.elem_type(node.inputs[0]) != TensorProto.FLOAT
-    ):
+    floats = graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
+    if not floats or len(graph.sizes(node.inputs[0])) != _RANK:
         return False
-    if any(value is None for value in parameters):
+    parameters = inference_parameters(graph, node)
+    if parameters is None:
         return False
     # In float64: `beta - mean * factor` cancels where a channel's mean is large.
-    gamma, beta, mean, variance = (
-        np.asarray(value, np.float64) for value in parameters
-    )
+    gamma, beta, mean, variance = parameters
     factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
     shift = beta - mean * factor
     # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.

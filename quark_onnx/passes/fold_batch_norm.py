@@ -8,46 +8,54 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
+
+Doubles = NDArray[np.float64]
+_LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
 @register
 def fold_batch_norm(graph: Graph) -> int:
     """Fold BatchNormalization into a producer with constant weights and no other reader."""
-    return sum(
-        _fold(graph, node) for node in graph.nodes if node.kind == "BatchNormalization"
-    )
+    return rewrite_each(graph, "BatchNormalization", _fold)
+
+
+def inference_parameters(graph: Graph, norm: Node) -> list[Doubles] | None:
+    """Return scale, shift, mean and variance of a BatchNormalization, of shape (channels,).
+
+    None if one is computed, or if the node is in training mode.
+    """
+    if norm.attribute("training_mode", 0) or any(norm.outputs[1:]):
+        return None
+    parameters = present(map(graph.constant, norm.inputs[1:5]))
+    if len(parameters) < len(norm.inputs[1:5]):
+        return None
+    # float64, as differences of the parameters cancel
+    return [value.astype(np.float64) for value in parameters]
 
 
 def _fold(graph: Graph, norm: Node) -> bool:
     source = norm.inputs[0]
-    layer = graph.producer(source)
-    parameters = [graph.constant(name) for name in norm.inputs[1:5]]
-    if layer is None or any(value is None for value in parameters):
-        return False
-    if layer.kind not in ("Conv", "ConvTranspose", "Gemm"):
+    layer = graph.producer_of_kind(source, _LAYERS)
+    parameters = inference_parameters(graph, norm)
+    if layer is None or parameters is None:
         return False
     # Another reader of the layer would get the normalized result.
     only_reader = graph.consumers(source) == [norm] and not graph.is_output(source)
-    training = norm.attribute("training_mode", 0) or any(norm.outputs[1:])
-    if (
-        not only_reader
-        or training
-        or graph.elem_type(layer.input(1)) != TensorProto.FLOAT
-    ):
+    if not only_reader or graph.elem_type(layer.input(1)) != TensorProto.FLOAT:
         return False
     bias = graph.optional_constant(layer.input(2), np.zeros(1))
     if graph.constant(layer.input(1)) is None or bias is None:
         return False
     # alpha and beta of a Gemm would scale the folded constants once more.
     scaled = layer.kind == "Gemm" and not (unscaled(layer) and bias.ndim == 1)
-    gamma, beta, mean, variance = (
-        np.asarray(value, np.float64) for value in parameters
-    )
+    gamma, beta, mean, variance = parameters
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
     if scaled or not np.isfinite(factor).all():
         return False

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.passes.base import register, rewrite_each
 
 
 @register
 def fold_gemm_alpha_beta(graph: Graph) -> int:
     """Set alpha and beta of every Gemm with constant parameters to 1."""
-    return sum(_fold(graph, node) for node in graph.nodes if node.kind == "Gemm")
+    return rewrite_each(graph, "Gemm", _fold)
 
 
 def _fold(graph: Graph, node: Node) -> bool:

@@ -12,7 +12,8 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import is_number, private
-from quark_onnx.passes.base import register
+from quark_onnx.graph.matching import only_reader, only_use, other_input
+from quark_onnx.passes.base import register, rewrite_each
 
 _DOMAIN = "com.microsoft"
 _CLOSE = 1e-4
@@ -21,12 +22,10 @@ _CLOSE = 1e-4
 @register
 def fuse_gelu(graph: Graph) -> int:
     """Replace decomposed Gelus (with Erf) and ONNX Gelus by com.microsoft::Gelu."""
-    count = sum(_replace(graph, node) for node in graph.nodes if node.kind == "Erf")
-    for node in graph.nodes:
-        known = (
-            node.kind == "Gelu" and graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
-        )
-        if known and node.attribute("approximate", "none") == "none":
+    count = rewrite_each(graph, "Erf", _replace)
+    for node in graph.nodes_of({"Gelu"}):
+        floats = graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
+        if floats and node.attribute("approximate", "none") == "none":
             node.drop_attribute("approximate")
             node.rename("Gelu", _DOMAIN)
             count += 1
@@ -38,38 +37,14 @@ def fuse_gelu(graph: Graph) -> int:
 def _replace(graph: Graph, erf: Node) -> bool:
     """Replace x * (1 + erf(x / sqrt(2))) / 2, with the factors in any order."""
     source = _scaled(graph, erf.inputs[0], np.sqrt(0.5))
-    shifted = _only(graph, erf.outputs[0], "Add")
-    floats = graph.elem_type(source) == TensorProto.FLOAT
-    if (
-        not floats
-        or shifted is None
-        or not _is(graph, _other(shifted, erf.outputs[0]), 1)
-    ):
+    shifted = only_use(graph, erf.outputs[0], "Add")
+    if shifted is None or graph.elem_type(source) != TensorProto.FLOAT:
         return False
-    # Exporters multiply by x and by 0.5 in any order, or halve x first: both factors are crossed
-    # off as the products are followed.
-    missing = {"half", "source"}
-    tensor = shifted.outputs[0]
-    last = shifted
-    while missing:
-        halved = _only(graph, tensor, "Div")
-        product = halved or _only(graph, tensor, "Mul")
-        if product is None or (halved is not None and product.inputs[0] != tensor):
-            return False
-        factor = _other(product, tensor)
-        if factor == source:
-            factors = {"source"}
-        elif _is(graph, factor, 2 if halved else 0.5):
-            factors = {"half"}
-        elif halved is None and _scaled(graph, factor, 0.5) == source:
-            factors = {"half", "source"}
-        else:
-            return False
-        if not factors <= missing or (halved is not None and factors != {"half"}):
-            return False
-        missing = missing - factors
-        last = product
-        tensor = product.outputs[0]
+    if not _is(graph, other_input(shifted, erf.outputs[0]), 1):
+        return False
+    last = _last_product(graph, shifted, source)
+    if last is None:
+        return False
     result = last.outputs[0]
     # A constant of higher rank would broadcast the result.
     if graph.shape(result) != graph.shape(source):
@@ -85,22 +60,47 @@ def _replace(graph: Graph, erf: Node) -> bool:
     return True
 
 
-def _only(graph: Graph, tensor: str, kind: str) -> Node | None:
-    """Return the only reader of a tensor, if it is of a kind and reads the tensor once."""
-    readers = graph.consumers(tensor)
-    if (
-        len(readers) != 1
-        or readers[0].kind != kind
-        or readers[0].inputs.count(tensor) != 1
-    ):
-        return None
-    if private(graph, tensor):
-        return readers[0]
-    return None
+def _last_product(graph: Graph, shifted: Node, source: str) -> Node | None:
+    """Return the node after which 1 + erf is multiplied by both x and 0.5, or None.
+
+    Exporters multiply by x and by 0.5 in any order, or halve x first: both factors are crossed off
+    as the products are followed.
+    """
+    missing = {"half", "source"}
+    last = shifted
+    while missing:
+        tensor = last.outputs[0]
+        quotient = only_use(graph, tensor, "Div")
+        product = quotient or only_use(graph, tensor, "Mul")
+        if product is None:
+            return None
+        if quotient is None:
+            factors = _factors(graph, other_input(product, tensor), source)
+        else:
+            factors = _divisors(graph, product, tensor)
+        # a factor that is crossed off already would be applied twice
+        if not factors or not factors <= missing:
+            return None
+        missing = missing - factors
+        last = product
+    return last
 
 
-def _other(node: Node, tensor: str) -> str:
-    return node.inputs[1 - node.inputs.index(tensor)]
+def _factors(graph: Graph, factor: str, source: str) -> set[str]:
+    """Return which of the factors x and 0.5 a tensor holds."""
+    if factor == source:
+        return {"source"}
+    if _is(graph, factor, 0.5):
+        return {"half"}
+    if _scaled(graph, factor, 0.5) == source:
+        return {"half", "source"}
+    return set()
+
+
+def _divisors(graph: Graph, quotient: Node, tensor: str) -> set[str]:
+    """Return the factor 0.5 if a node divides a tensor by 2."""
+    halves = quotient.inputs[0] == tensor and _is(graph, quotient.inputs[1], 2)
+    return {"half"} if halves else set()
 
 
 def _is(graph: Graph, tensor: str, value: float) -> bool:
@@ -115,15 +115,13 @@ def _scaled(graph: Graph, tensor: str, factor: float) -> str:
     tensor has other readers.
     """
     node = graph.producer(tensor)
-    if node is None or not private(graph, tensor) or len(graph.consumers(tensor)) != 1:
+    if node is None or not private(graph, tensor) or not only_reader(graph, tensor):
         return ""
-    if node.kind == "Div" and _is(
-        graph,
-        node.inputs[1],
-        1 / factor,
-    ):
+    if node.kind == "Div" and _is(graph, node.inputs[1], 1 / factor):
         return node.inputs[0]
-    for place in (0, 1) if node.kind == "Mul" else ():
-        if _is(graph, node.inputs[place], factor):
-            return node.inputs[1 - place]
-    return ""
+    if node.kind != "Mul":
+        return ""
+    first, second = node.inputs
+    if _is(graph, first, factor):
+        return second
+    return first if _is(graph, second, factor) else ""

@@ -7,7 +7,7 @@ ShuffleNet, AMD RyzenAI-SW quark_quantization, 2025-10-14.
 from __future__ import annotations
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.passes.base import register, rewrite_each
 
 _RANK = 4
 _SPATIAL = {2, 3}
@@ -16,9 +16,7 @@ _SPATIAL = {2, 3}
 @register
 def mean_to_pool(graph: Graph) -> int:
     """Replace every ReduceMean of a 4-D tensor over the last two axes."""
-    return sum(
-        _replace(graph, node) for node in graph.nodes if node.kind == "ReduceMean"
-    )
+    return rewrite_each(graph, "ReduceMean", _replace)
 
 
 def _replace(graph: Graph, node: Node) -> bool:

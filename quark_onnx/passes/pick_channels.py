@@ -69,8 +69,8 @@ def _shuffle_before(graph: Graph, node: Node) -> list[Node]:
     chain = list[Node]()
     tensor = node.inputs[0]
     for kind in ("Reshape", "Transpose", "Reshape"):
-        producer = graph.producer(tensor)
-        if producer is None or producer.kind != kind:
+        producer = graph.producer_of_kind(tensor, {kind})
+        if producer is None:
             return []
         chain.insert(0, producer)
         tensor = producer.inputs[0]

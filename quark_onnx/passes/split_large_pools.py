@@ -6,7 +6,7 @@ The engine averages at most 512 values: amd-quark 0.13, SplitLargeKernelPool.
 from __future__ import annotations
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.passes.base import register, rewrite_each
 
 _MOST = 512
 _RANK = 4
@@ -15,9 +15,7 @@ _RANK = 4
 @register
 def split_large_pools(graph: Graph) -> int:
     """Insert an AveragePool before every GlobalAveragePool of more than 512 values."""
-    return sum(
-        _split(graph, node) for node in graph.nodes if node.kind == "GlobalAveragePool"
-    )
+    return rewrite_each(graph, "GlobalAveragePool", _split)
 
 
 def _split(graph: Graph, node: Node) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.passes.base import register, rewrite_each
 
 #: First opset whose Slice reads its bounds from inputs.
 _INPUTS_OPSET = 10
@@ -20,7 +20,7 @@ def split_to_slices(graph: Graph) -> int:
     """Replace every Split with known sizes."""
     if graph.opset < _INPUTS_OPSET:
         return 0
-    return sum(_replace(graph, node) for node in graph.nodes if node.kind == "Split")
+    return rewrite_each(graph, "Split", _replace)
 
 
 def _replace(graph: Graph, node: Node) -> bool:

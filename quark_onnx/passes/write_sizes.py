@@ -9,14 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.passes.split_to_slices import sizes_of_parts
 
 
 @register
 def write_sizes(graph: Graph) -> int:
     """Give the sizes of the parts to every Split along an axis of known size."""
-    return sum(_write(graph, node) for node in graph.nodes if node.kind == "Split")
+    return rewrite_each(graph, "Split", _write)
 
 
 def _write(graph: Graph, node: Node) -> bool:

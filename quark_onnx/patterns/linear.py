@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
+from quark_onnx.graph.matching import only_reader
 from quark_onnx.patterns.conv_and_gemm import (
     MATRIX,
     Layer,
@@ -121,13 +122,13 @@ def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector of the Add that alone reads a product, or None."""
     result = node.outputs[0]
-    readers = graph.consumers(result)
-    if not private(graph, result) or [reader.kind for reader in readers] != ["Add"]:
+    reader = only_reader(graph, result)
+    if reader is None or reader.kind != "Add" or not private(graph, result):
         return None
-    place = 1 - readers[0].inputs.index(result)
-    added = readers[0].inputs[place]
+    place = 1 - reader.inputs.index(result)
+    added = reader.inputs[place]
     if graph.is_constant(added) and graph.shape(added) == (size,):
-        return ConstantInput(readers[0], place)
+        return ConstantInput(reader, place)
     return None
 
 

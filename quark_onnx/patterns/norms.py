@@ -10,6 +10,7 @@ import numpy as np
 from quark_onnx.containers import present
 from quark_onnx.graph.constant_input import ConstantInput, is_number, private
 from quark_onnx.graph.graph import Graph
+from quark_onnx.graph.matching import constant_number, only_reader
 from quark_onnx.graph.node import Node
 
 #: Normalizations, with the indices of scale and, if supported, shift among their inputs.
@@ -181,15 +182,17 @@ def _normalizing(graph: Graph, root: Node | None, value: str) -> Node | None:
         return None
     for node in graph.consumers(root.outputs[0]):
         if node.kind in ("Mul", "Div") and value in node.inputs:
-            break
-    else:
-        return None
-    divides = node.kind == "Div"
-    if divides != (root.kind == "Sqrt") or node.inputs.count(value) != 1:
-        return None
-    if divides and node.inputs[0] != value:
-        return None
-    return node
+            return node if _divides_by(node, root, value) else None
+    return None
+
+
+def _divides_by(node: Node, root: Node, value: str) -> bool:
+    """Return whether a node divides a tensor by a root, or multiplies it by the inverse of one."""
+    if node.inputs.count(value) != 1:
+        return False
+    if root.kind == "Sqrt":
+        return node.kind == "Div" and node.inputs[0] == value
+    return node.kind == "Mul"
 
 
 def _is_closed(graph: Graph, inner: list[str], members: set[Node]) -> bool:
@@ -230,10 +233,9 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
     epsilon = 0.0
     # Up to two summands before the root.
     for _ in range(3):
-        readers = graph.consumers(path[-1])
-        if len(readers) != 1:
+        node = only_reader(graph, path[-1])
+        if node is None:
             break
-        node = readers[0]
         if node.kind == "Sqrt":
             path.append(node.outputs[0])
             return _inverse(graph, path[-1]) or node, path, epsilon
@@ -252,10 +254,7 @@ def _summand(graph: Graph, node: Node, path: list[str]) -> float | None:
     others = [name for name in node.inputs if name not in path]
     if node.kind != "Add" or len(others) != 1:
         return None
-    value = graph.constant(others[0])
-    if value is None or value.size != 1:
-        return None
-    return float(value.reshape(()))
+    return constant_number(graph, others[0])
 
 
 def _is_inverse_root(graph: Graph, node: Node, tensor: str) -> bool:
@@ -266,10 +265,9 @@ def _is_inverse_root(graph: Graph, node: Node, tensor: str) -> bool:
 
 def _inverse(graph: Graph, tensor: str) -> Node | None:
     """Return the only reader of a tensor if it computes the inverse, or None."""
-    readers = graph.consumers(tensor)
-    if len(readers) != 1:
+    node = only_reader(graph, tensor)
+    if node is None:
         return None
-    node = readers[0]
     inverts = node.kind == "Reciprocal" or _one_over(graph, node, tensor)
     return node if inverts else None
 
@@ -288,11 +286,11 @@ def _center(graph: Graph, value: str, axes: _Axes) -> tuple[str, set[Node], bool
     Without such a subtraction: the tensor itself, no nodes, and False.
     """
     not_centered = (value, set[Node](), False)
-    node = graph.producer(value)
-    if node is None or node.kind != "Sub":
+    node = graph.producer_of_kind(value, {"Sub"})
+    if node is None:
         return not_centered
-    mean = graph.producer(node.inputs[1])
-    if mean is None or mean.kind != "ReduceMean" or not _is_over(graph, mean, axes):
+    mean = graph.producer_of_kind(node.inputs[1], {"ReduceMean"})
+    if mean is None or not _is_over(graph, mean, axes):
         return not_centered
     result = mean.outputs[0]
     only_reader = graph.consumers(result) == [node] and private(graph, result)
@@ -316,16 +314,12 @@ def _constant(
 
     Without such a reader: None, and the tensor.
     """
-    readers = graph.consumers(tensor)
-    if len(readers) != 1 or readers[0].kind != kind or not private(graph, tensor):
+    node = only_reader(graph, tensor)
+    if node is None or node.kind != kind or not private(graph, tensor):
         return None, tensor
-    node = readers[0]
     stored = ConstantInput(node, 1 - node.inputs.index(tensor))
     name = node.inputs[stored.index]
     rank = len(graph.sizes(tensor))
-    if not graph.is_constant(name) or not axes.channels(
-        graph.sizes(name),
-        rank,
-    ):
-        return None, tensor
-    return stored, node.outputs[0]
+    if graph.is_constant(name) and axes.channels(graph.sizes(name), rank):
+        return stored, node.outputs[0]
+    return None, tensor

@@ -12,6 +12,7 @@ from math import prod
 
 from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import only_reader
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 
 #: Nanoseconds of one core for a multiply-add of an int8 layer, and for one value of an operator
@@ -71,10 +72,9 @@ def _is_absorbed(graph: Graph, node: Node) -> bool:
     """Return whether onnxruntime computes an activation function in the layer before it."""
     if node.kind not in _ABSORBED or not node.inputs:
         return False
-    producer = graph.producer(node.inputs[0])
-    if producer is None or producer.kind not in LAYERS:
+    if graph.producer_of_kind(node.inputs[0], LAYERS) is None:
         return False
-    return len(graph.consumers(node.inputs[0])) == 1
+    return only_reader(graph, node.inputs[0]) is not None
 
 
 def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
