@@ -22,9 +22,10 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
-from quark_onnx.containers import names_of
+from quark_onnx.containers import excluding, names_of
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.graph import Graph
+from quark_onnx.graph.node import rename_entries
 from quark_onnx.report.measure import OutputError, Total
 
 
@@ -66,7 +67,7 @@ class Side:
         optimize: bool = False,
     ) -> None:
         given = set(names_of(model.graph.input))
-        self._names = [name for name in dict.fromkeys(tensors) if name not in given]
+        self._names = excluding(dict.fromkeys(tensors), given)
         exposed = ModelProto()
         exposed.CopyFrom(model)
         shown = set(names_of(exposed.graph.output))
@@ -168,11 +169,9 @@ def measure_tensors(
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
     view = other.view(pair.raw)
-    axis = None
+    axis = _channel_axis(reference.graph, pair.tensor)
     if view.grid is not None and view.grid.granularity == "channel":
         axis = view.grid.axis
-    if axis is None:
-        axis = _channel_axis(reference.graph, pair.tensor)
     return ObservedPair(pair, view, TensorStatistic(view.grid, axis))
 
 
@@ -199,9 +198,7 @@ def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
     result = ModelProto()
     result.CopyFrom(model)
     for node in result.graph.node:
-        for place, name in enumerate(node.input):
-            if name in inputs:
-                node.input[place] = inputs[name]
+        rename_entries(node.input, inputs)
     result.graph.input.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
         for name in inputs.values()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quark_onnx.containers import excluding
 from quark_onnx.graph import Graph
 from quark_onnx.rules.passthrough import HANDING_ON
 
@@ -47,6 +48,6 @@ def _widest(
         if node is None or node.kind not in HANDING_ON | {"Concat"}:
             continue
         inputs = node.inputs if node.kind == "Concat" else node.inputs[:1]
-        todo += [name for name in inputs if name not in seen]
+        todo += excluding(inputs, seen)
         seen.update(inputs)
     return widest

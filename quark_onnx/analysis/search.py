@@ -29,7 +29,7 @@ from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.analysis.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
-from quark_onnx.containers import names_of
+from quark_onnx.containers import names_of, present
 from quark_onnx.errors import (
     ConfigError,
     DataError,
@@ -134,7 +134,8 @@ class SearchResult(Reported):
         for candidate in self.candidates:  # in falling order of scores
             if candidate.bytes is None or candidate.pruned:
                 continue
-            if all(candidate.bytes < (each.bytes or 0) for each in front):
+            # Each candidate on the front is smaller than all better ones.
+            if not front or candidate.bytes < (front[-1].bytes or 0):
                 front.append(candidate)
         return front
 
@@ -408,7 +409,7 @@ class Search:
         if self._target is None:
             return False
         scores = [record.score for _, record in self._found() if not record.pruned]
-        return any(score is not None and score >= self._target for score in scores)
+        return any(score >= self._target for score in present(scores))
 
     def _candidates(self) -> Iterator[Asked]:
         """Yield candidates until the end of the search."""
@@ -546,20 +547,14 @@ def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
     """Estimate the runtime of a trial in seconds from earlier trials."""
     preset = _preset(trial)
     # optimizers have a similar runtime with all presets
-    alike = list[float]()
-    plain = list[tuple[Trial, Record]]()  # trials without optimizers
-    plain_of_preset = list[tuple[Trial, Record]]()
-    for other, record in found:
-        of_preset = _preset(other) == preset
-        if other.kinds == trial.kinds and (other.kinds or of_preset):
-            alike.append(record.seconds)
-        if not other.kinds:
-            plain.append((other, record))
-            if of_preset:
-                plain_of_preset.append((other, record))
+    plain = [pair for pair in found if not pair[0].kinds]  # trials without optimizers
+    plain_of_preset = [pair for pair in plain if _preset(pair[0]) == preset]
+    alike = plain_of_preset
+    if trial.kinds:
+        alike = [pair for pair in found if pair[0].kinds == trial.kinds]
     if alike:
-        return max(alike)
-    closest = plain_of_preset or plain or found
+        return max(record.seconds for _, record in alike)
+    closest = plain or found
     unit = max(record.seconds / other.relative_cost for other, record in closest)
     return unit * trial.relative_cost
 

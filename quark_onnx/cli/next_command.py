@@ -12,6 +12,7 @@ from pathlib import Path
 
 from quark_onnx.cli.data import DATA_DESTINATIONS
 from quark_onnx.cli.parsing import PROGRAM, Parser
+from quark_onnx.containers import among
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep, Verdict
 
@@ -90,7 +91,7 @@ def next_command(
     changed, _ = _split(changes, parser)
     unwanted = {id(parser.options[name]) for name in without}
     for part in changed:
-        unwanted |= {id(action) for action in _replaced(part.action, parser)}
+        unwanted |= set(map(id, _replaced(part.action, parser)))
     kept = [part for part in parts if id(part.action) not in unwanted]
     # positional arguments first: an option of several values would take them
     kept.sort(key=lambda part: part.action is not None)
@@ -176,7 +177,7 @@ def _doubtful(changes: Sequence[str], options: Namespace) -> list[str]:
         doubtful += _CONFIGURATIONS
     if getattr(options, "calibrator", None) is not None:
         doubtful.append("--calibrator")
-    return [name for name in doubtful if name in options.parser.options]
+    return among(doubtful, options.parser.options)
 
 
 def _split(words: Sequence[str], parser: Parser) -> tuple[list[_Part], list[str]]:

@@ -114,7 +114,7 @@ def _table(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
     for place, title in enumerate(header):
         cells = [row[place] for row in rows]
-        numeric = bool(cells) and all(_NUMBER.match(cell) for cell in cells)
+        numeric = bool(cells) and all(map(_NUMBER.match, cells))
         drawn.add_column(
             Text(printable(title)),
             justify="right" if numeric else "left",

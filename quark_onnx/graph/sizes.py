@@ -135,7 +135,7 @@ def _light(model: ModelProto) -> ModelProto:
     graph.name = "sizes"
     graph.node.extend(model.graph.node)
     fed = set(names_of(model.graph.input))
-    graph.input.extend(_closed(value) for value in model.graph.input)
+    graph.input.extend(map(_closed, model.graph.input))
     # Declared shapes of outputs may be wrong.
     graph.output.extend(ValueInfoProto(name=value.name) for value in model.graph.output)
     for tensor in model.graph.initializer:

@@ -241,7 +241,7 @@ def _reasons(found: Preflight) -> str:
     if not groups:
         return "<h2>Why not</h2>\n<p>Every operator is forecast to run on the NPU.</p>"
     titles = ("device", "nodes", "why", "what to do", "known from")
-    rows = "".join(_row(group) for group in groups)
+    rows = "".join(map(_row, groups))
     table = f"<table>{table_row(titles, 'th')}{rows}</table>"
     return f"<h2>Why not</h2>\n{scrolling(table)}"
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
+from quark_onnx.containers import excluding
 from quark_onnx.errors import ConfigError, require
 from quark_onnx.graph import Graph, Node, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.graph.io import load
-from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.check import kind_of
 from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
@@ -252,9 +252,10 @@ def preflight(
     graph = Graph.of(inlined(load(model)))
     # the compiler is given the model as it is
     gather_constants(graph, keep_inputs=True)
-    known = _kind(Pairs(graph))
+    pairs = Pairs(graph)
+    known = _kind(pairs)
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
-    nodes = [node for node in graph.nodes if node.op_type not in QUANTIZE | DEQUANTIZE]
+    nodes = excluding(graph.nodes, {*pairs.quantizing, *pairs.dequantizing})
     verdicts = _verdicts(case, nodes)
     devices = {node: found.device for node, found in zip(nodes, verdicts, strict=True)}
     numbers = dict[Node, int]()

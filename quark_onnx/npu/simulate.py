@@ -183,7 +183,7 @@ class _Run:
         return reals(value).astype(np.float32)
 
     def _compute(self, node: Node) -> None:
-        inputs = tuple(self._read(name) for name in node.inputs)
+        inputs = tuple(map(self._read, node.inputs))
         call = Call(self._graph, node, inputs, self._engine)
         try:
             found = self._found(call)

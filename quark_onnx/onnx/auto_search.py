@@ -14,7 +14,7 @@ from onnx import ModelProto, save
 
 from quark_onnx.analysis import SearchResult, search
 from quark_onnx.config import QConfig as Native
-from quark_onnx.containers import without
+from quark_onnx.containers import excluding, without
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.api import choose_data
@@ -66,7 +66,7 @@ def generate_all_configs(search_space: SearchSpace) -> list[dict[str, Any]]:
 
 
 def _combinations(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    names = [name for name in space if name not in _CONDITIONS]
+    names = excluding(space, _CONDITIONS)
     for values in itertools.product(*(_values(space[name]) for name in names)):
         yield dict(zip(names, values, strict=True))
 

@@ -8,13 +8,19 @@ from collections import Counter
 from html import escape
 from pathlib import Path
 
-from quark_onnx.analysis.findings import Analysis, Cause, TensorError, WeightError
+from quark_onnx.analysis.findings import (
+    Analysis,
+    Cause,
+    TensorError,
+    WeightError,
+)
 from quark_onnx.analysis.page.against_grid import against_grid
 from quark_onnx.analysis.page.along import along, family
 from quark_onnx.containers import flattened
 from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
 from quark_onnx.report import decibels, percentage
+from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.wording import tally
 
@@ -71,11 +77,7 @@ def _header(found: Analysis, before: str, after: str) -> str:
         tensor.format for tensor in found.tensors if tensor.format
     ).most_common(2)
     kinds = tally(formats) or "none quantized"
-    worst = min(
-        (o for o in found.outputs if o.sqnr is not None),
-        key=lambda o: o.sqnr or 0.0,
-        default=None,
-    )
+    worst = _worst_output(found)
     figures = [
         (
             "Output SQNR",
@@ -91,6 +93,12 @@ def _header(found: Analysis, before: str, after: str) -> str:
         f'<header>\n<h1>Quantization analysis</h1>\n<p class="names">{escape(before)} →'
         f" {escape(after)}</p>\n{_verdict(found)}\n{facts(figures)}\n</header>"
     )
+
+
+def _worst_output(found: Analysis) -> OutputError | None:
+    """Return the float output with the least SQNR; None without a float output."""
+    measured = [output for output in found.outputs if output.sqnr is not None]
+    return min(measured, key=lambda output: output.sqnr or 0.0, default=None)
 
 
 def _size_before(found: Analysis) -> str:
@@ -248,12 +256,11 @@ def _rest(found: Analysis) -> str:
 
 def _verdict(found: Analysis) -> str:
     """Return the verdict: the worst output, and fixes of the noisiest tensors."""
-    measured = [output for output in found.outputs if output.sqnr is not None]
-    if not measured:
+    worst = _worst_output(found)
+    if worst is None:
         return verdict("unknown", "the models have no float output to compare")
-    worst = min(measured, key=lambda output: output.sqnr or 0.0)
     ratio = worst.sqnr or 0.0
-    if math.isinf(ratio) and ratio > 0:
+    if ratio == math.inf:
         return verdict("good", "both models compute the same outputs")
     sentence = f"output {worst.name} has {decibels(ratio)} dB SQNR"
     if found.ranking:

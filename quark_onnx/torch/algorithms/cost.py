@@ -133,7 +133,7 @@ class Shapes:
     @property
     def blocks(self) -> int:
         """Return the number of blocks, by the first number in layer names."""
-        return len({first_number(name) for name in self.layers})
+        return len(set(map(first_number, self.layers)))
 
     @property
     def count(self) -> int:

@@ -30,14 +30,14 @@ class OrthogonalMatrix:
         """Return a rotation of numpy arrays as torch tensors, in float64."""
         signs = None if rotation.signs is None else torch.from_numpy(rotation.signs)
         return OrthogonalMatrix(
-            tuple(torch.tensor(factor) for factor in rotation.factors),
+            tuple(map(torch.tensor, rotation.factors)),
             signs,
         )
 
     @property
     def size(self) -> int:
         """Number of channels of the matrix."""
-        return prod(len(factor) for factor in self.factors)
+        return prod(map(len, self.factors))
 
     def turn(self, x: torch.Tensor, axis: int = -1) -> torch.Tensor:
         """Multiply every vector along an axis by the matrix, in the dtype of ``x``.

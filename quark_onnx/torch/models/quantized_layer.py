@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from quark_onnx.containers import subset
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
@@ -228,28 +229,41 @@ class QuantizedLayer(_Coded):
         Returns:
             The output of the layer.
         """
-        if self.kind == "Embedding":
-            found = F.embedding(x, weight, **self._settings)
-            if self.factor is not None:
-                return found * self.factor.to(found.dtype)
-            return found if self._factor == 1.0 else found * self._factor
-        if self.kind == "EmbeddingBag":
-            bags = dict(
-                zip(("offsets", "per_sample_weights"), more, strict=False),
-            ) | dict(named)
-            return F.embedding_bag(x, weight, **bags, **self._settings)
-        if self.kind == "Conv2d":
-            settings = dict(self._settings)
-            if (mode := settings.pop("padding_mode")) != "zeros":
-                x = F.pad(x, self._padding, mode=mode)
-                settings["padding"] = 0
-            return F.conv2d(x, weight, self.bias, **settings)
-        if self.kind == "ConvTranspose2d":
-            size = more[0] if more else named.get("output_size")
-            settings = dict(self._settings)
-            if size is not None:
-                settings["output_padding"] = self._extra(x, weight, size)
-            return F.conv_transpose2d(x, weight, self.bias, **settings)
+        names = _ARGUMENTS.get(self.kind, ())
+        given = {**named, **dict(zip(names, more, strict=False))}
+        return _FUNCTIONS[self.kind](self, x, weight, **subset(given, names))
+
+    def _embedding(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        found = F.embedding(x, weight, **self._settings)
+        if self.factor is not None:
+            return found * self.factor.to(found.dtype)
+        return found if self._factor == 1.0 else found * self._factor
+
+    def _embedding_bag(
+        self, x: torch.Tensor, weight: torch.Tensor, **bags: Any
+    ) -> torch.Tensor:
+        return F.embedding_bag(x, weight, **bags, **self._settings)
+
+    def _conv(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        settings = dict(self._settings)
+        mode = settings.pop("padding_mode")
+        if mode != "zeros":
+            x = F.pad(x, self._padding, mode=mode)
+            settings["padding"] = 0
+        return F.conv2d(x, weight, self.bias, **settings)
+
+    def _conv_transpose(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        output_size: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        settings = dict(self._settings)
+        if output_size is not None:
+            settings["output_padding"] = self._extra(x, weight, output_size)
+        return F.conv_transpose2d(x, weight, self.bias, **settings)
+
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.linear(x, weight, self.bias)
 
     def _extra(
@@ -267,6 +281,19 @@ class QuantizedLayer(_Coded):
         return f"{self.kind} {list(self.shape)}, weight={self.spec.weight}"
 
 
+#: Functions of float layers by their kind.
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "Linear": QuantizedLayer._linear,
+    "Embedding": QuantizedLayer._embedding,
+    "EmbeddingBag": QuantizedLayer._embedding_bag,
+    "Conv2d": QuantizedLayer._conv,
+    "ConvTranspose2d": QuantizedLayer._conv_transpose,
+}
+#: Arguments of a layer's forward after the input, by its kind.
+_ARGUMENTS = {
+    "EmbeddingBag": ("offsets", "per_sample_weights"),
+    "ConvTranspose2d": ("output_size",),
+}
 #: The tensors of a weight.
 _PARTS = ("codes", "scale", "zero", "whole")
 #: Attributes of layers that are arguments of the functions of ``torch.nn.functional``.

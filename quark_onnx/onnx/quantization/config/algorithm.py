@@ -370,9 +370,9 @@ class AutoMixprecisionConfig(AlgoConfig):
             "samples": self.data_size or AutoMixedPrecision().samples,
             "activation": self.narrow.native_activation(),
             "weight": None if weight is None else narrowed(weight),
-            "nodes": tuple(pattern(name) for name in self.include_layers or ()),
+            "nodes": tuple(map(pattern, self.include_layers or ())),
             "op_types": tuple(self.target_op_type or ()),
-            "exclude": tuple(pattern(name) for name in self.exclude_layers or ()),
+            "exclude": tuple(map(pattern, self.exclude_layers or ())),
         }
         if settings["nodes"]:
             settings["op_types"] = ()  # named nodes count for every operator type

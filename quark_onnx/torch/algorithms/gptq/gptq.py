@@ -392,7 +392,7 @@ class _Candidates:
     @cached_property
     def levels(self) -> list[TensorLevels]:
         """The levels of the starts."""
-        levels = (TensorLevels.of(start) for start in self.starts)
+        levels = map(TensorLevels.of, self.starts)
         return present(levels)
 
     @property

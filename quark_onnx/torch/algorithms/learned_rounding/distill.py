@@ -131,7 +131,7 @@ class Distillation:
             DataError: the data has no token ids.
             ModelError: the model writes no text.
         """
-        rows = flattened(_ids(batch) for batch in data)
+        rows = flattened(map(_ids, data))
         trained = dict[str, Training]()
         outcomes = list[Outcome]()
         for name, (float_layer, _) in layers.items():

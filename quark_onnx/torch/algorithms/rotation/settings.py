@@ -85,7 +85,7 @@ class Rotation:
 
         Weights are rotated in float64, at about twice the runtime of float32.
         """
-        width = min((min(sides) for sides in shapes.layers.values()), default=0)
+        width = min(map(min, shapes.layers.values()), default=0)
         largest = max(map(prod, shapes.layers.values()), default=0)
         learned = 0.0
         if self.trained:

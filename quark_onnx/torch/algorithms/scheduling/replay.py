@@ -9,12 +9,13 @@ model that reads a meta tensor after all raises an error, and the whole block ru
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from quark_onnx.containers import excluding, flattened
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.cost import Shapes
 from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor
@@ -45,10 +46,12 @@ class _Kept:
     @property
     def size(self) -> int:
         """Memory in bytes."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for tensor in (*self.reads.values(), *self.results.values())
-        )
+        return _bytes_of((*self.reads.values(), *self.results.values()))
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the memory of tensors in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Replay:
@@ -71,15 +74,11 @@ class Replay:
         self._stages = stages
         self._quantized_weights = quantized_weights
         self._kept = dict[int, _Kept]()
-        size = sum(
-            each.numel() * each.element_size() for each in job.block.parameters()
-        )
         # a layer that runs several times, or an expert that runs for some samples, has no single
         # output to store
+        self.limit = 0
         if all(stage.last for stage in stages):
-            self.limit = max(LEAST, size)
-        else:
-            self.limit = 0
+            self.limit = max(LEAST, _bytes_of(job.block.parameters()))
         self.begin(0)
 
     def begin(self, stage: int) -> None:
@@ -112,15 +111,11 @@ class Replay:
                 Exception
             ):  # a meta tensor was read; any other error comes again below
                 result = None
-        if result is None or isinstance(result, torch.Tensor):
+        reads = result
+        if isinstance(result, torch.Tensor | None):
             reads = {"": [result]}
-        else:
-            reads = result
-        if any(
-            each is None or isinstance(each, MetaTensor)
-            for parts in reads.values()
-            for each in parts
-        ):
+        read = flattened(reads.values())
+        if any(isinstance(each, MetaTensor | None) for each in read):
             return self._whole(call, run)  # a meta tensor reached the result
         unchanged = all(
             result._version == versions.get(name, 0)
@@ -134,17 +129,13 @@ class Replay:
 
     def result(self, index: int, call: Call) -> Any:
         """Return the hidden states of a sample after the block, with all layers quantized."""
-        stages = {
-            name for stage in self._stages for group in stage.groups for name in group
-        }
-        unstaged = {
-            name: self._layer(name) for name in self._job.layers if name not in stages
-        }
-        with self._job.put(unstaged):
+        groups = flattened(stage.groups for stage in self._stages)
+        unstaged = excluding(self._job.layers, flattened(groups))
+        with self._job.put(self._layers(unstaged)):
             return self.run(index, call, lambda call: call.run(self._job.block))
 
     def _whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
-        with self._job.put({name: self._layer(name) for _, _, name in self._before()}):
+        with self._job.put(self._layers(name for _, _, name in self._before())):
             return run(call)
 
     def _before(self) -> Iterator[tuple[int, str, str]]:
@@ -153,6 +144,9 @@ class Replay:
             yield from (
                 (index, group[0], name) for group in stage.groups for name in group
             )
+
+    def _layers(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: self._layer(name) for name in names}
 
     def _layer(self, name: str) -> Any:
         if name not in self.decoded:
@@ -211,10 +205,8 @@ class Replay:
         """
 
         def forward(*args: Any, **named: Any) -> Any:
-            if x is None:
-                output = self._layer(name)(*args, **named)
-            else:
-                output = self._layer(name)(x)
+            layer = self._layer(name)
+            output = layer(*args, **named) if x is None else layer(x)
             if isinstance(output, MetaTensor):
                 return output
             if keep:

@@ -74,7 +74,7 @@ def fitted(
         _RangeSearch(part, importance, start).best(shares, apart=both_ends)
         for part in groups.split(rows)
     ]
-    params = Params(*(joined(each) for each in zip(*parts, strict=True)))
+    params = Params(*map(joined, zip(*parts, strict=True)))
     if not spec.group:
         params = params.each(lambda part: part.squeeze(-1))
     return quantize(weight.to(start.dtype), spec, params=params)

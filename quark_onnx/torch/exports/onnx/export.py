@@ -131,7 +131,7 @@ def write_onnx(  # noqa: PLR0913
     finally:
         if store is not None:
             store.close()
-    alone = form == "qdq" and any(_integers_alone(layer) for layer in layers.values())
+    alone = form == "qdq" and any(map(_integers_alone, layers.values()))
     exported = Exported(path, became, difference, (_ROUNDS,) if alone else ())
     logger.info("%s: %s", path, str(exported).replace("\n", "; "))
     return exported
