@@ -21,7 +21,7 @@ from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
-from quark_onnx.containers import names_of
+from quark_onnx.containers import among, excluding, names_of
 from quark_onnx.errors import ModelError, crash_errors, data_errors
 from quark_onnx.graph import Graph, gather_constants, inlined
 from quark_onnx.graph.io import load
@@ -208,6 +208,7 @@ class _Figures:
             statistic,
             has_grid=watch.view.grid is not None,
         )
+        least, greatest, step = grid.extremes()
         added = max(0.0, nsr(sqnr) - nsr(source[1]))
         if local is not None:
             added = nsr(local)
@@ -232,9 +233,9 @@ class _Figures:
                 format=grid.format,
                 lo=float(statistic.lo.min()),
                 hi=float(statistic.hi.max()),
-                grid_lo=grid.least,
-                grid_hi=grid.greatest,
-                step=grid.widest_step,
+                grid_lo=least,
+                grid_hi=greatest,
+                step=step,
                 clipped_low=statistic.low / statistic.count,
                 clipped_high=statistic.high / statistic.count,
                 clip_noise=statistic.clipped / statistic.own if statistic.own else 0.0,
@@ -317,10 +318,8 @@ class _Between:
             if node is None or node.name in nodes:
                 continue
             nodes.add(node.name)
-            reads.update(name for name in node.inputs if name in self._compared)
-            todo += [
-                name for name in node.inputs if name and name not in self._compared
-            ]
+            reads.update(among(node.inputs, self._compared))
+            todo += excluding(node.operands, self._compared)
         return nodes, reads
 
 

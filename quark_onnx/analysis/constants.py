@@ -27,7 +27,7 @@ class Constants:
         for node in graph.nodes:  # in topological order
             free = node.has_subgraph or node.op_type.startswith(_RANDOM)
             if not free and all(map(self.known, node.operands)):
-                self._computed.update(node.outputs)
+                self._computed.update(node.results)
 
     def known(self, tensor: str) -> bool:
         """Return True if a tensor is constant."""

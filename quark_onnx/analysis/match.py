@@ -305,9 +305,9 @@ class _Walk:
     def _at_zero(self, raw: str) -> bool:
         """Return True if the grid of a tensor clips negative values."""
         grid = self.other.view(raw).grid
-        if grid is None or grid.lo is None or grid.step is None:
+        if grid is None or grid.ends is None:
             return False
-        return bool(np.all(grid.lo > -grid.step))
+        return bool(np.all(grid.ends.lo > -grid.ends.step))
 
     def _float(self, tensor: str) -> bool:
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)

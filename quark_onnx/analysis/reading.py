@@ -8,7 +8,6 @@ fusing. Operators on codes count as their float operators.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,24 +74,34 @@ _FUSED = {
 
 
 @dataclass(frozen=True)
+class Ends:
+    """Ends and step of a grid, of each channel or block in the shape of the scale.
+
+    Attributes:
+        lo: least value.
+        hi: greatest value.
+        step: step; positive.
+    """
+
+    lo: NDArray[np.float64]
+    hi: NDArray[np.float64]
+    step: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class Grid:
     """Grid of the dequantized values of codes.
 
     Attributes:
         format: name of the type.
-        lo: least value of each channel or block, shaped to broadcast against the tensor; None
-            without a fixed grid.
-        hi: greatest value, likewise.
-        step: step, likewise.
-        axis: axis of the channels; None for a per-tensor grid.
+        ends: ends and step of each channel or block; None without a fixed grid.
+        axis: axis of the channels or blocks; None for a per-tensor grid.
         granularity: tensor, channel or block.
         uniform: True if all steps are equal.
     """
 
     format: str
-    lo: NDArray[np.float64] | None = None
-    hi: NDArray[np.float64] | None = None
-    step: NDArray[np.float64] | None = None
+    ends: Ends | None = None
     axis: int | None = None
     granularity: str = "tensor"
     uniform: bool = True
@@ -103,20 +112,15 @@ class Grid:
         digits = re.search(r"\d+", self.format)
         return int(digits[0]) if digits else 0
 
-    @property
-    def least(self) -> float | None:
-        """Return the least value over all channels; None without a fixed grid."""
-        return _over_channels(np.min, self.lo)
+    def extremes(self) -> tuple[float | None, float | None, float | None]:
+        """Return the least and the greatest value and the widest step over all channels.
 
-    @property
-    def greatest(self) -> float | None:
-        """Return the greatest value over all channels; None without a fixed grid."""
-        return _over_channels(np.max, self.hi)
-
-    @property
-    def widest_step(self) -> float | None:
-        """Return the widest step over all channels; None without a fixed grid."""
-        return _over_channels(np.max, self.step)
+        None each without a fixed grid.
+        """
+        if self.ends is None:
+            return None, None, None
+        ends = self.ends
+        return float(ends.lo.min()), float(ends.hi.max()), float(ends.step.max())
 
 
 @dataclass(frozen=True)
@@ -335,11 +339,11 @@ class Reading:
             zero = zero.reshape(step.shape)
         first = (ends[0] - zero) * step
         last = (ends[1] - zero) * step
+        # Some tools write negative scales.
+        found = Ends(np.minimum(first, last), np.maximum(first, last), np.abs(step))
         return Grid(
             name,
-            np.minimum(first, last),  # some tools write negative scales
-            np.maximum(first, last),
-            np.abs(step),
+            found,
             None if step.size == 1 else scale.axis,
             _granularity(step),
             uniform=not name.startswith("float"),
@@ -407,13 +411,6 @@ class Reading:
         if any(map(_computes_on_integers, types)):
             return True
         return any(map(_narrows, self.graph.nodes))
-
-
-def _over_channels(
-    reduce: Callable[[NDArray[np.float64]], np.float64],
-    values: NDArray[np.float64] | None,
-) -> float | None:
-    return None if values is None else float(reduce(values))
 
 
 def _rounds(op_type: str) -> bool:

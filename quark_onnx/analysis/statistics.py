@@ -262,13 +262,12 @@ def limits(
     Returns:
         Lower and upper limits, shaped to broadcast against the tensor; None without ends.
     """
-    if grid.lo is None or grid.hi is None or grid.step is None:
+    ends = grid.ends
+    if ends is None or not grid.uniform or grid.granularity == "block":
         return None
-    if not grid.uniform or grid.granularity == "block":
-        return None
-    low = grid.lo - grid.step / 2
-    high = grid.hi + grid.step / 2
-    if grid.axis is None or grid.step.size == 1:
+    low = ends.lo - ends.step / 2
+    high = ends.hi + ends.step / 2
+    if grid.axis is None:
         return low.reshape(()), high.reshape(())
     if grid.axis >= rank:
         return None

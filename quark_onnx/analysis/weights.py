@@ -28,6 +28,8 @@ _BIAS_INPUT = 2
 _RESCALED = 6.0
 _ROUNDS = 8
 _BINS = 96
+#: Stands for an input that the quantized node does not have.
+_NO_OPERAND = Operand("")
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,15 @@ def weight_errors(
     errors = list[WeightError]()
     missing = list[Unmatched]()
     for node in reference.graph.nodes:
-        twin = matching.nodes.get(node)
-        if twin is None:
+        if node not in matching.nodes:
             continue
+        twin = matching.nodes[node]
         operands = other.operands(twin)[1]
         for place, name in enumerate(node.inputs):
             if not _is_float_constant(reference, name):
                 continue
-            operand = operands[place] if place < len(operands) else None
-            if operand is None or not other.constants.known(operand.tensor):
+            operand = dict(enumerate(operands)).get(place, _NO_OPERAND)
+            if not other.constants.known(operand.tensor):
                 reason = f"input {place} of {twin!r} is no constant"
                 missing.append(Unmatched(name, reason))
                 continue
@@ -88,9 +90,7 @@ def weight_errors(
 
 
 def _is_float_constant(reading: Reading, name: str) -> bool:
-    if not name or not reading.constants.known(name):
-        return False
-    return reading.graph.elem_type(name) in FLOATS
+    return reading.constants.known(name) and reading.graph.elem_type(name) in FLOATS
 
 
 def _compared(
@@ -117,9 +117,8 @@ def _compared(
         # the tool changed transB of a Gemm; the channels of the codes are not known then
         dequantized = dequantized.T
         codes = None
-    if not values.size:
-        return ""
-    if codes is None and np.array_equal(values, dequantized):
+    unchanged = codes is None and np.array_equal(values, dequantized)
+    if unchanged or not values.size:
         return ""
     is_weight = place != _BIAS_INPUT or node.op_type not in _BIASED
     constant = _Constant(node.inputs[place], is_weight, values, dequantized, codes)
@@ -141,6 +140,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     energy = np.square(fitted).sum()
     noise = np.square(fitted - exact).sum(axis=1)
     ratios = np.array(_channel_ratios(signal, noise))
+    least, greatest, step = grid.extremes()
     reach = np.abs(exact).max(axis=1)
     dead = (reach > 0) & ~np.abs(stored).any(axis=1)
     return WeightError(
@@ -166,9 +166,9 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
         rms=float(np.sqrt(np.mean(np.square(values)))),
         lo=float(values.min()),
         hi=float(values.max()),
-        grid_lo=grid.least,
-        grid_hi=grid.greatest,
-        step=grid.widest_step,
+        grid_lo=least,
+        grid_hi=greatest,
+        step=step,
     )
 
 
@@ -282,15 +282,14 @@ def _grid(
         return Grid("", granularity=""), 0.0, 0.0
     tensor, scale = codes
     grid = other.grid(scale, other.graph.elem_type(tensor))
-    if not grid.uniform or not other.constants.known(tensor):
-        return grid, 0.0, 0.0
-    if grid.lo is None or grid.hi is None or grid.step is None:
+    ends = grid.ends
+    if ends is None or not grid.uniform or not other.constants.known(tensor):
         return grid, 0.0, 0.0
     reals = other.decoded(other.constants.value(tensor), scale)
     axis = scale.axis if scale.axis < reals.ndim else reals.ndim - 1
     lo, hi, step = (
         spread(part, reals.shape, axis, scale.block)
-        for part in (grid.lo, grid.hi, grid.step)
+        for part in (ends.lo, ends.hi, ends.step)
     )
     at_an_end = (reals <= lo + step / 4) | (reals >= hi - step / 4)
     saturated = float(np.mean(at_an_end))

@@ -8,7 +8,7 @@ verdict names its source.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import filterfalse
 
@@ -48,6 +48,10 @@ _PLACES = frozenset(
 )
 _PLACES_OF_RESIZE = {"linear": _PLACES, "nearest": _PLACES | {"tf_half_pixel_for_nn"}}
 _INTEGER = ("XINT8", "A8W8")
+#: Formats of models with Q/DQ pairs; a BF16 model is given in float32.
+_ON_CODES = (*_INTEGER, "A16W8")
+#: Compilers without rules for single operators; the provider's default has no name.
+_NOT_X1 = ("X2", "")
 _MOVING = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
 
 
@@ -150,7 +154,7 @@ def verdict_of(case: Case, node: Node) -> Verdict:
         node: the node.
     """
     for rule in _RULES:
-        found = rule(case, node)
+        found = rule.decide(case, node) if rule.covers(case, node) else None
         if found is not None:
             return found
     if case.on_convolution_engine:
@@ -283,8 +287,6 @@ def _shape(case: Case, node: Node) -> Verdict | None:
 
 def _ends(case: Case, node: Node) -> Verdict | None:
     """Keep nodes on the CPU that only move data at the end of a model."""
-    if node.kind not in ("Flatten", "Reshape", "Squeeze"):
-        return None
     last = node
     readers = case.graph.followers(last)
     while len(readers) == 1 and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING:
@@ -308,8 +310,6 @@ def _factored(case: Case, node: Node) -> Node:
 
 
 def _gate(case: Case, node: Node) -> Verdict | None:
-    if case.kind != "XINT8" or case.on_convolution_engine:
-        return None
     if _factored(case, node).kind not in ("HardSigmoid", "Sigmoid"):
         return None
     reason = "a gate with power-of-two scales"
@@ -325,15 +325,13 @@ def _gate(case: Case, node: Node) -> Verdict | None:
 
 
 def _mean(case: Case, node: Node) -> Verdict | None:
-    if case.kind != "XINT8" or _factored(case, node).kind != "ReduceMean":
+    if _factored(case, node).kind != "ReduceMean":
         return None
     reason = "a mean with power-of-two scales; GlobalAveragePool runs there"
     return verdict(node, CPU, reason, _LEGALIZE, "measured", f"{_LOGS}, ShuffleNetV2")
 
 
 def _ranks(case: Case, node: Node) -> Verdict | None:
-    if case.kind == "BF16" or node.kind not in _MOVING:
-        return None
     ranks = [len(case.graph.sizes(name)) for name in case.around(node)]
     greatest = max(ranks, default=0)
     if greatest <= _RANK:
@@ -350,13 +348,13 @@ def _ranks(case: Case, node: Node) -> Verdict | None:
 
 def _beside_moving(case: Case, node: Node) -> Verdict | None:
     """Place a reshape or transpose with its five-dimensional neighbour."""
-    if case.kind == "BF16" or node.kind not in _MOVING:
-        return None
     neighbours = (
         *beyond_pairs(node, case.graph.leaders),
         *beyond_pairs(node, case.graph.followers),
     )
-    moving = present(_ranks(case, neighbour) for neighbour in neighbours)
+    moving = present(
+        _ranks(case, neighbour) for neighbour in neighbours if neighbour.kind in _MOVING
+    )
     if not moving:
         return None
     its_reason = moving[0].reason.removeprefix("it ")
@@ -376,8 +374,6 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
 
     AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts.
     """
-    if case.kind not in _INTEGER or case.on_convolution_engine:
-        return None
     conv = node
     if node.kind in ("Relu", "Clip"):
         conv = next(iter(case.graph.leaders(node)), node)
@@ -418,8 +414,6 @@ def _results(case: Case, node: Node) -> Verdict | None:
 
 def _unquantized(case: Case, node: Node) -> Verdict | None:
     """Place products that are not quantized, or that multiply two computed tensors."""
-    if case.kind == "BF16" or node.kind not in LAYERS:
-        return None
     if not constant_behind(case.graph, node.input(1)):
         listed = node.input(1) in case.graph.initializers
         reason = (
@@ -452,8 +446,6 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
 
 def _strict(case: Case, node: Node) -> Verdict | None:
     """Place nodes that the converter of X1 does not support."""
-    if not case.on_convolution_engine:
-        return None
     if _is_on_numbers(case, node):
         return verdict(node, CPU, "it computes a single number", "", "read", _VAIP)
     for kinds, reason, refused in _REFUSED:
@@ -581,17 +573,43 @@ _REFUSED: tuple[tuple[frozenset[str], str, Callable[[Case, Node], bool]], ...] =
     (frozenset({"Resize"}), "its sizes are computed", _inconstant(2, 3)),
 )
 
-_Rule = Callable[[Case, Node], Verdict | None]
-_RULES: tuple[_Rule, ...] = (
-    _ends_the_process,
-    _shape,
-    _results,
-    _unquantized,
-    _strict,
-    _ends,
-    _gate,
-    _mean,
-    _ranks,
-    _beside_moving,
-    _depthwise,
+
+@dataclass(frozen=True)
+class _Rule:
+    """A rule with the models and nodes that it is about.
+
+    Attributes:
+        decide: returns a verdict on a node, or None.
+        kinds: operators; empty for all.
+        formats: number formats of the model; empty for all.
+        compilers: compilers of the device; empty for all.
+    """
+
+    decide: Callable[[Case, Node], Verdict | None]
+    kinds: Collection[str] = ()
+    formats: Collection[str] = ()
+    compilers: Collection[str] = ()
+
+    def covers(self, case: Case, node: Node) -> bool:
+        """Return True if the rule is about a node of a model."""
+        places = (
+            (node.kind, self.kinds),
+            (case.kind, self.formats),
+            (case.target.compiler, self.compilers),
+        )
+        return all(not known or value in known for value, known in places)
+
+
+_RULES = (
+    _Rule(_ends_the_process),
+    _Rule(_shape),
+    _Rule(_results),
+    _Rule(_unquantized, kinds=LAYERS, formats=_ON_CODES),
+    _Rule(_strict, compilers=["X1"]),
+    _Rule(_ends, kinds=("Flatten", "Reshape", "Squeeze")),
+    _Rule(_gate, formats=["XINT8"], compilers=_NOT_X1),
+    _Rule(_mean, formats=["XINT8"]),
+    _Rule(_ranks, kinds=_MOVING, formats=_ON_CODES),
+    _Rule(_beside_moving, kinds=_MOVING, formats=_ON_CODES),
+    _Rule(_depthwise, formats=_INTEGER, compilers=_NOT_X1),
 )

@@ -7,7 +7,7 @@ means are therefore evaluated, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -53,12 +53,14 @@ class Descent:
     ) -> None:
         self._weights = weights
         self._sign = optimizer == "sign"
-        rates: list[tuple[float, list[Any]]] = [(lr, [each.shift for each in weights])]
+        self._rates = [lr]
+        parts: list[list[Any]] = [[each.shift for each in weights]]
         if range_lr is not None:
-            rates += [(range_lr * each.fineness, each.leaves()[1:]) for each in weights]
-        self._rates = [rate for rate, _ in rates]
-        self.leaves = flattened(part for _, part in rates)
-        groups = [{"params": part} for _, part in rates]
+            for weight in weights:
+                self._rates.append(range_lr * weight.fineness)
+                parts.append(weight.leaves()[1:])
+        self.leaves = flattened(parts)
+        groups = [{"params": part} for part in parts]
         # Adam divides by the gradient's magnitude; the gradients of a good block are tiny beside
         # the default eps of 1e-8
         self._optimizer: Any = (
@@ -67,8 +69,8 @@ class Descent:
             else torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
         )
         self.best = float("inf")
-        self._kept: list[Any] = [leaf.detach().clone() for leaf in self.leaves]
-        self._means: list[Any] = [leaf.detach().clone() for leaf in self.leaves]
+        self._kept = _copied(self.leaves)
+        self._means = _copied(self.leaves)
         self._share = 1 / max(1, min(_MEMORY, round(_SHARE * steps)))
 
     def step(self, share: float) -> None:
@@ -89,7 +91,7 @@ class Descent:
         value = error()
         if value < self.best:
             self.best = value
-            self._kept = [leaf.detach().clone() for leaf in self.leaves]
+            self._kept = _copied(self.leaves)
         return value
 
     def look_at_means(self, error: Callable[[], float]) -> float:
@@ -111,17 +113,17 @@ class Descent:
     def state(self) -> dict[str, Any]:
         """Return the present and the best state as tensors by name."""
         state = {"best": torch.tensor(self.best, dtype=torch.float64)}
-        for kind, leaves in (
-            ("leaf", self.leaves),
-            ("kept", self._kept),
-            ("mean", self._means),
-        ):
+        for kind, leaves in self._stored().items():
             for index, leaf in enumerate(leaves):
                 state[f"{kind}.{index}"] = leaf
         for index, moments in self._optimizer.state_dict()["state"].items():
             for name, moment in moments.items():
                 state[f"{name}.{index}"] = moment
         return state
+
+    def _stored(self) -> dict[str, list[Any]]:
+        """Return the tensors of a state, apart from the optimizer's moments, by kind."""
+        return {"leaf": self.leaves, "kept": self._kept, "mean": self._means}
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state has the moments that Adam needs after the first step."""
@@ -137,11 +139,7 @@ class Descent:
             kind, _, number = name.partition(".")
             parts.setdefault(kind, {})[int(number or 0)] = tensor
         self.best = float(parts.pop("best")[0])
-        for name, leaves in (
-            ("leaf", self.leaves),
-            ("kept", self._kept),
-            ("mean", self._means),
-        ):
+        for name, leaves in self._stored().items():
             with torch.no_grad():
                 for index, tensor in parts.pop(name).items():
                     leaves[index].copy_(tensor)
@@ -159,6 +157,11 @@ class Descent:
             for leaf, value in zip(self.leaves, self._kept, strict=True):
                 leaf.copy_(value)
         return self.best
+
+
+def _copied(leaves: Iterable[torch.Tensor]) -> list[Any]:
+    """Return copies of trained tensors that further steps leave unchanged."""
+    return [leaf.detach().clone() for leaf in leaves]
 
 
 def looks(steps: int, count: int) -> Iterator[int]:

@@ -57,10 +57,7 @@ def write(
             text = roundings.write(node, getattr(layer, side).rounding, name, side)
             text = text and f"{side} {text}"
         else:
-            if node.op_type == LINEAR:
-                text = _product(graph, node, name, layer, form, kind)
-            else:
-                text = ""
+            text = _product(graph, node, name, layer, form, kind)
             if not text:
                 text = _weight(graph, node, name, layer, form, kind, weights)
         if text and text not in became.setdefault(name, []):
@@ -114,7 +111,9 @@ def _product(  # noqa: PLR0913
     marked: Any = layer.input  # a MarkedRounding in the copy that is exported
     # their products are integers, too
     integers = marked is not None and marked.rounding.spec.measured
-    if form == "qdq" or (integers and not quantized.spec.group):
+    if node.op_type != LINEAR or form == "qdq":
+        return ""
+    if integers and not quantized.spec.group:
         return ""
     weight = nbits_weight(quantized)
     if weight is None:
@@ -161,28 +160,29 @@ def _weight(  # noqa: PLR0913
     weight, text = done[name]
     graph.remove([node])
     if node.op_type == LINEAR:
-        if len(node.inputs) == 1:
-            product = node.outputs[0]
-        else:
-            product = graph.fresh(f"{name}_product")
-        graph.add("MatMul", [node.inputs[0], weight], [product], name=name)
-        if len(node.inputs) > 1:
-            graph.add(
-                "Add",
-                [product, node.inputs[1]],
-                node.outputs,
-                name=f"{name}_bias",
+        _multiply(graph, node, name, weight)
+        return text
+    graph.replace_uses(node.outputs[0], weight)
+    if form == "qdq":
+        return text
+    for reader in graph.consumers(weight):
+        if reader.op_type == "Gather" and gather_codes(graph, reader):
+            return (
+                f"rows of {layer.quantized.spec.dtype.name}, picked before they"
+                " are dequantized"
             )
-    else:
-        graph.replace_uses(node.outputs[0], weight)
-        if form != "qdq":
-            for reader in graph.consumers(weight):
-                if reader.op_type == "Gather" and gather_codes(graph, reader):
-                    return (
-                        f"rows of {layer.quantized.spec.dtype.name}, picked before they"
-                        " are dequantized"
-                    )
     return text
+
+
+def _multiply(graph: Graph, node: Node, name: str, weight: str) -> None:
+    """Write the product of a Linear layer with a weight, and the addition of the bias."""
+    x, *bias = node.inputs
+    if not bias:
+        graph.add("MatMul", [x, weight], node.outputs, name=name)
+        return
+    product = graph.fresh(f"{name}_product")
+    graph.add("MatMul", [x, weight], [product], name=name)
+    graph.add("Add", [product, *bias], node.outputs, name=f"{name}_bias")
 
 
 def summary(became: Mapping[str, str]) -> list[str]:
