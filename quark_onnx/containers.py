@@ -56,6 +56,15 @@ def among(values: Iterable[T], wanted: Container[T]) -> list[T]:
     return [value for value in values if value in wanted]
 
 
+def present_values(values: Mapping[K, T | None]) -> dict[K, T]:
+    """Return a mapping without the keys whose value is None.
+
+    >>> present_values({"a": 0, "b": None})
+    {'a': 0}
+    """
+    return {key: value for key, value in values.items() if value is not None}
+
+
 def of_type(values: Iterable[object], kind: type[T]) -> list[T]:
     """Return the instances of a class.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quark_onnx.containers import excluding
+from quark_onnx.containers import excluding, present_values
 from quark_onnx.graph import Graph
 from quark_onnx.rules.passthrough import HANDING_ON
 
@@ -27,7 +27,7 @@ def output_steps(graph: Graph, steps: Mapping[str, float | None]) -> dict[str, f
         The step of each output, by name.
     """
     found = {value.name: _widest(graph, value.name, steps) for value in graph.outputs}
-    return {name: step for name, step in found.items() if step is not None}
+    return present_values(found)
 
 
 def _widest(

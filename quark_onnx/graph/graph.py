@@ -46,6 +46,7 @@ from quark_onnx.graph.shapes import (
     has_shape,
     infer_values,
     ir_version_for,
+    is_static,
     open_negative_sizes,
     sizes_of,
 )
@@ -241,6 +242,10 @@ class Graph:
             return tuple(self.initializers[tensor].dims)
         value = self._values.get(tensor, _UNDECLARED)
         return sizes_of(value) if has_shape(value) else None
+
+    def has_static_shape(self, tensor: str) -> bool:
+        """Return whether every dimension of a tensor is known."""
+        return is_static(self.shape(tensor))
 
     def sizes(self, tensor: str) -> Shape:
         """Return the dimensions of a tensor; empty for an unknown rank, too."""

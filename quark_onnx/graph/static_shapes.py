@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import filterfalse
 from types import MappingProxyType
 
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.base import is_whole
-from quark_onnx.containers import of_type, without
+from quark_onnx.containers import names_of, of_type, present_values, without
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.constants import describe_closed, overridable
 from quark_onnx.graph.graph import Graph
@@ -64,9 +65,9 @@ def fixed(
         outputs = _static_outputs(model, graph, _sizes_by_name(declared, wanted))
         _set_outputs(model, graph, outputs)
         return Graph(model, store=graph.store), notes + closed
-    open_outputs = {
-        value.name for value in graph.outputs if not is_static(graph.shape(value.name))
-    }
+    open_outputs = set(
+        filterfalse(graph.has_static_shape, names_of(graph.outputs)),
+    )
     if not open_outputs:
         return graph, closed
     model = graph.to_model()
@@ -108,7 +109,7 @@ def _static_outputs(
     onnx infers no shape behind operators of other domains (QGemm of com.microsoft), and an output
     without any shape is invalid.
     """
-    inferred = _inferred(model, graph, {value.name for value in graph.outputs})
+    inferred = _inferred(model, graph, set(names_of(graph.outputs)))
     outputs = dict[str, ValueInfoProto]()
     for value in graph.outputs:
         found = inferred.get(value.name, value)
@@ -174,11 +175,7 @@ def _wanted(
             )
         _bind(known, name, declared[name], sizes)
         wanted[name] = list(sizes)
-    unset = {
-        name: shape
-        for name, shape in without(declared, wanted).items()
-        if shape is not None
-    }
+    unset = present_values(without(declared, wanted))
     for shape in unset.values():
         for dim in of_type(_batch_of(shape), str):
             known.setdefault(dim, batch)

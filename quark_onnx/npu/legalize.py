@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 
 from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import loaded
 from calibrators.shown import printable
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, channels_last, fixed, inlined
 from quark_onnx.graph.channels import LAST
 from quark_onnx.graph.io import load, staged
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.graph.shapes import is_static
 from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, fold_shapes, fuse_gelu
 from quark_onnx.registry import TARGETS
 from quark_onnx.steps import (
@@ -91,11 +92,7 @@ def legalize(
     reference = Reference(original)
     sample = random_sample(graph, reference)
     if sample is None:
-        open_ = [
-            value.name
-            for value in graph.inputs
-            if not is_static(graph.shape(value.name))
-        ]
+        open_ = list(filterfalse(graph.has_static_shape, names_of(graph.inputs)))
         if open_:
             hint = f"give the shapes of {', '.join(open_)}"
         else:

@@ -18,7 +18,6 @@ from quark_onnx.containers import flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.graph.shapes import is_static
 from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.targets import Target
@@ -263,10 +262,7 @@ _ONE = (
 
 def _first_dynamic(case: Case, node: Node) -> str:
     """Return the first tensor around a node without a static shape; empty if none."""
-    for name in case.around(node):
-        if not is_static(case.graph.shape(name)):
-            return name
-    return ""
+    return next(filterfalse(case.graph.has_static_shape, case.around(node)), "")
 
 
 def _shape(case: Case, node: Node) -> Verdict | None:

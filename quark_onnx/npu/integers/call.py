@@ -52,6 +52,10 @@ class Call:
     inputs: tuple[Value | None, ...]
     engine: frozenset[str] = frozenset()
 
+    def operands(self) -> list[Value]:
+        """Return the values of the inputs that are not omitted."""
+        return [value for value in self.inputs if value is not None]
+
     def has(self, index: int) -> bool:
         """Return True if an input is present."""
         return index < len(self.inputs) and self.inputs[index] is not None
@@ -126,7 +130,7 @@ class Call:
             for index, name in enumerate(self.node.inputs)
             if self.has(index)
         }
-        names = [name for name in self.node.outputs if name]
+        names = self.node.results
         try:
             evaluator = ReferenceEvaluator(
                 segment(self.graph, [self.node], given, names),

@@ -40,14 +40,14 @@ def _elementwise(function: Callable[..., Any]) -> Operator:
                 return Real(function(reals(first), reals(second)))
             return together(function, exact(first), exact(second))
 
-        return [reduce(both, (value for value in call.inputs if value is not None))]
+        return [reduce(both, call.operands())]
 
     return operator
 
 
 def multiply(call: Call) -> list[Value]:
     """Compute Mul; positions add up, and a float constant gets an exact position."""
-    first, second = (value for value in call.inputs if value is not None)
+    first, second = call.operands()
     if isinstance(first, Real) or isinstance(second, Real):
         return [Real(reals(first) * reals(second))]
     return [times(exact(first), exact(second))]

@@ -174,7 +174,7 @@ class Shapes:
 
 def first_number(name: str) -> str:
     """Return the first part of a layer name that is a number, of the block; empty if none."""
-    return next((part for part in name.split(".") if part.isdigit()), "")
+    return next(filter(str.isdigit, name.split(".")), "")
 
 
 def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str, ...]]:

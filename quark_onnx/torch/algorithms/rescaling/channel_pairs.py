@@ -234,7 +234,7 @@ def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
     for name in {**probe.base.read, **probe.parts}:
         if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
             shape = tuple(inputs_last(probe.parts[name]).shape)
-            numbers = tuple(part for part in name.split(".") if part.isdigit())
+            numbers = tuple(filter(str.isdigit, name.split(".")))
             groups.setdefault((pattern_of(name), shape), {})[numbers] = name
     return list(groups.values())
 

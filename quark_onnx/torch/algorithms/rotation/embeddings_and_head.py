@@ -12,7 +12,7 @@ from torch.func import functional_call
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
 from quark_onnx.torch.calibration.block_stream import call
-from quark_onnx.torch.models.names import joined, within_any
+from quark_onnx.torch.models.names import joined, outside_of
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,4 @@ class EmbeddingsAndHead:
                 )
 
     def _modules(self) -> dict[str, Any]:
-        return {
-            name: module
-            for name, module in self.model.named_modules()
-            if not within_any(name, self.blocks)
-        }
+        return outside_of(dict(self.model.named_modules()), self.blocks)

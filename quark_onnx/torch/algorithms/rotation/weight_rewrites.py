@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.containers import present_values
 from quark_onnx.kernels.axes import along
 from quark_onnx.torch.algorithms.rotation.residual_stream import (
     Heads,
@@ -138,10 +139,7 @@ class WeightRewrites:
     def update(self, other: WeightRewrites) -> None:
         """Add the rewrites of another part."""
         for name, rewrite in other.rewrites.items():
-            own = {
-                key: value for key, value in vars(rewrite).items() if value is not None
-            }
-            self.add(name, **own)
+            self.add(name, **present_values(vars(rewrite)))
         self.online |= other.online
         self.sizes |= other.sizes
 

@@ -16,6 +16,7 @@ from onnx import ModelProto
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
+from quark_onnx.containers import present_values, without
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, ModelError
 from quark_onnx.graph import inlined
 from quark_onnx.graph.io import read
@@ -78,7 +79,7 @@ def named(model: nn.Module, inputs: Sample) -> Batch:
     }
     if not tensors:
         raise DataError("inputs hold no tensor")
-    others = {k: v for k, v in inputs.items() if k not in tensors and v is not None}
+    others = present_values(without(inputs, tensors))
     for name, value in others.items():
         if not isinstance(value, bool | int | float | str):
             raise DataError(
