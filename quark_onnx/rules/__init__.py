@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of operators, in a file per family of operators."""
+"""Plan the tensors of operators, in a file per family of operators."""
 
 from quark_onnx.rules import (
     activation,  # noqa: F401

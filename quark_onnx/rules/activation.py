@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of activation functions."""
+"""Plan the tensors of activation functions."""
 
 from __future__ import annotations
 

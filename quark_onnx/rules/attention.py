@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of attention operators."""
+"""Plan the tensors of attention operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of operators that join tensors: Concat, Pad, Scatter."""
+"""Plan the tensors of operators that join tensors: Concat, Pad, Scatter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of convolutions."""
+"""Plan the tensors of convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of Einsum."""
+"""Plan the tensors of Einsum."""
 
 from __future__ import annotations
 

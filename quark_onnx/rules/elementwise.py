@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of arithmetic operators."""
+"""Plan the tensors of arithmetic operators."""
 
 from __future__ import annotations
 

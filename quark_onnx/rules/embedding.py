@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of embeddings with a normalization."""
+"""Plan the tensors of embeddings with a normalization."""
 
 from __future__ import annotations
 

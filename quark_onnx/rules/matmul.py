@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of MatMul and Gemm, also as onnxruntime fuses them.
+"""Plan the tensors of MatMul and Gemm, also as onnxruntime fuses them.
 
 Integer products are converted to float before they are rounded again, so the result is quantized
 only if a reader requests it. Integer-only hardware needs a quantized result in any case.

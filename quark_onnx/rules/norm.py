@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of normalizations; their few parameters stay float at no cost."""
+"""Plan the tensors of normalizations; their few parameters stay float at no cost."""
 
 from __future__ import annotations
 

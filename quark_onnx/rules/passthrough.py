@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of operators that only move values: results share the input's scale."""
+"""Plan the tensors of operators that only move values: results share the input's scale."""
 
 from __future__ import annotations
 

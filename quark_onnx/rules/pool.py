@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of averages, with separate scales for the results.
+"""Plan the tensors of averages, with separate scales for the results.
 
 An average uses only a small part of the input's range.
 """

@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of recurrent layers: LSTM, GRU, RNN."""
+"""Plan the tensors of recurrent layers: LSTM, GRU, RNN."""
 
 from __future__ import annotations
 

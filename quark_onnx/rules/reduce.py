@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of sums, means and norms, with separate scales for the results."""
+"""Plan the tensors of sums, means and norms, with separate scales for the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of operators that sample images; grids and boxes stay float."""
+"""Plan the tensors of operators that sample images; grids and boxes stay float."""
 
 from __future__ import annotations
 

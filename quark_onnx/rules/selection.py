@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of operators that pick indices or the largest values."""
+"""Plan the tensors of operators that pick indices or the largest values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PlanBuilder the tensors of functions that degrade with few input codes.
+"""Plan the tensors of functions that degrade with few input codes.
 
 No runtime has an integer form of them.
 """

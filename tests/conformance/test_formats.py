@@ -14,7 +14,7 @@ from onnx import ModelProto, numpy_helper
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.config.support import WAYS, Way
-from quark_onnx.dtypes import Block, DType, Half, Integer
+from quark_onnx.dtypes import Block, DType, Half, Integer, Minifloat
 from quark_onnx.registry import DTYPES
 
 CELLS = [
@@ -58,6 +58,11 @@ DATA = [
 ]
 
 
+def fraction_bits(row: Minifloat) -> int:
+    """The bits of the fraction: there are so many values from 1 to 2."""
+    return int(np.log2(np.count_nonzero((row.levels >= 1) & (row.levels < 2))))
+
+
 def least(row: DType, way: Way) -> float:
     """dB that a format has to reach: about five a bit of its mantissa, less the usual."""
     if isinstance(row, Half):
@@ -72,7 +77,8 @@ def least(row: DType, way: Way) -> float:
             "mxfp4e2m1": 5,
         }.get(row.name, 15)
     if not isinstance(row, Integer):
-        return {"fp8e4m3": 18, "fp8e5m2": 12, "fp4e2m1": 5}[row.name]
+        assert isinstance(row, Minifloat)
+        return {3: 18, 2: 12, 1: 5}[fraction_bits(row)]
     known = np.interp(row.bits, [2, 4, 8, 16, 32], [-5, 6, 26, 60, 60])
     return float(known) - 6 * (way.name == "pow2")
 

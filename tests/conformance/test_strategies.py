@@ -310,7 +310,7 @@ def noise(spec: QuantizationSpec) -> float:
     12.
     """
     name = spec.dtype.name
-    small = re.search(r"fp\de\dm(\d)$", name)
+    small = re.search(r"fp\de\dm(\d)", name)
     if (
         small or name in FRACTION
     ):  # a step is 2^-m of the power of two below a value, whose mean square is 3 / (2 ln 2)

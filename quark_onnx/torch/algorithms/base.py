@@ -37,8 +37,9 @@ class Outcome:
         layer: the name of the layer or block in the model; empty for the whole model.
         algorithm: the name of the algorithm.
         before: the error with round to nearest: the mean squared error of the outputs as a share of
-            the mean square of the float outputs, which is estimated for many outputs. For the whole
-            model, the divergence of predictions from the float model in nats per token.
+            the mean square of the float outputs, which is estimated for many outputs; without data,
+            that of the weight. For the whole model, the divergence of predictions from the float
+            model in nats per token.
         after: the error with the new codes.
         note: a remark for the user.
     """
