@@ -23,6 +23,7 @@ from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes, cost_of
+from quark_onnx.torch.config.algorithm_names import ALGORITHM_SETTINGS
 from quark_onnx.torch.config.algorithm_order import STAGES, algorithm
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -124,6 +125,12 @@ def check_no_worse(outcomes: list[Outcome]) -> None:
 
 
 # Settings
+
+
+@every_algorithm
+def test_the_command_line_knows_its_settings(name: str) -> None:
+    settings = {field.name for field in dataclasses.fields(ALGORITHMS[name])}
+    assert set(ALGORITHM_SETTINGS[name]) == settings
 
 
 @every_algorithm
