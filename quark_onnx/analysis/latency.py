@@ -79,6 +79,7 @@ _FUSED = frozenset(
 )
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
 _WIDE = {TensorProto.UINT16, TensorProto.INT16}
+_FOUR_BITS = {TensorProto.UINT4, TensorProto.INT4}
 
 
 @dataclass(frozen=True)
@@ -288,6 +289,18 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
 
 def _slow_operators(model: ModelProto) -> Iterator[str]:
     """Yield reasons that lie in the operators of a model with 8-bit activations."""
+    kinds = {tensor.data_type for tensor in model.graph.initializer}
+    if kinds & _FOUR_BITS:
+        yield (
+            "4-bit weights: onnxruntime dequantizes those of convolutions in each run and"
+            " computes in float on the CPU; they make the file small, --preset A8W8 makes"
+            " it fast"
+        )
+    if any(node.op_type == "ConvInteger" for node in model.graph.node):
+        yield (
+            "dynamic scales: each convolution finds the range of its input, rounds it and"
+            " scales the result in operators of their own; calibrate with --preset A8W8"
+        )
     depthwise = describe_slow_depthwise(model)
     if depthwise:
         yield depthwise

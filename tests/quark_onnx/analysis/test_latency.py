@@ -92,6 +92,24 @@ def test_16_bit_activations_are_a_reason() -> None:
     assert "16-bit activations" in found and "--preset A8W8" in found
 
 
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("A8W4", "4-bit weights"),
+        ("INT4", "4-bit weights"),
+        ("DYNAMIC", "dynamic scales"),
+    ],
+)
+def test_float_arithmetic_of_convolutions_is_a_reason(preset: str, words: str) -> None:
+    model = parse(
+        "g (float[N, 64, 3, 3] x) => (float y) { y = Conv (x, w) }",
+        w=weight(8, 64, 1, 1),
+    )
+    data = samples(model) if QConfig.of(preset).measures else None
+    found = " ".join(reasons(quantize(model, data, preset).model, 1.0))
+    assert words in found and "--preset A8W8" in found
+
+
 def test_silu_is_a_reason() -> None:
     model = silu()
     found = " ".join(reasons(quantize_static(model, SAMPLES), 1.0))
