@@ -289,8 +289,8 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
 
 def _slow_operators(model: ModelProto) -> Iterator[str]:
     """Yield reasons that lie in the operators of a model with 8-bit activations."""
-    kinds = {tensor.data_type for tensor in model.graph.initializer}
-    if kinds & _FOUR_BITS:
+    types = {tensor.data_type for tensor in model.graph.initializer}
+    if types & _FOUR_BITS:
         yield (
             "4-bit weights: onnxruntime dequantizes those of convolutions in each run and"
             " computes in float on the CPU; they make the file small, --preset A8W8 makes"
