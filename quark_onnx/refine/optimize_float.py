@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 #: Minimum gain in dB of a rewrite that doubles the estimated runtime.
 _PRICE = 5.0
+#: An optimizer that nobody asked for is not tried where every output has this SQNR, in dB.
+_GOOD = 40.0
 
 
 class _Shown(Sequence[Mapping[str, Any]]):
@@ -107,6 +109,12 @@ class _Judge:
             return reason
         logger.warning("%s", reason)
         return reason
+
+    def is_good(self, graph: Graph) -> bool:
+        """Return whether the quantized graph, as it is, needs no improvement."""
+        if self.best is None:
+            self.best = self._sqnr(graph)
+        return self.best is not None and self.best >= _GOOD
 
     def _sqnr(self, graph: Graph) -> float | None:
         return quantized_sqnr(
@@ -191,6 +199,12 @@ class _Rewriter:
             return
         if optimizer.needs_data and not len(self._samples):
             self.notes.append(f"{name} was left out: it needs calibration data")
+            return
+        if getattr(optimizer, "least_gain", 0.0) and self._judge.is_good(self.graph):
+            self.notes.append(
+                f"{name} was left out: without it every output has {_GOOD:g} dB SQNR or"
+                " more"
+            )
             return
         variants = [(optimizer, 0.0)]
         if isinstance(optimizer, Adaptive):

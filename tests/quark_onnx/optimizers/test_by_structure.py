@@ -120,3 +120,14 @@ def test_known_ranges_are_those_of_the_model_as_it_is() -> None:
     ranges = calibrate(model, samples())
     notes = quantize(model, samples(), "A8W8", ranges=ranges).report.notes
     assert not any(note.startswith("cle") for note in notes)
+
+
+def test_a_model_that_is_good_without_it_stays_as_it_is() -> None:
+    model = depthwise("relu")
+    config = QConfig.of("INT16").with_(optimizers=["cle:least_gain=2"])
+    report = quantize(model, samples(40), config).report
+    plain = quantize(model, samples(40), config.with_(optimizers=())).report
+    assert plain.worst_sqnr > 40
+    assert [note for note in report.notes if note.startswith("cle")] == [
+        "cle was left out: without it every output has 40 dB SQNR or more"
+    ]
