@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
@@ -36,10 +37,12 @@ from quark_onnx.patterns.channel_pairs import (
     pairs_of,
     upper_bound,
 )
+from quark_onnx.patterns.depthwise_input import is_depthwise
 from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 
 _RELU6 = ("auto", "keep", "bound", "replace")
 _SILU = ("auto", "keep", "scale")
+_PASSING = ("all", "depthwise")
 #: A rewrite with a greater estimated slowdown of the quantized model is only tried on request
 #: (MobileNetV2 with relu6=bound: twice the runtime).
 _MOST_SLOWDOWN = 0.5
@@ -70,6 +73,8 @@ class CLE:
             which computes the same. "auto" tries "scale" under the same conditions.
         activations: choose the factors by the rounding of activations, too; without data, and if
             False, weights alone choose them, as in the paper.
+        passing: the clips and gates that factors pass, each for an operator more: "all", or those
+            with a "depthwise" convolution among the readers, which gain most.
         least_gain: the least gain of the output SQNR on held-out samples, in dB, for which the
             rewrite is kept. Above 0, nothing is tried where every output has 40 dB already.
     """
@@ -83,12 +88,18 @@ class CLE:
     relu6: str = "auto"
     silu: str = "auto"
     activations: bool = True
+    passing: str = "all"
     least_gain: float = 0.0
 
     def __post_init__(self) -> None:
         if self.silu not in _SILU:
             raise ConfigError(
                 f"silu of cle is {self.silu!r}; it must be one of {', '.join(_SILU)}",
+            )
+        if self.passing not in _PASSING:
+            raise ConfigError(
+                f"passing of cle is {self.passing!r}; it must be one of"
+                f" {', '.join(_PASSING)}",
             )
         if self.relu6 not in _RELU6:
             raise ConfigError(
@@ -124,22 +135,34 @@ class CLE:
             return [(self, 0.0)]
         clips = ["bound", "keep"] if self.relu6 == "auto" else [self.relu6]
         gates = ["scale", "keep"] if self.silu == "auto" else [self.silu]
-        pairs = pairs_of(graph, Passed("bound" in clips, "scale" in gates))
+        pairs = self._pairs(graph, Passed("bound" in clips, "scale" in gates))
         if self.relu6 == "auto" and not any(pair.clips for pair in pairs):
             clips = ["keep"]
         if self.silu == "auto" and not any(pair.gates for pair in pairs):
             gates = ["keep"]
         # what the user asks for has no price
-        free = _gated_tensors(graph, self._passed)
+        free = _gated_tensors(self._pairs(graph, self._passed))
         runtime = estimated_runtime(graph)
         variants = list[tuple[CLE, float]]()
         for relu6, silu in product(clips, gates):
             variant = replace(self, relu6=relu6, silu=silu)
-            added = sorted(_gated_tensors(graph, variant._passed) - free)
+            pairs = variant._pairs(graph, variant._passed)
+            added = sorted(_gated_tensors(pairs) - free)
             slowdown = unfused_runtime(graph, added) / runtime if added else 0.0
             if slowdown <= _MOST_SLOWDOWN:
                 variants.append((variant, slowdown))
         return variants
+
+    def _pairs(self, graph: Graph, passed: Passed) -> list[Pair]:
+        """Return the pairs to equalize if factors pass clips and gates."""
+        pairs = pairs_of(graph, passed)
+        if self.passing == "all":
+            return pairs
+        return [
+            pair
+            for pair in pairs
+            if not (pair.clips or pair.gates) or _reads_depthwise(graph, pair)
+        ]
 
     @property
     def _passed(self) -> Passed:
@@ -163,7 +186,7 @@ class CLE:
             return self.variants(graph)[0][0](graph, samples, rounding)
         if self.relu6 == "replace":
             _replace_clips(graph)
-        pairs = pairs_of(graph, self._passed)
+        pairs = self._pairs(graph, self._passed)
         if self.activations and not (rounding.weight or rounding.activation):
             return Rewrites(
                 0,
@@ -210,13 +233,15 @@ def _replace_clips(graph: Graph) -> None:
         graph.add("Relu", [node.inputs[0]], [node.outputs[0]], name=node.name)
 
 
-def _gated_tensors(graph: Graph, passed: Passed) -> set[str]:
-    """Return the tensors that get an operator if factors pass clips and gates."""
-    return {
-        node.inputs[0]
-        for pair in pairs_of(graph, passed)
-        for node, _ in (*pair.clips, *pair.gates)
-    }
+def _gated_tensors(pairs: list[Pair]) -> set[str]:
+    """Return the tensors that get an operator where factors pass clips and gates."""
+    gated = flattened((*pair.clips, *pair.gates) for pair in pairs)
+    return {node.inputs[0] for node, _ in gated}
+
+
+def _reads_depthwise(graph: Graph, pair: Pair) -> bool:
+    """Return whether a depthwise convolution reads the channels of a pair."""
+    return any(is_depthwise(graph, reader.layer.node) for reader in pair.readers)
 
 
 def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:

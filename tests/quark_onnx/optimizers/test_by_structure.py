@@ -7,6 +7,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx import QConfig, quantize
+from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import CLE, with_equalization
 from quark_onnx.patterns.depthwise_input import unbounded_depthwise
@@ -109,7 +110,7 @@ def test_optimizers_of_layers_run_after_it() -> None:
     config = QConfig.of("A8W8").with_(optimizers=["bias_correction"])
     changed, reason = with_equalization(config, graph)
     assert [each.name for each in changed.optimizers] == ["cle", "bias_correction"]
-    assert changed.optimizers[0] == CLE(least_gain=2.0)
+    assert changed.optimizers[0] == CLE(passing="depthwise", least_gain=2.0)
     assert "1 depthwise convolutions" in reason
 
 
@@ -131,3 +132,29 @@ def test_a_model_that_is_good_without_it_stays_as_it_is() -> None:
     assert [note for note in report.notes if note.startswith("cle")] == [
         "cle was left out: without it every output has 40 dB SQNR or more"
     ]
+
+
+def test_weights_with_one_scale_are_equalized_across_every_gate() -> None:
+    graph = Graph.of(depthwise("silu"))
+    changed, _ = with_equalization(QConfig.of("XINT8"), graph)
+    assert changed.optimizers == (CLE(least_gain=2.0),)
+
+
+def test_factors_pass_the_gates_of_depthwise_convolutions_alone() -> None:
+    plain = depthwise("silu")
+    graph = plain.graph
+    # another gate, between the depthwise convolution and the last one
+    graph.node[-1].input[0] = "d"
+    graph.node.insert(len(graph.node) - 1, helper.make_node("Sigmoid", ["c"], ["g"]))
+    graph.node.insert(len(graph.node) - 1, helper.make_node("Mul", ["c", "g"], ["d"]))
+    added = {}
+    for passing in ("all", "depthwise"):
+        changed = Graph.of(plain)
+        CLE(silu="scale", relu6="keep", passing=passing)(changed, samples())
+        added[passing] = len(changed.nodes_of(("Mul",))) - 2
+    assert added == {"all": 2, "depthwise": 1}
+
+
+def test_an_unknown_choice_of_gates_is_refused() -> None:
+    with pytest.raises(ConfigError, match="passing of cle is 'some'; it must be one"):
+        CLE(passing="some")
