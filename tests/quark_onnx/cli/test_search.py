@@ -157,7 +157,7 @@ def test_what_fails_is_in_the_table(cli: Any) -> None:
     assert "failed    bad.yaml: " in finished.out
     assert (
         len([line for line in finished.out.splitlines() if line.startswith("  ")])
-        == 3 + 2
+        == 3 + 3
     )
     finished = cli(*SEARCH[:4], "--preset", "bad.yaml")
     assert (
