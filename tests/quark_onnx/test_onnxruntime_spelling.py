@@ -141,6 +141,7 @@ def test_types_and_selections() -> None:
         exclude=("relu1",),
         follow_inputs=("Clip", "Relu", "Where"),
         safe=False,
+        equalize=False,
         bodies=False,
         keep_existing=True,
     )
