@@ -214,6 +214,8 @@ def speed() -> str:
         "ours percentile": "percentile",
         "ours entropy": "entropy",
         "ours minmse": "minmse",
+        "ours A8W8": "`A8W8`",
+        "ours XINT8": "`XINT8`",
         "onnxruntime minmax": "onnxruntime, minmax",
         "onnxruntime percentile": "onnxruntime, percentile",
         "onnxruntime entropy": "onnxruntime, entropy",
