@@ -6,6 +6,7 @@ kept by.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import hashlib
@@ -263,6 +264,16 @@ class Nncf:
         folder = str(samples.files[0].parent)
         paths = (str(model), folder, str(output))
         _run_peer(self.name, self.python, NNCF_PEER, *paths)
+
+
+def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Let the command line name the environments of amd-quark and NNCF."""
+    for tool in ("amd-quark", "NNCF"):
+        parser.add_argument(
+            f"--{tool.lower()}-python",
+            type=Path,
+            help=f"the Python of an environment with {tool}",
+        )
 
 
 def _run_peer(name: str, python: Path, script: Path, *arguments: str) -> dict[str, Any]:

@@ -32,7 +32,14 @@ from _data import Samples, Task, digest, load, session_of
 from _images import LEVEL
 from _results import Row, Store, table
 from _settings import SETTINGS, Setting
-from _tools import AmdQuark, Nncf, OnnxRuntime, Ours, Tool
+from _tools import (
+    AmdQuark,
+    Nncf,
+    OnnxRuntime,
+    Ours,
+    Tool,
+    add_peer_arguments,
+)
 
 TASKS = (
     "mobilenetv2",
@@ -351,14 +358,7 @@ def main() -> int:
         metavar="PATTERN",
         help="ours, onnxruntime, ...",
     )
-    parser.add_argument(
-        "--amd-quark-python",
-        type=Path,
-        help="the Python of an environment with amd-quark",
-    )
-    parser.add_argument(
-        "--nncf-python", type=Path, help="the Python of an environment with NNCF"
-    )
+    add_peer_arguments(parser)
     parser.add_argument(
         "--refresh",
         choices=["ours"],

@@ -36,7 +36,14 @@ from _detections import Paired, metric_of, paired_bootstrap
 from _images import LEVEL, logits
 from _results import Row, Store, table
 from _settings import SETTINGS, Setting
-from _tools import AmdQuark, Nncf, OnnxRuntime, Ours, Tool
+from _tools import (
+    AmdQuark,
+    Nncf,
+    OnnxRuntime,
+    Ours,
+    Tool,
+    add_peer_arguments,
+)
 from accuracy import CALIBRATION_SAMPLES, Gap, gaps, paired_row
 
 CLASSIFIERS = ("mobilenetv2", "squeezenet", "resnet20", "resnet44")
@@ -176,14 +183,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--models", nargs=2, type=Path, metavar=("FIRST", "SECOND"))
-    parser.add_argument(
-        "--amd-quark-python",
-        type=Path,
-        help="the Python of an environment with amd-quark",
-    )
-    parser.add_argument(
-        "--nncf-python", type=Path, help="the Python of an environment with NNCF"
-    )
+    add_peer_arguments(parser)
     arguments = parser.parse_args()
     logging.getLogger("quark_onnx").setLevel(logging.ERROR)
     if arguments.models:

@@ -68,7 +68,7 @@ def refuse(
     Args:
         settings: an object with the settings as attributes.
         contradictions: the contradictions.
-        where: begin of the message.
+        where: start of the message.
     """
     for contradiction in contradictions:
         if contradiction.holds(settings):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from onnx import ModelProto, NodeProto
 
-from quark_onnx.graph.node import normalized_domain, subgraphs
+from quark_onnx.containers import flattened
+from quark_onnx.graph.node import nested_nodes, normalized_domain
 
 #: Operators of the standard domain whose result is random.
 RANDOM = frozenset(
@@ -29,22 +28,17 @@ def may_be_random(model: ModelProto) -> bool:
     Args:
         model: the model, with its functions.
     """
-    bodies = [function.node for function in model.functions]
     defined = {(f.name, normalized_domain(f.domain)) for f in model.functions}
-    return any(_any_random(nodes, defined) for nodes in (model.graph.node, *bodies))
+    nodes = flattened(function.node for function in model.functions)
+    return any(
+        _is_random(node, defined) for node in nested_nodes([*model.graph.node, *nodes])
+    )
 
 
-def _any_random(nodes: Iterable[NodeProto], defined: set[tuple[str, str]]) -> bool:
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        domain = normalized_domain(node.domain)
-        unknown = domain and (node.op_type, domain) not in defined
-        if unknown or node.op_type in RANDOM or _trains(node):
-            return True
-        for graph in subgraphs(node):
-            todo.extend(graph.node)
-    return False
+def _is_random(node: NodeProto, defined: set[tuple[str, str]]) -> bool:
+    domain = normalized_domain(node.domain)
+    unknown = bool(domain) and (node.op_type, domain) not in defined
+    return unknown or node.op_type in RANDOM or _trains(node)
 
 
 def _trains(node: NodeProto) -> bool:

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
 from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph, Node, store_constants
+from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
@@ -19,16 +20,6 @@ logger = logging.getLogger(__name__)
 #: A larger folded tensor (in bytes) must not have more elements than its operands, as after Expand,
 #: Tile or ConstantOfShape; a Cast of half-precision weights only widens elements.
 _LARGE = 1 << 20
-_RANDOM = frozenset(
-    {
-        "RandomNormal",
-        "RandomUniform",
-        "RandomNormalLike",
-        "RandomUniformLike",
-        "Bernoulli",
-        "Multinomial",
-    },
-)
 _QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 #: Types that numpy and onnxruntime exchange; tensors of other types are not folded.
 _EXCHANGED = frozenset(
@@ -105,7 +96,7 @@ def _foldable(graph: Graph) -> list[Node]:
 
 def _may_fold(node: Node) -> bool:
     """Return whether the results of a node depend on its inputs alone."""
-    if node.domain or node.op_type in _RANDOM | _QUANTIZED:
+    if node.domain or node.op_type in RANDOM | _QUANTIZED:
         return False
     return bool(node.inputs) and not node.captures and not node.has_subgraph
 

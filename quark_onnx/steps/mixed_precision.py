@@ -531,11 +531,15 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
             f" samples that nothing was decided by; {found.decided} decided",
         )
     if found.slowdown > _SLOWER:
+        reason = ""
+        if settings.to != "float":
+            reason = (
+                "; 16-bit nodes run on floats there, and pay on processors with 16-bit"
+                " integers alone"
+            )
         lines.append(
             f"auto_mixed_precision: the model with {found.into} takes about"
-            f" {found.slowdown:.1f} times as long as the float model on this CPU; 16-bit"
-            " nodes run on floats there, and pay on processors with 16-bit integers"
-            " alone",
+            f" {found.slowdown:.1f} times as long as the float model on this CPU{reason}",
         )
     lines += [
         f"{verb} to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})"
