@@ -42,7 +42,7 @@ from quark_onnx.graph.io import load
 from quark_onnx.graph.states import states
 from quark_onnx.optimizers import with_equalization
 from quark_onnx.optimizers.problem import LayerResult
-from quark_onnx.patterns.depthwise import describe_slow_depthwise
+from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.preprocessing import Finding, PreprocessingCheck

@@ -19,7 +19,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
-from quark_onnx.patterns.depthwise import describe_slow_depthwise
+from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.steps import with_bodies
 from quark_onnx.wording import counted, tally
 

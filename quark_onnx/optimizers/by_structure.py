@@ -6,7 +6,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers.cle import CLE
-from quark_onnx.patterns.depthwise_input import unbounded_depthwise
+from quark_onnx.patterns.depthwise import unbounded_depthwise
 
 #: Most bits of activations that equalization helps: with 16, small channels have codes enough.
 _FEW_BITS = 8

@@ -37,7 +37,7 @@ from quark_onnx.patterns.channel_pairs import (
     pairs_of,
     upper_bound,
 )
-from quark_onnx.patterns.depthwise_input import is_depthwise
+from quark_onnx.patterns.depthwise import is_depthwise
 from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 
 _RELU6 = ("auto", "keep", "bound", "replace")

@@ -1,88 +1,42 @@
-"""Find depthwise convolutions for which onnxruntime has no fast kernel on the CPU.
-
-The kernel of onnxruntime 1.32 for 8-bit depthwise convolutions reads a single zero point
-(``qlinearconv.cc``). With different zero points per channel, onnxruntime multiplies matrices
-channel by channel instead, which takes 20 to 60 times as long. Other convolutions and matrix
-products are equally fast with either.
-"""
+"""Find depthwise convolutions whose inputs differ in range from channel to channel."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from quark_onnx.graph import Graph, Node
+from quark_onnx.patterns.clip_bounds import clip_bounds
 
-from quark_onnx.containers import by_name
-from quark_onnx.wording import counted
-
-_BYTES = (TensorProto.INT8, TensorProto.UINT8)
-
-
-def find_slow_depthwise(model: ModelProto) -> list[str]:
-    """Return the names of 8-bit depthwise convolutions with different zero points per channel."""
-    constants = by_name(model.graph.initializer)
-    dequantized = {
-        node.output[0]: node
-        for node in model.graph.node
-        if node.op_type == "DequantizeLinear"
-    }
-    names = list[str]()
-    for node in model.graph.node:
-        weight, zero_point = _weight_of(node, dequantized, constants)
-        if _is_depthwise(node, constants.get(weight)) and _differs(
-            constants.get(zero_point)
-        ):
-            names.append(node.name or node.output[0])
-    return names
+#: Functions with results between fixed bounds.
+_BOUNDED = frozenset({"Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Softmax"})
 
 
-def describe_slow_depthwise(model: ModelProto) -> str:
-    """Return a remark on depthwise convolutions without a fast kernel; empty if there are none."""
-    names = find_slow_depthwise(model)
-    if not names:
-        return ""
-    return (
-        f"{counted(len(names), 'depthwise convolution')} ({names[0]!r} the first) with"
-        " different zero points per channel: onnxruntime has no fast kernel for them on"
-        " the CPU; quantize weights symmetrically (preset U8U8, or symmetric: true)"
-    )
+def is_depthwise(graph: Graph, node: Node) -> bool:
+    """Return whether a node is a Conv with one input channel per output channel, and several."""
+    if node.kind != "Conv":
+        return False
+    weight = graph.sizes(node.input(1))
+    return len(weight) > 2 and weight[1] == 1 and weight[0] not in (1, None)
 
 
-def _weight_of(
-    node: NodeProto,
-    dequantized: Mapping[str, NodeProto],
-    constants: Mapping[str, TensorProto],
-) -> tuple[str, str]:
-    """Return the names of the codes and zero points of a convolution with 8-bit activations.
+def unbounded_depthwise(graph: Graph) -> list[Node]:
+    """Return the depthwise convolutions that read a computed tensor without an upper bound.
 
-    Both are empty for other nodes.
+    The channels of such a tensor often differ in range by orders of magnitude, and no sum over
+    channels hides the rounding errors of the small ones.
     """
-    if node.op_type == "QLinearConv":
-        return node.input[3], node.input[5]
-    if node.op_type == "Conv":
-        pairs = [dequantized.get(name) for name in node.input[:2]]
-        if all(pair is not None and len(pair.input) > 2 for pair in pairs):
-            activation, weight = (pair.input for pair in pairs if pair is not None)
-            zero_point = constants.get(activation[2])
-            if zero_point is not None and zero_point.data_type in _BYTES:
-                return weight[0], weight[2]
-    return "", ""
+    return [
+        node
+        for node in graph.nodes
+        if is_depthwise(graph, node) and _is_unbounded(graph, node.input(0))
+    ]
 
 
-def _is_depthwise(node: NodeProto, weight: TensorProto | None) -> bool:
-    """Return whether a convolution has 8-bit weights and one kernel per channel."""
-    if weight is None or weight.data_type not in _BYTES or len(weight.dims) < 2:
+def _is_unbounded(graph: Graph, name: str) -> bool:
+    producer = graph.producer(name)
+    if producer is None or producer.kind in _BOUNDED:
         return False
-    group = 1
-    for attribute in node.attribute:
-        if attribute.name == "group":
-            group = helper.get_attribute_value(attribute)
-    return bool(weight.dims[1] == 1 and weight.dims[0] == group > 1)
-
-
-def _differs(zero_point: TensorProto | None) -> bool:
-    """Return whether the elements of a constant differ from each other."""
-    if zero_point is None or zero_point.data_location == TensorProto.EXTERNAL:
-        return False
-    elements = numpy_helper.to_array(zero_point).ravel()
-    return bool((elements != elements[:1]).any())
+    if producer.kind != "Clip":
+        return True
+    bounds = clip_bounds(graph, producer)
+    return bounds is None or math.isinf(bounds[1])

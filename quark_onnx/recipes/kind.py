@@ -5,7 +5,7 @@ from __future__ import annotations
 from quark_onnx.containers import flattened, names_of, of_type
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
-from quark_onnx.patterns.depthwise_input import is_depthwise
+from quark_onnx.patterns.depthwise import is_depthwise
 
 #: Kinds of models, with those of the strictest criteria first.
 KINDS = ("transformer", "superres", "speech", "detector", "depthwise", "classifier")

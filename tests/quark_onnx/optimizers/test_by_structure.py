@@ -10,7 +10,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import CLE, with_equalization
-from quark_onnx.patterns.depthwise_input import unbounded_depthwise
+from quark_onnx.patterns.depthwise import unbounded_depthwise
 
 CHANNELS = 16
 ACTIVATIONS = {
