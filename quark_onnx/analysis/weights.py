@@ -15,6 +15,7 @@ from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
 from quark_onnx.patterns.conv_and_gemm import output_axis
+from quark_onnx.patterns.depthwise import has_depthwise_kernel
 from quark_onnx.report.measure import cosine_similarity, decibels
 
 Floats = NDArray[np.float64]
@@ -150,7 +151,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
         role="weight" if constant.is_weight else "bias",
         format=grid.format,
         granularity=grid.granularity if constant.codes else "",
-        depthwise=constant.is_weight and _is_depthwise(node, values),
+        depthwise=constant.is_weight and has_depthwise_kernel(node, values.shape),
         channels=len(reach),
         sqnr=decibels(float(signal.sum()), float(noise.sum())),
         cosine=cosine_similarity((exact * fitted).sum(), signal.sum(), energy),
@@ -191,13 +192,6 @@ def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
         decibels(power, error) if power else float("inf")
         for power, error in zip(signal, noise, strict=True)
     ]
-
-
-def _is_depthwise(node: Node, values: Floats) -> bool:
-    if node.op_type != "Conv":
-        return False
-    outputs, inputs = values.shape[:2]
-    return bool(inputs == 1 and outputs > 1)
 
 
 def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:

@@ -20,6 +20,7 @@ from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
 from quark_onnx.patterns.conv_and_gemm import LAYERS
+from quark_onnx.patterns.depthwise import is_depthwise
 from quark_onnx.targets import Target
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"
@@ -394,12 +395,8 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
 
 
 def _is_depthwise_3x3(graph: Graph, node: Node) -> bool:
-    shape = None
-    if node.kind == "Conv":
-        shape = graph.shape(node.input(1))
-    if shape is None or shape[1:] != (1, 3, 3):
-        return False
-    return bool(node.attribute("group", 1) == shape[0])
+    kernel = graph.sizes(node.input(1))
+    return is_depthwise(graph, node) and kernel == (node.attribute("group"), 1, 3, 3)
 
 
 def _results(case: Case, node: Node) -> Verdict | None:

@@ -1,22 +1,39 @@
-"""Find depthwise convolutions whose inputs differ in range from channel to channel."""
+"""Recognise depthwise convolutions, and those whose input channels can differ in range."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.clip_bounds import clip_bounds
 
+_CONVOLUTIONS = ("Conv", "QLinearConv")
 #: Functions with results between fixed bounds.
 _BOUNDED = frozenset({"Sigmoid", "HardSigmoid", "Tanh", "Softsign", "Softmax"})
 
 
+def has_depthwise_kernel(node: Node, kernel: Sequence[int | str | None]) -> bool:
+    """Return whether a node is a convolution with several groups of one input channel each.
+
+    Args:
+        node: any node, whose weight can be float or quantized.
+        kernel: shape of the second operand: (M, C / group, k1, ..., kn).
+    """
+    # C / group is 1 as well where a single input channel has a single group: that is no depthwise
+    # convolution, as every output reads all of the input.
+    return (
+        node.kind in _CONVOLUTIONS
+        and node.attribute("group", 1) > 1
+        and tuple(kernel[1:2]) == (1,)
+    )
+
+
 def is_depthwise(graph: Graph, node: Node) -> bool:
-    """Return whether a node is a Conv with one input channel per output channel, and several."""
-    if node.kind != "Conv":
-        return False
-    weight = graph.sizes(node.input(1))
-    return len(weight) > 2 and weight[1] == 1 and weight[0] not in (1, None)
+    """Return whether a node of a float graph is a depthwise Conv."""
+    return node.kind == "Conv" and has_depthwise_kernel(
+        node, graph.sizes(node.input(1))
+    )
 
 
 def unbounded_depthwise(graph: Graph) -> list[Node]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from quark_onnx.containers import by_name
+from quark_onnx.graph import Node
+from quark_onnx.patterns.depthwise import has_depthwise_kernel
 from quark_onnx.wording import counted
 
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
@@ -29,7 +31,7 @@ def find_slow_depthwise(model: ModelProto) -> list[str]:
     names = list[str]()
     for node in model.graph.node:
         weight, zero_point = _weight_of(node, dequantized, constants)
-        if _is_depthwise(node, constants.get(weight)) and _differs(
+        if _has_fast_shape(node, constants.get(weight)) and _differs(
             constants.get(zero_point)
         ):
             names.append(node.name or node.output[0])
@@ -69,15 +71,14 @@ def _weight_of(
     return "", ""
 
 
-def _is_depthwise(node: NodeProto, weight: TensorProto | None) -> bool:
-    """Return whether a convolution has 8-bit weights and one kernel per channel."""
-    if weight is None or weight.data_type not in _BYTES or len(weight.dims) < 2:
+def _has_fast_shape(node: NodeProto, weight: TensorProto | None) -> bool:
+    """Return whether the depthwise kernel takes a convolution: 8-bit weights, one per channel."""
+    if weight is None or weight.data_type not in _BYTES:
         return False
-    group = 1
-    for attribute in node.attribute:
-        if attribute.name == "group":
-            group = helper.get_attribute_value(attribute)
-    return bool(weight.dims[1] == 1 and weight.dims[0] == group > 1)
+    conv = Node(node)
+    # the depthwise kernel computes a single output channel per group (qlinearconv.cc)
+    has_one_output = weight.dims[:1] == [conv.attribute("group", 1)]
+    return has_one_output and has_depthwise_kernel(conv, weight.dims)
 
 
 def _differs(zero_point: TensorProto | None) -> bool:

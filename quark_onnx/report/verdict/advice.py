@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
+from quark_onnx.graph import Node
+from quark_onnx.patterns.depthwise import has_depthwise_kernel
 from quark_onnx.report.verdict.verdict import NextStep
 
 #: Minimum share of depthwise convolutions for which equalization is proposed.
@@ -67,8 +69,9 @@ class _Structure:
         sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
         kinds = Counter(node.op_type for node in model.graph.node)
         depthwise = sum(
-            node.op_type == "Conv" and _is_depthwise(node, sizes)
+            has_depthwise_kernel(Node(node), sizes.get(node.input[1], ()))
             for node in model.graph.node
+            if node.op_type == "Conv"
         )
         products = sum(
             node.op_type == "MatMul" and not any(name in sizes for name in node.input)
@@ -79,11 +82,6 @@ class _Structure:
             products > 0 or kinds["Attention"] > 0,
             kinds["Conv"] + kinds["Gemm"] + kinds["MatMul"],
         )
-
-
-def _is_depthwise(node: NodeProto, sizes: Mapping[str, list[int]]) -> bool:
-    group = next((each.i for each in node.attribute if each.name == "group"), 1)
-    return group > 1 and sizes.get(node.input[1], [0, 0])[1:2] == [1]
 
 
 def next_steps(
