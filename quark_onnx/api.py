@@ -17,6 +17,7 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.config import QConfig
+from quark_onnx.config.checks import require
 from quark_onnx.errors import ConfigError, crash_errors, nearest
 from quark_onnx.graph import Graph, gather_constants, inlined, upcast_to_float32
 from quark_onnx.graph.io import load
@@ -76,8 +77,7 @@ def _isolatable(function: Callable[..., Result]) -> _Quantize:
 
     @wraps(function)
     def wrapped(*arguments: Any, isolate: bool = False, **keywords: Any) -> Result:
-        if isolate not in (True, False):
-            raise ConfigError(f"isolate is {isolate!r}; it must be True or False")
+        require(isolate in (True, False), "isolate", isolate, "True or False")
         model = arguments[0] if arguments else keywords.get("model")
         with crash_errors(model), isolated(isolate):
             return function(*arguments, **keywords)
@@ -145,17 +145,19 @@ def quantize(  # noqa: PLR0913
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
     """
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise ConfigError(
-            f"executor is {executor!r}; it must be a concurrent.futures.Executor",
-        )
-    if progress not in (True, False, None):
-        raise ConfigError(
-            f"progress is {progress!r}; it must be True, False, or None for a terminal"
-            " only",
-        )
-    if resume is not None and not _names_folder(resume):
-        raise ConfigError(f"resume is {resume!r}; it must be a folder")
+    require(
+        executor is None or callable(getattr(executor, "submit", None)),
+        "executor",
+        executor,
+        "a concurrent.futures.Executor",
+    )
+    require(
+        progress in (True, False, None),
+        "progress",
+        progress,
+        "True, False, or None for a terminal only",
+    )
+    require(resume is None or _names_folder(resume), "resume", resume, "a folder")
     check_task(task)
     job = Job.open(
         model,
@@ -178,10 +180,9 @@ def _ranges_of(ranges: object) -> Calibration | GivenRanges | None:
     """Return ranges from a user's argument: an object or a path."""
     if ranges is None or isinstance(ranges, Calibration):
         return ranges
-    if not _names_folder(ranges):
-        raise ConfigError(
-            f"ranges is {short(ranges)}; it must be a Calibration or the path of a file",
-        )
+    require(
+        _names_folder(ranges), "ranges", ranges, "a Calibration or the path of a file"
+    )
     return load_ranges(str(ranges))
 
 

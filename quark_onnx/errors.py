@@ -39,7 +39,6 @@ __all__ = [
     "crash_errors",
     "data_errors",
     "nearest",
-    "require",
     "system_reason",
 ]
 
@@ -122,26 +121,6 @@ def crash_behind(error: BaseException) -> RuntimeCrash | None:
     while cause is not None and not isinstance(cause, RuntimeCrash):
         cause = cause.__cause__
     return cause
-
-
-def require(holds: bool, name: str, value: object, wanted: str) -> None:
-    """Check the value of a setting.
-
-    Args:
-        holds: the value is valid.
-        name: the setting, as the user knows it.
-        value: the value.
-        wanted: valid values, for the message.
-
-    Raises:
-        ConfigError: the value is not valid.
-
-    >>> require(0 > 1, "trials", 0, "a number of candidates, 1 or more")
-    Traceback (most recent call last):
-    quark_onnx.errors.ConfigError: trials is 0; it must be a number of candidates, 1 or more
-    """
-    if not holds:
-        raise ConfigError(f"{name} is {value!r}; it must be {wanted}")
 
 
 def system_reason(error: BaseException) -> str:

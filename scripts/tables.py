@@ -42,7 +42,7 @@ def amd_options() -> str:
     """Return the extra options of AMD Quark for ONNX, and what becomes of each."""
     return table(
         ("option", "here", "how, or why"),
-        ((f"`{row.name}`", row.verdict, row.text) for row in ROWS),
+        ((f"`{row.name}`", row.support, row.text) for row in ROWS),
     )
 
 
@@ -77,7 +77,7 @@ def amd_presets() -> str:
 def amd_script() -> str:
     """Return the arguments of AMD Quark's script for language models, and what becomes of each."""
     rows = (
-        (f"`{row.names.replace(' ', '`, `')}`", row.verdict, row.text)
+        (f"`{row.names.replace(' ', '`, `')}`", row.support, row.text)
         for row in SCRIPT_ROWS
     )
     return table(("argument", "here", "how, or why"), rows)

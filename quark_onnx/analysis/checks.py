@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from calibrators.base import is_number
-from quark_onnx.errors import require
+from quark_onnx.config.checks import require
 
 
 def check_limit(limit: Any) -> None:

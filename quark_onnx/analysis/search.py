@@ -29,6 +29,7 @@ from quark_onnx.analysis.space import Space, Trial
 from quark_onnx.analysis.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.api import quantize
 from quark_onnx.config import QConfig, to_dict
+from quark_onnx.config.checks import require
 from quark_onnx.containers import names_of, present
 from quark_onnx.errors import (
     ConfigError,
@@ -37,7 +38,6 @@ from quark_onnx.errors import (
     QuarkError,
     TimeLimitError,
     data_errors,
-    require,
 )
 from quark_onnx.graph import Graph, gather_constants, inlined, model_key
 from quark_onnx.graph.io import load, staged

@@ -210,7 +210,7 @@ def _preflight(options: Namespace) -> Answer:
 
 
 def _forecast(found: npu.Preflight) -> dict[str, Any]:
-    rows = zip(found.verdicts, found.operations, found.pieces, strict=True)
+    rows = zip(found.placements, found.operations, found.pieces, strict=True)
     return {
         "target": found.target.name,
         "kind": found.kind,
@@ -219,8 +219,8 @@ def _forecast(found: npu.Preflight) -> dict[str, Any]:
         "subgraphs": found.subgraphs,
         "share": found.share,
         "nodes": [
-            {**asdict(verdict), "operations": count, "piece": piece}
-            for verdict, count, piece in rows
+            {**asdict(placement), "operations": count, "piece": piece}
+            for placement, count, piece in rows
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Check the fields of settings by tables of requirements."""
+"""Check settings one by one, and the fields of a class by tables of requirements."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Requirement:
     Attributes:
         name: the setting.
         holds: predicate of its value.
-        demand: what it must be, as the end of a message.
+        wanted: valid values, for the message: "it must be ...".
     """
 
     name: str
     holds: Callable[[Any], bool]
-    demand: str
+    wanted: str
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,32 @@ class Contradiction:
 
     holds: Callable[[Any], bool]
     message: str
+
+
+def require(holds: bool, name: str, value: object, wanted: str) -> None:
+    """Check the value of a setting.
+
+    Args:
+        holds: the value is valid.
+        name: the setting, as the user knows it.
+        value: the value.
+        wanted: valid values, for the message.
+
+    Raises:
+        ConfigError: the value is not valid.
+
+    >>> require(0 > 1, "trials", 0, "a number of candidates, 1 or more")
+    Traceback (most recent call last):
+    quark_onnx.errors.ConfigError: trials is 0; it must be a number of candidates, 1 or more
+    """
+    if not holds:
+        raise ConfigError(f"{name} is {short(value)}; it must be {wanted}")
+
+
+def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
+    """Raise ConfigError unless a value is among the given ones."""
+    choices = list(choices)
+    require(value in choices, name, value, f"one of: {', '.join(map(str, choices))}")
 
 
 def require_all(
@@ -52,10 +78,12 @@ def require_all(
     """
     for requirement in requirements:
         value = getattr(settings, requirement.name)
-        if not requirement.holds(value):
-            raise ConfigError(
-                f"{requirement.name}{where} is {short(value)}; {requirement.demand}",
-            )
+        require(
+            requirement.holds(value),
+            f"{requirement.name}{where}",
+            value,
+            requirement.wanted,
+        )
 
 
 def refuse(
@@ -78,14 +106,13 @@ def refuse(
 
 def require_choice(settings: object, name: str, choices: Sequence[str]) -> None:
     """Raise ConfigError unless a field has one of the given values."""
-    demand = f"it must be one of: {', '.join(choices)}"
-    require_all(settings, [Requirement(name, one_of(*choices), demand)])
+    require_one_of(name, getattr(settings, name), choices)
 
 
 def require_flags(settings: object, names: Iterable[str], where: str = "") -> None:
     """Raise ConfigError unless the fields of these names are booleans."""
-    demand = "it must be true or false"
-    require_all(settings, [Requirement(name, is_flag, demand) for name in names], where)
+    for name in names:
+        require_all(settings, [Requirement(name, is_flag, "true or false")], where)
 
 
 def require_items(name: str, items: Iterable[object], kind: type) -> None:

@@ -102,7 +102,7 @@ class Override:
 _BETWEEN = Requirement(
     "between",
     instance_of(list, tuple),
-    "it takes two sets of names",
+    "two sets of names",
 )
 _NOTHING_NAMED = Contradiction(
     lambda override: not (override.nodes or override.op_types or override.between),

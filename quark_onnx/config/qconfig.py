@@ -15,6 +15,7 @@ from quark_onnx.config.checks import (
     is_flag,
     one_of,
     optional,
+    require,
     require_all,
     require_items,
     whole,
@@ -73,47 +74,47 @@ def _is_bound(value: Any) -> bool:
 _is_spec = optional(instance_of(QuantizationSpec))
 #: Types and ranges of single settings.
 _REQUIREMENTS = (
-    Requirement("activation", _is_spec, "it must be a QuantizationSpec or None"),
-    Requirement("weight", _is_spec, "it must be a QuantizationSpec or None"),
+    Requirement("activation", _is_spec, "a QuantizationSpec or None"),
+    Requirement("weight", _is_spec, "a QuantizationSpec or None"),
     Requirement(
         "embedding",
         lambda value: value == AUTO or _is_spec(value),
-        f"it must be {AUTO!r}, a QuantizationSpec or None",
+        f"{AUTO!r}, a QuantizationSpec or None",
     ),
-    Requirement("form", one_of(*FORMS), f"it must be one of: {', '.join(FORMS)}"),
-    *(Requirement(name, is_flag, "it must be true or false") for name in _SWITCHES),
+    Requirement("form", one_of(*FORMS), f"one of: {', '.join(FORMS)}"),
+    *(Requirement(name, is_flag, "true or false") for name in _SWITCHES),
     Requirement(
         "tensors",
         instance_of(list, tuple),
-        "it must be a list of TensorOverride",
+        "a list of TensorOverride",
     ),
     Requirement(
         "bias",
         one_of(True, False, *_BIASES),
-        f"it must be true, false or one of: {', '.join(_BIASES)}",
+        f"true, false or one of: {', '.join(_BIASES)}",
     ),
-    Requirement("search", whole(0), "it must be a number of samples, 0 or more"),
+    Requirement("search", whole(0), "a number of samples, 0 or more"),
     Requirement(
         "accuracy_level",
         whole(0, 4),
-        "it must be a whole number from 0 to 4",
+        "a whole number from 0 to 4",
     ),
     Requirement(
         "max_opset",
         optional(whole(_LEAST_OPSET)),
-        f"it must be an opset, {_LEAST_OPSET} or higher",
+        f"an opset, {_LEAST_OPSET} or higher",
     ),
-    Requirement("min_sqnr", optional(_is_bound), "it must be a number of decibels"),
+    Requirement("min_sqnr", optional(_is_bound), "a number of decibels"),
     Requirement(
         "target",
         instance_of(str),
-        "it must be the name of a target, or empty",
+        "the name of a target, or empty",
     ),
 )
 _OVERRIDES = Requirement(
     "overrides",
     instance_of(list, tuple),
-    "it must be a list of Override",
+    "a list of Override",
 )
 #: Rules for shared exponents that AMD's operator has, by the kind of tensor; "auto" chooses one.
 _VENDOR_EXPONENTS = {
@@ -466,16 +467,20 @@ def from_dict(data: dict[str, Any]) -> QConfig:
     """
     changes = settings_of(data, "the config")
     preset = changes.pop("preset", "A8W8")
-    if not isinstance(preset, str | QConfig):
-        raise ConfigError(
-            f"preset is {short(preset)}; it must be a preset's name{nearest(str(preset), PRESETS)}",
-        )
+    require(
+        isinstance(preset, str | QConfig),
+        "preset",
+        preset,
+        f"a preset's name{nearest(str(preset), PRESETS)}",
+    )
     base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset]
     if "overrides" in changes:
-        if not isinstance(changes["overrides"], list | tuple):
-            raise ConfigError(
-                f"overrides is {short(changes['overrides'])}; it must be a list",
-            )
+        require(
+            isinstance(changes["overrides"], list | tuple),
+            "overrides",
+            changes["overrides"],
+            "a list",
+        )
         changes["overrides"] = tuple(
             override_of(item, base.activation, base.weight)
             for item in changes["overrides"]

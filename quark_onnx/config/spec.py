@@ -266,7 +266,7 @@ def _has_no_codes(spec: QuantizationSpec) -> bool:
 _BLOCK_SIZE = Requirement(
     "block_size",
     whole(0),
-    "it must be a number of values, or 0 for no blocks",
+    "a number of values, or 0 for no blocks",
 )
 _CONTRADICTIONS_OF_ZERO_POINTS = (
     Contradiction(

@@ -17,6 +17,7 @@ from quark_onnx.config.checks import (
     is_integer,
     one_of,
     optional,
+    require,
     require_all,
 )
 from quark_onnx.config.spec import QuantizationSpec, check_names, settings_of
@@ -31,19 +32,13 @@ _SWITCHES = ("keep", "dedicated", "stored", "raised", "snapped")
 
 #: Types and ranges of single settings. Numbers 0 and 1 are taken for false and true.
 _REQUIREMENTS = (
-    *(
-        Requirement(name, one_of(True, False, None), "it must be true or false")
-        for name in _FLAGS
-    ),
-    *(
-        Requirement(name, one_of(True, False), "it must be true or false")
-        for name in _SWITCHES
-    ),
-    Requirement("axis", optional(is_integer), "it must be a whole number"),
+    *(Requirement(name, one_of(True, False, None), "true or false") for name in _FLAGS),
+    *(Requirement(name, one_of(True, False), "true or false") for name in _SWITCHES),
+    Requirement("axis", optional(is_integer), "a whole number"),
     Requirement(
         "min_range",
         lambda value: is_number(value) and value >= 0,
-        "it must be a number, 0 or more",
+        "a number, 0 or more",
     ),
 )
 
@@ -156,11 +151,12 @@ class TensorOverride:
                 f"{self.where} has a scale, and {clash[0]}, from which a scale would"
                 " follow; give one",
             )
-        if not all(0 < scale < float("inf") for scale in self.scale):
-            raise ConfigError(
-                f"scale of {self.where} is {short(self.scale)}; it must be greater"
-                " than 0",
-            )
+        require(
+            all(0 < scale < float("inf") for scale in self.scale),
+            f"scale of {self.where}",
+            self.scale,
+            "greater than 0",
+        )
 
     def _format(self, value: object) -> DType:
         row = DTYPES[value] if isinstance(value, str) else value
@@ -176,16 +172,18 @@ class TensorOverride:
         items = (value,)
         if not isinstance(value, str):
             items = tuple(np.asarray(value).reshape(-1).tolist())
-        if not all(is_number(item) for item in items):
-            raise ConfigError(
-                f"{name} of {self.where} is {short(value)}; it must be a number, or one"
-                " for each channel",
-            )
-        if name == "zero_point" and not all(float(item).is_integer() for item in items):
-            raise ConfigError(
-                f"zero_point of {self.where} is {short(value)}; it must be a whole"
-                " number",
-            )
+        require(
+            all(is_number(item) for item in items),
+            f"{name} of {self.where}",
+            value,
+            "a number, or one for each channel",
+        )
+        require(
+            name != "zero_point" or all(float(item).is_integer() for item in items),
+            f"zero_point of {self.where}",
+            value,
+            "a whole number",
+        )
         return tuple(
             int(item) if name == "zero_point" else float(item) for item in items
         )

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from calibrators.shown import short
+from quark_onnx.config.checks import require
 from quark_onnx.errors import ConfigError
 
 
@@ -25,10 +26,12 @@ def name_tuple(value: Any, where: str) -> tuple[str, ...]:
         items = tuple(value)
     except TypeError:
         items = (None,)
-    if not all(isinstance(item, str) for item in items):
-        raise ConfigError(
-            f"{where} is {short(value)}; it must be a name or a list of names",
-        )
+    require(
+        all(isinstance(item, str) for item in items),
+        where,
+        value,
+        "a name or a list of names",
+    )
     return items
 
 

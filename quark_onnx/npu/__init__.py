@@ -8,7 +8,7 @@ from quark_onnx.npu.deploy_forecast import DeployForecast, deploy_forecast
 from quark_onnx.npu.ep_report import EPReport, Scored, read_report, score
 from quark_onnx.npu.finding import RULES, Finding, Rule
 from quark_onnx.npu.legalize import Legalized, legalize
-from quark_onnx.npu.placement import Verdict
+from quark_onnx.npu.placement import NodePlacement
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.simulate import Simulation, simulate
 from quark_onnx.recipes import Choice, Recipe
@@ -22,13 +22,13 @@ __all__ = [
     "EPReport",
     "Finding",
     "Legalized",
+    "NodePlacement",
     "Parts",
     "Preflight",
     "Recipe",
     "Rule",
     "Scored",
     "Simulation",
-    "Verdict",
     "check",
     "choose",
     "cut",

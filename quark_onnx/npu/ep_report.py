@@ -134,13 +134,13 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
             report.subgraphs.get("NPU", 0),
         )
     wrong, matched = list[tuple[str, str, str, str]](), 0
-    for verdict in forecast.verdicts:
-        real = report.devices.get(verdict.output)
+    for placement in forecast.placements:
+        real = report.devices.get(placement.output)
         if real is None:
             continue
         matched += 1
-        if (real == "NPU") != (verdict.device == "NPU"):
-            wrong.append((verdict.node, verdict.op_type, verdict.device, real))
+        if (real == "NPU") != (placement.device == "NPU"):
+            wrong.append((placement.node, placement.op_type, placement.device, real))
     return Scored(counts, matched, tuple(wrong))
 
 

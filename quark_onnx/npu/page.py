@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from quark_onnx.npu.placement import ABORT, NPU, Verdict
+from quark_onnx.npu.placement import ABORT, NPU, NodePlacement
 from quark_onnx.npu.preflight import Group, Preflight
 from quark_onnx.page import (
     Action,
@@ -63,11 +63,11 @@ def render(found: Preflight, name: str = "model") -> str:
 
 
 def _header(found: Preflight, name: str) -> str:
-    outside = sum(each.device not in (NPU, ABORT) for each in found.verdicts)
+    outside = sum(each.device not in (NPU, ABORT) for each in found.placements)
     rows = [
         ("On the NPU", percentage(found.share), f"of {found.amount}"),
         ("Subgraphs", f"{found.subgraphs}", "each costs two transfers"),
-        ("On the CPU", f"{outside}", f"of {len(found.verdicts)} operators"),
+        ("On the CPU", f"{outside}", f"of {len(found.placements)} operators"),
         ("Compiler crashes", f"{len(found.aborts)}", "nodes"),
     ]
     what = f"{found.target.summary}, {found.kind}, Ryzen AI {found.release}"
@@ -116,25 +116,25 @@ class _Box:
     """A subgraph partition in the drawing."""
 
     number: int
-    verdicts: tuple[Verdict, ...]
+    placements: tuple[NodePlacement, ...]
     operations: int
     row: int = 0
 
     @property
     def device(self) -> str:
-        devices = {verdict.device for verdict in self.verdicts}
+        devices = {each.device for each in self.placements}
         return next((device for device in (ABORT, NPU) if device in devices), "CPU")
 
     @property
     def lines(self) -> tuple[str, str]:
-        kinds = Counter(verdict.op_type for verdict in self.verdicts).most_common(3)
+        kinds = Counter(each.op_type for each in self.placements).most_common(3)
         what = ", ".join(
             f"{count} {kind}" if count > 1 else kind for kind, count in kinds
         )
         more = ""
         if self.operations >= 5e6:
             more = f" · {self.operations / 1e9:.2f} GOPs"
-        nodes = counted(len(self.verdicts), "node")
+        nodes = counted(len(self.placements), "node")
         return f"{self.device} · {nodes}{more}", what
 
 
@@ -153,11 +153,11 @@ def _boxes(found: Preflight) -> list[_Box]:
     boxes = []
     for number in rows:
         places = [place for place, each in enumerate(found.pieces) if each == number]
-        verdicts = tuple(found.verdicts[place] for place in places)
+        placements = tuple(found.placements[place] for place in places)
         boxes.append(
             _Box(
                 number,
-                verdicts,
+                placements,
                 sum(found.operations[place] for place in places),
                 rows[number],
             ),
@@ -248,12 +248,12 @@ def _reasons(found: Preflight) -> str:
 
 def _row(group: Group) -> str:
     """Return a row for nodes with the same reason; their names can be unfolded."""
-    names = "".join(f"<li>{escape(each.node)}</li>" for each in group.verdicts)
-    count = len(group.verdicts)
+    names = "".join(f"<li>{escape(each.node)}</li>" for each in group.placements)
+    count = len(group.placements)
     listed = f"<details><summary>names</summary><ul>{names}</ul></details>"
     if count == 1:
-        listed = f"<br>{escape(group.verdicts[0].node)}"
-    sources = dict.fromkeys(escape(each.source) for each in group.verdicts)
+        listed = f"<br>{escape(group.placements[0].node)}"
+    sources = dict.fromkeys(escape(each.source) for each in group.placements)
     cells = (
         "crash" if group.device == ABORT else escape(group.device),
         f"{escape(group.kinds)}{listed}",

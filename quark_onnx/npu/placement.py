@@ -1,9 +1,9 @@
 """Device of a node, and the reason: an ordered list of rules, the first match decides.
 
-Each rule returns None or a verdict. The rules come from the documentation, from the published
+Each rule returns None or a placement. The rules come from the documentation, from the published
 source of an older converter, from logs of AMD's own runs (RyzenAI-SW,
 quark_quantization/models/*.log, 2025-10-14, release 1.7) and from third-party measurements. A
-verdict names its source.
+placement names its source.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MOVING = frozenset({"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze"})
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NodePlacement:
     """Device of a node, with the reason.
 
     Attributes:
@@ -84,7 +84,7 @@ class Verdict:
     cause: str = ""
 
 
-def verdict(  # noqa: PLR0913
+def placement(  # noqa: PLR0913
     node: Node,
     device: str,
     reason: str,
@@ -92,19 +92,19 @@ def verdict(  # noqa: PLR0913
     confidence: str = "documented",
     source: str = SOURCE,
     cause: str = "",
-) -> Verdict:
-    """Return a verdict on a node.
+) -> NodePlacement:
+    """Return the placement of a node.
 
     Args:
         node: the node.
-        device: as in ``Verdict``.
-        reason: as in ``Verdict``.
-        mend: as in ``Verdict``.
-        confidence: as in ``Verdict``.
-        source: as in ``Verdict``.
-        cause: as in ``Verdict``.
+        device: as in ``NodePlacement``.
+        reason: as in ``NodePlacement``.
+        mend: as in ``NodePlacement``.
+        confidence: as in ``NodePlacement``.
+        source: as in ``NodePlacement``.
+        cause: as in ``NodePlacement``.
     """
-    return Verdict(
+    return NodePlacement(
         node.name,
         node.op_type,
         next(iter(node.outputs), ""),
@@ -119,7 +119,7 @@ def verdict(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class Case:
-    """Context of a verdict.
+    """Context of the placement of a node.
 
     Attributes:
         graph: the model's graph.
@@ -146,11 +146,11 @@ class Case:
         return self.target.compiler == "X1"
 
 
-def verdict_of(case: Case, node: Node) -> Verdict:
-    """Return the verdict on a node.
+def place(case: Case, node: Node) -> NodePlacement:
+    """Return the placement of a node.
 
     Args:
-        case: context of the verdict.
+        case: the context.
         node: the node.
     """
     for rule in _RULES:
@@ -159,19 +159,21 @@ def verdict_of(case: Case, node: Node) -> Verdict:
             return found
     if case.on_convolution_engine:
         if node.kind in CONVERTED:
-            return verdict(
+            return placement(
                 node,
                 NPU,
                 "its converter takes it",
                 confidence="read",
                 source=_VAIP,
             )
-        return verdict(node, CPU, "its converter has no rule for it", "", "read", _VAIP)
+        return placement(
+            node, CPU, "its converter has no rule for it", "", "read", _VAIP
+        )
     kind = node.op_type if node.kind in _CONTRIBUTED else node.kind
     if listed(kind, case.kind):
-        return verdict(node, NPU, f"listed for {case.kind}")
+        return placement(node, NPU, f"listed for {case.kind}")
     if shown(kind, case.kind):
-        return verdict(
+        return placement(
             node,
             NPU,
             "not listed, but models of AMD use it there",
@@ -182,7 +184,7 @@ def verdict_of(case: Case, node: Node) -> Verdict:
     mend = ""
     if others:
         mend = f"quantize to {' or '.join(others)}, which list it"
-    return verdict(node, CPU, f"not listed for {case.kind}", mend)
+    return placement(node, CPU, f"not listed for {case.kind}", mend)
 
 
 def whole_model(case: Case) -> tuple[str, str, str, str] | None:
@@ -225,15 +227,15 @@ def _batch(graph: Graph, name: str) -> int:
     return shape[0] if isinstance(shape[0], int) else 1
 
 
-def _ends_the_process(case: Case, node: Node) -> Verdict | None:
+def _ends_the_process(case: Case, node: Node) -> NodePlacement | None:
     if node.kind == "LSTM":
         mend = "run this model on the CPU, or cut it in front of the LSTM"
-        return verdict(
+        return placement(
             node, ABORT, "the compiler crashes at it", mend, "measured", _ONNXSIM
         )
     if node.kind == "If" and _first_dynamic(case, node):
         mend = "fix the shapes, or run this model on the CPU"
-        return verdict(
+        return placement(
             node,
             ABORT,
             "a branch that data decides",
@@ -247,10 +249,12 @@ def _ends_the_process(case: Case, node: Node) -> Verdict | None:
         missing.remove("pads")
     if node.kind == "Conv" and missing:
         reason = f"attributes missing: {', '.join(missing)}"
-        return verdict(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
+        return placement(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
     if node.kind in ("MaxPool", "AveragePool") and automatic:
         reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
-        return verdict(node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264")
+        return placement(
+            node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264"
+        )
     return None
 
 
@@ -266,12 +270,12 @@ def _first_dynamic(case: Case, node: Node) -> str:
     return next(filterfalse(case.graph.has_static_shape, case.around(node)), "")
 
 
-def _shape(case: Case, node: Node) -> Verdict | None:
+def _shape(case: Case, node: Node) -> NodePlacement | None:
     name = _first_dynamic(case, node)
     if not name:
         return None
     shape = case.graph.shape(name)
-    return verdict(
+    return placement(
         node,
         CPU,
         f"{name!r} has the shape {'unknown' if shape is None else list(shape)}",
@@ -282,7 +286,7 @@ def _shape(case: Case, node: Node) -> Verdict | None:
     )
 
 
-def _ends(case: Case, node: Node) -> Verdict | None:
+def _ends(case: Case, node: Node) -> NodePlacement | None:
     """Keep nodes on the CPU that only move data at the end of a model."""
     last = node
     readers = case.graph.followers(last)
@@ -292,7 +296,7 @@ def _ends(case: Case, node: Node) -> Verdict | None:
     if not case.graph.is_output(last.outputs[0]):
         return None
     reason = "it is the last node: what moves data at the end stays on the CPU"
-    return verdict(node, CPU, reason, "", "measured", f"{_LOGS}, SqueezeNet")
+    return placement(node, CPU, reason, "", "measured", f"{_LOGS}, SqueezeNet")
 
 
 def _factored(case: Case, node: Node) -> Node:
@@ -306,7 +310,7 @@ def _factored(case: Case, node: Node) -> Node:
     return leaders[0] if any(map(case.graph.is_constant, node.inputs)) else node
 
 
-def _gate(case: Case, node: Node) -> Verdict | None:
+def _gate(case: Case, node: Node) -> NodePlacement | None:
     if _factored(case, node).kind not in ("HardSigmoid", "Sigmoid"):
         return None
     reason = "a gate with power-of-two scales"
@@ -318,22 +322,22 @@ def _gate(case: Case, node: Node) -> Verdict | None:
     source = (
         f"{_LOGS}, EfficientNet and MobileNetV3; RyzenAI-SW performance_results.json"
     )
-    return verdict(node, CPU, reason, mend, confidence, source)
+    return placement(node, CPU, reason, mend, confidence, source)
 
 
-def _mean(case: Case, node: Node) -> Verdict | None:
+def _mean(case: Case, node: Node) -> NodePlacement | None:
     if _factored(case, node).kind != "ReduceMean":
         return None
     reason = "a mean with power-of-two scales; GlobalAveragePool runs there"
-    return verdict(node, CPU, reason, _LEGALIZE, "measured", f"{_LOGS}, ShuffleNetV2")
+    return placement(node, CPU, reason, _LEGALIZE, "measured", f"{_LOGS}, ShuffleNetV2")
 
 
-def _ranks(case: Case, node: Node) -> Verdict | None:
+def _ranks(case: Case, node: Node) -> NodePlacement | None:
     ranks = [len(case.graph.sizes(name)) for name in case.around(node)]
     greatest = max(ranks, default=0)
     if greatest <= _RANK:
         return None
-    return verdict(
+    return placement(
         node,
         CPU,
         f"it moves data in {greatest} dimensions",
@@ -343,7 +347,7 @@ def _ranks(case: Case, node: Node) -> Verdict | None:
     )
 
 
-def _beside_moving(case: Case, node: Node) -> Verdict | None:
+def _beside_moving(case: Case, node: Node) -> NodePlacement | None:
     """Place a reshape or transpose with its five-dimensional neighbour."""
     neighbours = (
         *beyond_pairs(node, case.graph.leaders),
@@ -355,7 +359,7 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
     if not moving:
         return None
     its_reason = moving[0].reason.removeprefix("it ")
-    return verdict(
+    return placement(
         node,
         CPU,
         f"it stands beside {moving[0].node}, which {its_reason}",
@@ -366,7 +370,7 @@ def _beside_moving(case: Case, node: Node) -> Verdict | None:
     )
 
 
-def _depthwise(case: Case, node: Node) -> Verdict | None:
+def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     """Place depthwise convolutions.
 
     AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts.
@@ -384,7 +388,7 @@ def _depthwise(case: Case, node: Node) -> Verdict | None:
         f"a depthwise 3x3 convolution with {followers[0].kind} in 8 bits, which some"
         " releases refuse"
     )
-    return verdict(
+    return placement(
         node,
         CPU,
         reason,
@@ -399,13 +403,13 @@ def _is_depthwise_3x3(graph: Graph, node: Node) -> bool:
     return is_depthwise(graph, node) and kernel == (node.attribute("group"), 1, 3, 3)
 
 
-def _results(case: Case, node: Node) -> Verdict | None:
+def _results(case: Case, node: Node) -> NodePlacement | None:
     if len(node.results) > 1 and node.kind != "Split":
-        return verdict(node, CPU, "it has more than one result", "", "read", _VAIP)
+        return placement(node, CPU, "it has more than one result", "", "read", _VAIP)
     return None
 
 
-def _unquantized(case: Case, node: Node) -> Verdict | None:
+def _unquantized(case: Case, node: Node) -> NodePlacement | None:
     """Place products that are not quantized, or that multiply two computed tensors."""
     if not constant_behind(case.graph, node.input(1)):
         listed = node.input(1) in case.graph.initializers
@@ -415,7 +419,7 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
             else "its weight is computed as the model runs"
         )
         mend = _LEGALIZE if listed else ""
-        return verdict(
+        return placement(
             node,
             CPU,
             reason,
@@ -426,7 +430,7 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
     float_weight = case.quantized and case.graph.is_constant(node.input(1))
     if float_weight and case.on_convolution_engine:
         reason = "it is left float, which can push the whole model off the processor"
-        return verdict(
+        return placement(
             node,
             CPU,
             reason,
@@ -437,13 +441,13 @@ def _unquantized(case: Case, node: Node) -> Verdict | None:
     return None
 
 
-def _strict(case: Case, node: Node) -> Verdict | None:
+def _strict(case: Case, node: Node) -> NodePlacement | None:
     """Place nodes that the converter of X1 does not support."""
     if _is_on_numbers(case, node):
-        return verdict(node, CPU, "it computes a single number", "", "read", _VAIP)
+        return placement(node, CPU, "it computes a single number", "", "read", _VAIP)
     for kinds, reason, refused in _REFUSED:
         if node.kind in kinds and refused(case, node):
-            return verdict(node, CPU, reason, "", "read", _VAIP)
+            return placement(node, CPU, reason, "", "read", _VAIP)
     return None
 
 
@@ -572,13 +576,13 @@ class _Rule:
     """A rule with the models and nodes that it is about.
 
     Attributes:
-        decide: returns a verdict on a node, or None.
+        decide: returns the placement of a node, or None.
         kinds: operators; empty for all.
         formats: number formats of the model; empty for all.
         compilers: compilers of the device; empty for all.
     """
 
-    decide: Callable[[Case, Node], Verdict | None]
+    decide: Callable[[Case, Node], NodePlacement | None]
     kinds: Collection[str] = ()
     formats: Collection[str] = ()
     compilers: Collection[str] = ()

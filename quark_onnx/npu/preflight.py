@@ -1,8 +1,8 @@
 """preflight: a forecast of the nodes and subgraphs on a Ryzen AI processor.
 
 The forecast needs no compiler. It is an estimate: AMD does not publish all limits of its compilers.
-Every verdict has a reason, a source and a confidence, and ``ep_report`` compares the forecast with
-the processor's own report.
+Every placement has a reason, a source and a confidence, and ``ep_report`` compares the forecast
+with the processor's own report.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
+from quark_onnx.config.checks import require
 from quark_onnx.containers import excluding
-from quark_onnx.errors import ConfigError, require
+from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
@@ -29,9 +30,9 @@ from quark_onnx.npu.placement import (
     CPU,
     NPU,
     Case,
-    Verdict,
-    verdict,
-    verdict_of,
+    NodePlacement,
+    place,
+    placement,
     whole_model,
 )
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
@@ -57,30 +58,30 @@ class Group:
         device: "CPU" or "abort".
         cause: the reason in words.
         mend: how to bring the nodes to the processor; empty if no way is known.
-        verdicts: verdicts on the nodes.
+        placements: placements on the nodes.
     """
 
     device: str
     cause: str
     mend: str
-    verdicts: tuple[Verdict, ...]
+    placements: tuple[NodePlacement, ...]
 
     @property
     def kinds(self) -> str:
         """Return the operator types with their numbers of nodes."""
-        kinds = Counter(each.op_type for each in self.verdicts).most_common()
+        kinds = Counter(each.op_type for each in self.placements).most_common()
         shown = tally(kinds[:_SHOWN])
         return shown + (", ..." if len(kinds) > _SHOWN else "")
 
     @property
     def confidence(self) -> str:
-        """Return the confidence of the verdicts, such as "measured"."""
-        return ", ".join(dict.fromkeys(each.confidence for each in self.verdicts))
+        """Return the confidence of the placements, such as "measured"."""
+        return ", ".join(dict.fromkeys(each.confidence for each in self.placements))
 
     def __str__(self) -> str:
         return (
-            f"{counted(len(self.verdicts), 'node')} ({self.kinds}): {self.cause}"
-            f" ({self.confidence}), such as {self.verdicts[0].node}"
+            f"{counted(len(self.placements), 'node')} ({self.kinds}): {self.cause}"
+            f" ({self.confidence}), such as {self.placements[0].node}"
         )
 
 
@@ -104,7 +105,7 @@ class Preflight:
         target: the device.
         kind: number format of the model; for a float model, the assumed format.
         release: release of Ryzen AI.
-        verdicts: verdicts on the nodes except Q and DQ nodes, in graph order.
+        placements: placements on the nodes except Q and DQ nodes, in graph order.
         operations: number of operations of each node, in the same order.
         pieces: number of each node's subgraph partition, on the processor or off it.
         links: pairs of connected partitions: producer, consumer.
@@ -116,7 +117,7 @@ class Preflight:
     target: Target
     kind: str
     release: str
-    verdicts: tuple[Verdict, ...]
+    placements: tuple[NodePlacement, ...]
     operations: tuple[int, ...]
     pieces: tuple[int, ...]
     links: tuple[tuple[int, int], ...]
@@ -129,7 +130,7 @@ class Preflight:
         return len(
             {
                 number
-                for number, each in zip(self.pieces, self.verdicts, strict=True)
+                for number, each in zip(self.pieces, self.placements, strict=True)
                 if each.device == NPU
             },
         )
@@ -139,7 +140,7 @@ class Preflight:
         """Return the fraction of operations on the processor, in [0, 1]."""
         there = sum(
             n
-            for n, each in zip(self.operations, self.verdicts, strict=True)
+            for n, each in zip(self.operations, self.placements, strict=True)
             if each.device == NPU
         )
         return there / max(1, sum(self.operations))
@@ -150,21 +151,21 @@ class Preflight:
         return _amount(sum(self.operations))
 
     @property
-    def aborts(self) -> list[Verdict]:
+    def aborts(self) -> list[NodePlacement]:
         """Return the nodes that crash the compiler."""
-        return [each for each in self.verdicts if each.device == ABORT]
+        return [each for each in self.placements if each.device == ABORT]
 
     @property
     def groups(self) -> list[Group]:
         """Return the nodes off the processor, grouped by reason; crashes come first."""
-        found = dict[tuple[str, str, str], list[Verdict]]()
-        for each in self.verdicts:
+        found = dict[tuple[str, str, str], list[NodePlacement]]()
+        for each in self.placements:
             if each.device != NPU:
                 key = (each.device, each.cause or each.reason, each.mend)
                 found.setdefault(key, []).append(each)
-        groups = [Group(*key, tuple(verdicts)) for key, verdicts in found.items()]
+        groups = [Group(*key, tuple(placements)) for key, placements in found.items()]
         return sorted(
-            groups, key=lambda group: (group.device != ABORT, -len(group.verdicts))
+            groups, key=lambda group: (group.device != ABORT, -len(group.placements))
         )
 
     @property
@@ -196,7 +197,7 @@ class Preflight:
         counts = dict[str, int]()
         for group in self.groups:
             if group.mend:
-                counts[group.mend] = counts.get(group.mend, 0) + len(group.verdicts)
+                counts[group.mend] = counts.get(group.mend, 0) + len(group.placements)
         return [
             (mend, f"affects {counted(count, 'node')}")
             for mend, count in counts.items()
@@ -256,8 +257,10 @@ def preflight(
     known = _kind(pairs)
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     nodes = excluding(graph.nodes, {*pairs.quantizing, *pairs.dequantizing})
-    verdicts = _verdicts(case, nodes)
-    devices = {node: found.device for node, found in zip(nodes, verdicts, strict=True)}
+    placements = _placements(case, nodes)
+    devices = {
+        node: found.device for node, found in zip(nodes, placements, strict=True)
+    }
     numbers = dict[Node, int]()
     for number, piece in enumerate(pieces(graph, devices)):
         numbers.update(dict.fromkeys(piece.nodes, number))
@@ -266,7 +269,7 @@ def preflight(
         row,
         case.kind,
         release,
-        tuple(verdicts),
+        tuple(placements),
         tuple(operations(graph, node) for node in nodes),
         tuple(numbers[node] for node in nodes),
         _links(graph, numbers),
@@ -279,11 +282,11 @@ def preflight(
     )
 
 
-def _verdicts(case: Case, nodes: Sequence[Node]) -> list[Verdict]:
+def _placements(case: Case, nodes: Sequence[Node]) -> list[NodePlacement]:
     refusal = whole_model(case)
     if refusal is not None:
-        return [verdict(node, CPU, *refusal) for node in nodes]
-    return [verdict_of(case, node) for node in nodes]
+        return [placement(node, CPU, *refusal) for node in nodes]
+    return [place(case, node) for node in nodes]
 
 
 def _counts(case: Case, devices: dict[Node, str]) -> Counter[str]:

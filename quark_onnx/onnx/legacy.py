@@ -18,9 +18,10 @@ from calibrators import (
     Percentile,
 )
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.config.checks import require_one_of
 from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, nearest, require
+from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.config.data_type import DATA_TYPES
 from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
 from quark_onnx.onnxruntime_spelling.request import name_of
@@ -250,5 +251,5 @@ def dtype_of(kind: object, options: Mapping[str, Any]) -> str:
 
 
 def _chosen(names: dict[Any, str], key: Any, attribute: str) -> str:
-    require(key in names, attribute, key, f"one of: {', '.join(map(str, names))}")
+    require_one_of(attribute, key, names)
     return names[key]

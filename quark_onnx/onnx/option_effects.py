@@ -12,8 +12,9 @@ from onnx import ModelProto
 
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.config.checks import require_one_of
 from quark_onnx.containers import excluding, names_of, without
-from quark_onnx.errors import ConfigError, nearest, require
+from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import (
@@ -271,7 +272,7 @@ def fast_finetune(draft: Draft, parameters: Mapping[str, Any]) -> None:
     names = {_camel(name): name for name in vars(AdaRoundConfig())} | _FINETUNE
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
-    require(chosen in kinds, "OptimAlgorithm", chosen, f"one of: {', '.join(kinds)}")
+    require_one_of("OptimAlgorithm", chosen, kinds)
     given = without(parameters, ["OptimAlgorithm"])
     _check_parameters("FastFinetune", given, names)
     for place, algorithm in enumerate(draft.algorithms):

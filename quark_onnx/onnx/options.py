@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from calibrators import MinMax, Percentile
+from quark_onnx.config.option_support import OptionSupport
 from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx import option_effects as effects
@@ -28,8 +29,6 @@ from quark_onnx.onnx.quantization.config.algorithm import (
 
 logger = logging.getLogger(__name__)
 
-Verdict = Literal["obeyed", "not needed", "refused"]
-
 
 @dataclass(frozen=True)
 class Option:
@@ -37,14 +36,14 @@ class Option:
 
     Attributes:
         name: name of the option.
-        verdict: obeyed, not needed or refused.
+        support: obeyed, not needed or refused.
         text: the effect, the reason why it is not needed, or the alternative.
         harmless: values that agree with the actual behaviour.
         apply: function that changes the draft; None without an effect.
     """
 
     name: str
-    verdict: Verdict
+    support: OptionSupport
     text: str
     harmless: tuple[Any, ...] = ()
     apply: effects.Apply | None = None
@@ -73,7 +72,7 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
             row.apply(draft, value)
         elif any(value is each or value == each for each in row.harmless):
             logger.debug("extra option %s asks for what happens anyway", name)
-        elif row.verdict == "refused":
+        elif row.support == "refused":
             raise ConfigError(
                 f"extra option {name}={value!r} is not supported: {row.text}",
             )

@@ -18,7 +18,8 @@ from calibrators.base import is_number
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.onnx_runtime.runner import collect
 from calibrators.readers.spool import Spool
-from quark_onnx.errors import ConfigError, data_errors
+from quark_onnx.config.checks import Requirement, require_all, require_flags, whole
+from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers.problem import Problem, Solution
@@ -143,13 +144,8 @@ def watch(
 
 def require_whole(optimizer: Any, *settings: str, least: int = 1) -> None:
     """Raise ConfigError unless the settings are integers, at least ``least``."""
-    for setting in settings:
-        value = getattr(optimizer, setting)
-        if type(value) is not int or value < least:
-            wanted = f"a whole number of at least {least}"
-            raise ConfigError(
-                f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}",
-            )
+    wanted = f"a whole number of at least {least}"
+    _require(optimizer, settings, whole(least), wanted)
 
 
 def require_number(
@@ -159,28 +155,31 @@ def require_number(
     most: float = inf,
 ) -> None:
     """Raise ConfigError unless the settings are finite numbers between two ends."""
-    for setting in settings:
-        value = getattr(optimizer, setting)
-        if not is_number(value) or not isfinite(value) or not least <= value <= most:
-            ends = []
-            if least > -inf:
-                ends.append(f" of at least {least:g}")
-            if most < inf:
-                ends.append(f" of at most {most:g}")
-            wanted = f"a number{' and'.join(ends)}"
-            raise ConfigError(
-                f"{setting} of {optimizer.name} is {value!r}; it must be {wanted}",
-            )
+    ends = []
+    if least > -inf:
+        ends.append(f" of at least {least:g}")
+    if most < inf:
+        ends.append(f" of at most {most:g}")
+
+    def holds(value: Any) -> bool:
+        return is_number(value) and isfinite(value) and least <= value <= most
+
+    _require(optimizer, settings, holds, f"a number{' and'.join(ends)}")
 
 
 def require_flag(optimizer: Any, *settings: str) -> None:
     """Raise ConfigError unless the settings are booleans."""
-    for setting in settings:
-        value = getattr(optimizer, setting)
-        if not isinstance(value, bool):
-            raise ConfigError(
-                f"{setting} of {optimizer.name} is {value!r}; it must be true or false",
-            )
+    require_flags(optimizer, settings, f" of {optimizer.name}")
+
+
+def _require(
+    optimizer: Any,
+    settings: Iterable[str],
+    holds: Callable[[Any], bool],
+    wanted: str,
+) -> None:
+    requirements = [Requirement(setting, holds, wanted) for setting in settings]
+    require_all(optimizer, requirements, f" of {optimizer.name}")
 
 
 C = TypeVar("C", bound=type[Any])

@@ -43,18 +43,20 @@ def torch_results() -> list[Reported]:
     from quark_onnx.torch.pipelines.estimate import Estimate
     from quark_onnx.torch.pipelines.ptq import PtqResult
     from quark_onnx.torch.pipelines.report import TorchReport
-    from quark_onnx.torch.pipelines.verdict import Verdict as Loss
-    from quark_onnx.torch.validate.finding import Verdict
+    from quark_onnx.torch.pipelines.verdict import CheckpointVerdict
+    from quark_onnx.torch.validate.finding import Validation
 
     report = TorchReport(
         {"q_proj": scheme("int4_wo_32")},
         {"lm_head": "excluded"},
         outcomes=[Outcome("q_proj", "gptq", 0.2, 0.1)],
     )
-    loss = Loss(8 << 20, 2 << 20, 4 << 20, "of the data", 64, 0.01, 5.0, 5.1)
+    loss = CheckpointVerdict(
+        8 << 20, 2 << 20, 4 << 20, "of the data", 64, 0.01, 5.0, 5.1
+    )
     result = PtqResult(report, Estimate(1 << 30, 1 << 20, 3.0), 5.0, 5.1, loss)
-    verdict = Verdict("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
-    return [report, loss, result, verdict]
+    validation = Validation("out", "vllm", "vLLM 0.11", "quark", {"int4": 1}, (), ())
+    return [report, loss, result, validation]
 
 
 def classes() -> list[type[Reported]]:

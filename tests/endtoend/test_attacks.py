@@ -111,7 +111,7 @@ def test_settings_in_python_that_are_none() -> None:
     ):
         QConfig(overrides=None)  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match="between of an override is 5; it takes two sets of names"
+        ConfigError, match="between of an override is 5; it must be two sets of names"
     ):
         Override(between=5, keep=True)  # type: ignore[arg-type]
     for calibrator, settings in (

@@ -9,7 +9,8 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.config.checks import require
+from quark_onnx.errors import DataError
 from quark_onnx.onnx.calibration.data_readers import PathDataReader
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import (
@@ -34,8 +35,12 @@ class ModelQuantizer:
 
     def __init__(self, config: Config | QConfig | QuantizationConfig) -> None:
         given = config.global_quant_config if isinstance(config, Config) else config
-        if not isinstance(given, QConfig | QuantizationConfig):
-            raise ConfigError(f"config is {config!r}; it must be a QConfig or a Config")
+        require(
+            isinstance(given, QConfig | QuantizationConfig),
+            "config",
+            config,
+            "a QConfig or a Config",
+        )
         self.config: QConfig | QuantizationConfig = given
 
     def quantize_model(

@@ -23,7 +23,7 @@ from quark_onnx.torch.pipelines.estimate import size
 from quark_onnx.torch.pipelines.mixed_precision import Mixture
 from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
-from quark_onnx.torch.pipelines.verdict import Verdict, file_size
+from quark_onnx.torch.pipelines.verdict import CheckpointVerdict, file_size
 from quark_onnx.wording import first_of, tally
 
 _STYLE = (
@@ -175,7 +175,7 @@ def _verdict(found: Found) -> str:
     return verdict(band, judged.sentence(), [] if band == "good" else actions)
 
 
-def _worst(judged: Verdict) -> list[tuple[str, str]]:
+def _worst(judged: CheckpointVerdict) -> list[tuple[str, str]]:
     """Return the layers with the largest errors, and the error of each in words."""
     return [(name, f"error {percentage(error)}") for name, error in judged.worst]
 

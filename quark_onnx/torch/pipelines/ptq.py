@@ -29,7 +29,7 @@ from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import (
     GENERATED,
     HELD_OUT,
-    Verdict,
+    CheckpointVerdict,
     judge,
     split_held_out,
 )
@@ -76,7 +76,7 @@ class PtqResult(Reported):
     estimate: Estimate
     before: float | None = None
     after: float | None = None
-    verdict: Verdict | None = None
+    verdict: CheckpointVerdict | None = None
 
     def lines(self) -> list[str]:
         """Return the report on the layers and the verdict as lines of text."""

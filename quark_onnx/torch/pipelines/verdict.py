@@ -47,7 +47,7 @@ _SMALL, _MODERATE = 0.01, 0.05
 
 
 @dataclass(frozen=True)
-class Verdict(Reported):
+class CheckpointVerdict(Reported):
     """Comparison of a quantized checkpoint with the float model.
 
     Attributes:
@@ -105,7 +105,7 @@ class Verdict(Reported):
     def sentence(self) -> str:
         """Return the verdict in one sentence.
 
-        >>> Verdict(8 << 20, 2 << 20, 4 << 20).sentence()
+        >>> CheckpointVerdict(8 << 20, 2 << 20, 4 << 20).sentence()
         '8.0 MiB before, 2.0 MiB after: 4.00 bits per weight of all layers'
         """
         sizes = (
@@ -173,7 +173,7 @@ def judge(  # noqa: PLR0913
     windows: Sequence[Any],
     text: str,
     progress: bool | None = False,
-) -> Verdict:
+) -> CheckpointVerdict:
     """Compare a quantized checkpoint with its float model.
 
     Args:
@@ -189,7 +189,7 @@ def judge(  # noqa: PLR0913
         The verdict. It has the reason in ``skipped`` if the models cannot be compared.
     """
     before, after = source.reader, Reader(Path(checkpoint))
-    sizes = Verdict(
+    sizes = CheckpointVerdict(
         _bytes(before),
         _bytes(after),
         _weights(before),
@@ -216,9 +216,9 @@ def _compared_models(  # noqa: PLR0913
     config: TorchConfig,
     windows: Sequence[Any],
     text: str,
-    sizes: Verdict,
+    sizes: CheckpointVerdict,
     progress: bool | None,
-) -> Verdict:
+) -> CheckpointVerdict:
     """Load and compare both models, as ``judge`` does.
 
     Args:
@@ -279,7 +279,7 @@ def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[
     return list(windows[:count]), spare
 
 
-def _reason(sizes: Verdict, windows: Sequence[Any]) -> str:
+def _reason(sizes: CheckpointVerdict, windows: Sequence[Any]) -> str:
     """Return why models cannot be compared; empty if they can."""
     needed, free = 2 * sizes.bytes_before + sizes.bytes_after, available()
     if needed > free:
@@ -419,7 +419,7 @@ def _compared(
             handle.remove()
 
 
-def _advice(found: Verdict, config: TorchConfig) -> tuple[str, str]:
+def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
     """Return the change to try in words, and the options of ``llm ptq`` that make it."""
     assert found.divergence is not None
     if found.divergence <= _SMALL:

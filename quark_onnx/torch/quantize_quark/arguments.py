@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from quark_onnx.config.option_support import OptionSupport
 from quark_onnx.errors import ConfigError
-
-Verdict = Literal["obeyed", "not needed", "refused"]
 
 
 @dataclass(frozen=True)
@@ -25,14 +24,14 @@ class Argument:
 
     Attributes:
         names: names of the argument, the current one first.
-        verdict: obeyed, not needed, or refused.
+        support: obeyed, not needed, or refused.
         text: the effect, the reason why it is not needed, or an alternative.
         settings: arguments for ``argparse``.
         harmless: values that ask for the default behaviour.
     """
 
     names: str
-    verdict: Verdict
+    support: OptionSupport
     text: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     harmless: tuple[Any, ...] = ()
@@ -466,10 +465,10 @@ def parser() -> argparse.ArgumentParser:
         description="Quantize a language model into a checkpoint.",
     )
     for row in ROWS:
-        if row.verdict == "obeyed":
+        if row.support == "obeyed":
             text = row.text
         else:
-            text = f"{row.verdict}: {row.text}"
+            text = f"{row.support}: {row.text}"
         made.add_argument(
             *row.names.split(),
             **row.settings,
@@ -493,13 +492,13 @@ def notes_on(args: argparse.Namespace) -> Iterator[str]:
     for row in ROWS:
         value = getattr(args, row.dest)
         if (
-            row.verdict == "obeyed"
+            row.support == "obeyed"
             or value is None
             or value is False
             or value in row.harmless
         ):
             continue
         name = row.names.split()[0]
-        if row.verdict == "refused":
+        if row.support == "refused":
             raise ConfigError(f"{name} is not supported: {row.text}")
         yield f"{name} has no effect: {row.text}"

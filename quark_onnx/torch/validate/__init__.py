@@ -4,7 +4,7 @@
 """
 
 from quark_onnx.torch.validate.clients import validate
-from quark_onnx.torch.validate.finding import Finding, Rule, Verdict
+from quark_onnx.torch.validate.finding import Finding, Rule, Validation
 from quark_onnx.torch.validate.repair import Mended, repair
 from quark_onnx.torch.validate.rules import RULES
 
@@ -13,7 +13,7 @@ __all__ = [
     "Finding",
     "Mended",
     "Rule",
-    "Verdict",
+    "Validation",
     "repair",
     "validate",
 ]

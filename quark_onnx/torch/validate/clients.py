@@ -26,7 +26,7 @@ from quark_onnx.torch.validate.finding import (
     WARNING,
     WRONG,
     Finding,
-    Verdict,
+    Validation,
 )
 from quark_onnx.torch.validate.rules import (
     GENAI,
@@ -214,7 +214,7 @@ RELEASES = {
 }
 
 
-def validate(folder: Path, client: str) -> Verdict:
+def validate(folder: Path, client: str) -> Validation:
     """Check by the rules of a client whether it would load a checkpoint correctly.
 
     Only headers are read, and nothing is loaded.
@@ -246,13 +246,13 @@ def validate(folder: Path, client: str) -> Verdict:
         return _validate_gguf(folder)
     if client == "onnxruntime-genai":
         found = genai.findings(folder)
-        return _verdict(folder, client, "onnx", {}, (), found)
+        return _validation(folder, client, "onnx", {}, (), found)
     checkpoint = read(folder)
     layout = LAYOUTS[client].get(checkpoint.method, Layout())
     schemes = dict[str, int]()
     if not _stops([*_run(layout.config, checkpoint)]):
         schemes = dict(Counter(_safely(layout.schemes, checkpoint)))
-    return _verdict(
+    return _validation(
         folder,
         client,
         checkpoint.method,
@@ -281,13 +281,13 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
     return found
 
 
-def _validate_gguf(place: Path) -> Verdict:
+def _validate_gguf(place: Path) -> Validation:
     models = llama_cpp.read_models(place)
     found = [finding for each in models for finding in llama_cpp.findings(each)]
     schemes = Counter(scheme for each in models for scheme in llama_cpp.schemes(each))
     if not models:
         found.append(broken("gguf-none", str(place), "there is no *.gguf"))
-    return _verdict(place, "llama.cpp", "gguf", dict(schemes), (), found)
+    return _validation(place, "llama.cpp", "gguf", dict(schemes), (), found)
 
 
 def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
@@ -305,19 +305,19 @@ def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
     )
 
 
-def _verdict(  # noqa: PLR0913
+def _validation(  # noqa: PLR0913
     place: Path,
     client: str,
     layout: str,
     schemes: dict[str, int],
     needs: tuple[str, ...],
     found: Iterable[Finding],
-) -> Verdict:
+) -> Validation:
     ordered = sorted(
         dict.fromkeys(found),
         key=lambda finding: SEVERITIES.index(finding.severity),
     )
-    return Verdict(
+    return Validation(
         str(place),
         client,
         RELEASES[client],

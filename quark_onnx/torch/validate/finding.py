@@ -71,7 +71,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Verdict(Reported):
+class Validation(Reported):
     """Result of the validation of a checkpoint for a client.
 
     Attributes:
@@ -121,7 +121,7 @@ class Verdict(Reported):
     def sentence(self) -> str:
         """The verdict, and that the client itself was not asked.
 
-        >>> Verdict("llama", "vllm", "vLLM 0.33.0", "quark", {}, (), ()).sentence
+        >>> Validation("llama", "vllm", "vLLM 0.33.0", "quark", {}, (), ()).sentence
         'passes all rules of vLLM 0.33.0 (the client was not run)'
         """
         if not self.findings:

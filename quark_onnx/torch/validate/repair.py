@@ -15,7 +15,7 @@ from quark_onnx.containers import names_of, of_type, without
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
-from quark_onnx.torch.validate.finding import Verdict
+from quark_onnx.torch.validate.finding import Validation
 from quark_onnx.torch.validate.header import Header
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import today
@@ -42,7 +42,7 @@ class Mended:
 
     folder: Path | None
     notes: tuple[str, ...]
-    verdict: Verdict
+    verdict: Validation
 
     def __str__(self) -> str:
         written = "nothing could be mended, nothing is written"

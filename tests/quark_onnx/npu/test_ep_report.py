@@ -27,7 +27,7 @@ def report_of(forecast: npu.Preflight, swapped: int = 0) -> dict[str, Any]:
             "opType": v.op_type,
             "device": "CPU" if at < swapped else v.device,
         }
-        for at, v in enumerate(forecast.verdicts)
+        for at, v in enumerate(forecast.placements)
     ]
     counts = [("all", 204), ("CPU", 1), ("DPU", 201), ("VITIS_EP_CPU", 2)]
     return {
@@ -50,7 +50,7 @@ def test_a_report_that_agrees(forecast: npu.Preflight, tmp_path: Path) -> None:
         "VITIS_EP_CPU": (2, 2),
         "pieces on the NPU": (1, 1),
     }
-    assert scored.matched == len(forecast.verdicts) and not scored.wrong
+    assert scored.matched == len(forecast.placements) and not scored.wrong
 
 
 def test_nodes_that_are_elsewhere_are_named(

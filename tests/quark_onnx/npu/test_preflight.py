@@ -15,7 +15,13 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.cost import operations
-from quark_onnx.npu import Preflight, Verdict, deploy_forecast, legalize, preflight
+from quark_onnx.npu import (
+    NodePlacement,
+    Preflight,
+    deploy_forecast,
+    legalize,
+    preflight,
+)
 from quark_onnx.npu.partition import pieces, root_in
 from quark_onnx.npu.placement import NPU
 from quark_onnx.npu.support import KINDS, listed
@@ -98,7 +104,7 @@ def test_later_releases_are_less_sure_of_gates() -> None:
         for release in ("1.6", "1.8")
     )
     confidences = [
-        {v.confidence for v in each.verdicts if v.op_type == "HardSigmoid"}
+        {v.confidence for v in each.placements if v.op_type == "HardSigmoid"}
         for each in (old, new)
     ]
     assert confidences == [{"measured"}, {"inferred"}]
@@ -133,8 +139,10 @@ def found(
     return preflight(model, target, kind=kind)
 
 
-def only(result: Preflight, op_type: str) -> Verdict:
-    return next(verdict for verdict in result.verdicts if verdict.op_type == op_type)
+def only(result: Preflight, op_type: str) -> NodePlacement:
+    return next(
+        placement for placement in result.placements if placement.op_type == op_type
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,9 +161,9 @@ def only(result: Preflight, op_type: str) -> Verdict:
 )  # fmt: skip
 def test_rules(body: str, op_type: str, device: str, words: str) -> None:
     result = found(body, s=normal(4, 1, 1), k=np.array([2], np.int64))
-    verdict = only(result, op_type)
-    assert verdict.device == device and words in verdict.reason
-    assert verdict.source and verdict.confidence in (
+    placement = only(result, op_type)
+    assert placement.device == device and words in placement.reason
+    assert placement.source and placement.confidence in (
         "documented",
         "measured",
         "read",
@@ -167,10 +175,10 @@ def test_a_convolution_without_attributes_ends_the_process() -> None:
     model = parse(
         f"g ({X} x) => (float[1,4,6,6] y) {{ y = Conv (x, w) }}", w=weight(4, 4, 3, 3)
     )
-    [verdict] = preflight(model, "stx").aborts
+    [placement] = preflight(model, "stx").aborts
     assert (
-        "missing: strides, pads, dilations, kernel_shape, group" in verdict.reason
-        and "legalize" in verdict.mend
+        "missing: strides, pads, dilations, kernel_shape, group" in placement.reason
+        and "legalize" in placement.mend
     )
 
 
@@ -186,14 +194,14 @@ def test_whole_models_that_stay_on_the_cpu(
 ) -> None:
     result = found("y = Relu (b)", target, kind, shape)
     assert result.counts["NPU"] == 0 and result.subgraphs == 0 and result.share == 0
-    assert {words in verdict.reason for verdict in result.verdicts} == {True}
+    assert {words in placement.reason for placement in result.placements} == {True}
 
 
 def test_dynamic_shapes() -> None:
     result = found("y = Relu (b)", shape="float[N,4,8,8]")
-    assert {verdict.device for verdict in result.verdicts} == {
+    assert {placement.device for placement in result.placements} == {
         "CPU"
-    } and "--shape" in result.verdicts[0].mend
+    } and "--shape" in result.placements[0].mend
 
 
 def test_a_piece_does_not_wait_for_what_waits_for_it() -> None:
@@ -277,8 +285,8 @@ def test_what_the_converter_of_xdna1_does_not_take(
         "s": np.ones(4, np.float32),
     }
     values |= {"t": np.float32([1, 2, 1, 1]), "h": np.array(6, np.float32)}
-    verdict = only(found(body, "phx", **values), op_type)
-    assert verdict.device == ("CPU" if words else "NPU") and words in verdict.reason
+    placement = only(found(body, "phx", **values), op_type)
+    assert placement.device == ("CPU" if words else "NPU") and words in placement.reason
 
 
 def test_weights_that_are_computed_and_tensors_of_bfloat16() -> None:
@@ -286,7 +294,7 @@ def test_weights_that_are_computed_and_tensors_of_bfloat16() -> None:
     assert "its weight is computed" in only(computed, "MatMul").reason
     narrow = parse("g (bfloat16[1,4] x) => (bfloat16[1,4] y) { y = Relu (x) }")
     result = preflight(narrow, "stx", kind="BF16")
-    assert result.counts["NPU"] == 0 and "is bfloat16" in result.verdicts[0].reason
+    assert result.counts["NPU"] == 0 and "is bfloat16" in result.placements[0].reason
 
 
 def test_a_weight_that_is_an_input_too_is_mended_by_legalizing() -> None:
@@ -310,12 +318,13 @@ def test_what_is_left_float_can_refuse_a_model_on_xdna1() -> None:
     quantized = quantize(
         model, data, QConfig.of("XINT8").with_(target="phx", exclude=(last,))
     ).model
-    verdicts = {
-        verdict.node: verdict for verdict in preflight(quantized, "phx").verdicts
+    placements = {
+        placement.node: placement
+        for placement in preflight(quantized, "phx").placements
     }
     assert (
-        "left float" in verdicts["last"].reason
-        and verdicts["last"].mend == "quark-onnx npu cut"
+        "left float" in placements["last"].reason
+        and placements["last"].mend == "quark-onnx npu cut"
     )
 
 
@@ -324,7 +333,7 @@ def test_sizes_below_zero_are_none() -> None:
     for value in (model.graph.input[0], model.graph.output[0]):
         value.type.tensor_type.shape.dim[0].dim_value = -1
     result = preflight(model, "stx")
-    assert 0 <= result.share <= 1 and "None" in result.verdicts[0].reason
+    assert 0 <= result.share <= 1 and "None" in result.placements[0].reason
 
 
 def test_operations() -> None:

@@ -326,6 +326,6 @@ def test_a_target_gets_both_at_its_opset() -> None:
     result = quantize(model, data, QConfig.of("A16W8").with_(target="stx"))
     assert Graph.of(result.model).opset == 17 and "fuse_gelu: 1" in result.report.notes
     forecast = npu.preflight(result.model, "stx", kind="A16W8")
-    assert {
-        verdict.device for verdict in forecast.verdicts if verdict.op_type == "Gelu"
-    } == {"NPU"}
+    assert {each.device for each in forecast.placements if each.op_type == "Gelu"} == {
+        "NPU"
+    }

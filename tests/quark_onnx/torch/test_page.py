@@ -23,7 +23,7 @@ from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.mixed_precision import Mixture, mix
 from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
-from quark_onnx.torch.pipelines.verdict import Verdict
+from quark_onnx.torch.pipelines.verdict import CheckpointVerdict
 from tests import torch_families
 from tests.browser import check_alone, laid_out
 from tests.torch_models import made, tokens
@@ -183,7 +183,7 @@ def test_verdict_and_repeated_formats() -> None:
         for block in range(4)
         for name in ("q", "up", "down")
     }
-    verdict = Verdict(
+    verdict = CheckpointVerdict(
         4 << 20, 1 << 20, 2 << 20, "of text", 12, 0.2, 9.0, 9.5, advice="x"
     )
     text = render(

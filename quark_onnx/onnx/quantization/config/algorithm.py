@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from quark_onnx.config.checks import require_one_of
 from quark_onnx.containers import by_name, names_of
-from quark_onnx.errors import ConfigError, nearest, require
+from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx import distances
 from quark_onnx.onnx.legacy import narrowed, pattern
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
@@ -350,11 +351,10 @@ class AutoMixprecisionConfig(AlgoConfig):
             ConfigError: a parameter is wrong, or two metrics are given.
         """
         self._warn()
-        require(
-            self.metric_optimize_object in _OBJECTS,
+        require_one_of(
             "metric_optimize_object of auto_mixprecision",
             self.metric_optimize_object,
-            f"one of: {', '.join(_OBJECTS)}",
+            _OBJECTS,
         )
         if self.metric_threshold is None:
             logger.warning(

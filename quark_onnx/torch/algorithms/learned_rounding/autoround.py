@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from quark_onnx.errors import DataError, require
+from quark_onnx.config.checks import require_one_of
+from quark_onnx.errors import DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
@@ -83,12 +84,7 @@ class SignedRounding:
         for rate in ("lr", "minmax_lr"):
             if getattr(self, rate) is not None:
                 require_number(self, rate, least=0, most=1)
-        require(
-            self.optimizer in OPTIMIZERS,
-            f"optimizer of {self.name}",
-            self.optimizer,
-            f"one of: {', '.join(OPTIMIZERS)}",
-        )
+        require_one_of(f"optimizer of {self.name}", self.optimizer, OPTIMIZERS)
 
     def cost(self, shapes: Shapes) -> Cost:
         """Return the estimated cost."""

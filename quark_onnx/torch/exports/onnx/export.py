@@ -12,8 +12,9 @@ import torch
 from onnx import TensorProto
 from torch import nn
 
+from quark_onnx.config.checks import require, require_one_of
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ModelError, nearest, require
+from quark_onnx.errors import ModelError, nearest
 from quark_onnx.graph import Graph, Store
 from quark_onnx.graph.io import staged
 from quark_onnx.graph.store import LARGE_MODEL
@@ -100,7 +101,7 @@ def write_onnx(  # noqa: PLR0913
         MissingDependency: onnxscript is not installed.
         ModelError: torch cannot export the model, or the outputs of onnxruntime differ.
     """
-    require(form in FORMS, "form", form, f"one of: {', '.join(FORMS)}")
+    require_one_of("form", form, FORMS)
     why = nearest(dtype, _TYPES)
     if dtype == "bfloat16":
         why = "; onnxruntime does not compute in bfloat16 on a CPU"

@@ -17,7 +17,7 @@ import torch
 
 from quark_onnx.errors import QuarkError
 from quark_onnx.torch.config.schemes import SCHEMES
-from quark_onnx.torch.validate import Verdict, validate
+from quark_onnx.torch.validate import Validation, validate
 from tests.quark_onnx.torch.test_clients import peer
 from tests.quark_onnx.torch.test_layouts_clients import needs, written
 from tests.torch_models import tokens
@@ -58,7 +58,7 @@ print(json.dumps(words))
 """  # noqa: E501
 
 
-def expected(verdict: Verdict) -> str:
+def expected(verdict: Validation) -> str:
     """The word of a verdict; a folder that needs an option to load does not load without it."""
     needs_option = any(finding.rule == "ct-zero-points" for finding in verdict.findings)
     return "refused" if needs_option else verdict.word

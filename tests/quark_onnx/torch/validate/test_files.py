@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.validate import Verdict, validate
+from quark_onnx.torch.validate import Validation, validate
 from quark_onnx.torch.validate.header import read_header, values_of
 from tests.quark_onnx.torch.validate import drafts
 from tests.quark_onnx.torch.validate.drafts import write_safetensors
@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
-def rules(verdict: Verdict) -> list[str]:
+def rules(verdict: Validation) -> list[str]:
     return sorted({finding.rule for finding in verdict.findings})
 
 

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate import validate
-from quark_onnx.torch.validate.finding import Verdict
+from quark_onnx.torch.validate.finding import Validation
 from tests.models import conv_relu
 
 CONFIG = {"model": {"decoder": {"filename": "model.onnx"}}}
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def checked(folder: Path) -> Verdict:
+def checked(folder: Path) -> Validation:
     return validate(folder, "onnxruntime-genai")
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark_onnx.torch.validate import Verdict, validate
+from quark_onnx.torch.validate import Validation, validate
 from quark_onnx.torch.validate.gguf_header import read_gguf
 from tests.quark_onnx.torch.validate import drafts
 
@@ -74,7 +74,7 @@ def write(
     return file
 
 
-def rules(verdict: Verdict) -> list[str]:
+def rules(verdict: Validation) -> list[str]:
     return sorted({finding.rule for finding in verdict.findings})
 
 
