@@ -18,6 +18,7 @@ from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
+from quark_onnx.containers import excluding
 from quark_onnx.errors import ConfigError, crash_errors, nearest
 from quark_onnx.graph import Graph, gather_constants, inlined, upcast_to_float32
 from quark_onnx.graph.io import load
@@ -479,11 +480,7 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
         )
     if not call.config.safe:
         kept_float = plan_for(call.model, call.config.with_(safe=True)).kept
-        done = [
-            name
-            for name in kept_float
-            if name not in plan_for(call.model, call.config).kept
-        ]
+        done = excluding(kept_float, plan_for(call.model, call.config).kept)
         if done:
             logger.warning(
                 "%d nodes are quantized as requested by name, which are float by"

@@ -72,7 +72,7 @@ class Comparison(Reported):
     def lines(self) -> list[str]:
         """Return the comparison as lines of text."""
         lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
-        lines += section("error", [output_line(output) for output in self.outputs])
+        lines += section("error", list(map(output_line, self.outputs)))
         for score in self.scores:
             both = f"float {score.reference:.4g}, quantized {score.other:.4g}"
             lines += section("labels", [f"{score.name}: {both}"])
@@ -90,11 +90,11 @@ class Comparison(Reported):
             "bytes_before": self.bytes_before,
             "bytes_after": self.bytes_after,
             "worst_sqnr": self.sqnr,
-            "outputs": [asdict(output) for output in self.outputs],
+            "outputs": list(map(asdict, self.outputs)),
             "verdict": None if self.verdict is None else asdict(self.verdict),
             "warnings": self.warnings,
             "labelled": self.labelled,
-            "scores": [asdict(score) for score in self.scores],
+            "scores": list(map(asdict, self.scores)),
             "latency": None if self.latency is None else asdict(self.latency),
         }
 
@@ -204,7 +204,7 @@ def _compared(  # noqa: PLR0913
         model_bytes(before),
         model_bytes(after),
         verdict,
-        [str(finding) for finding in findings],
+        list(map(str, findings)),
     )
     return comparison, counter.first
 

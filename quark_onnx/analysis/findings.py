@@ -221,7 +221,7 @@ class Analysis(Reported):
     def lines(self) -> list[str]:
         """Return the errors of the outputs and the noisiest tensors as lines of text."""
         lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
-        lines += section("error", [output_line(output) for output in self.outputs])
+        lines += section("error", list(map(output_line, self.outputs)))
         noisy = list[str]()
         for tensor in self.ranking:
             causes = "; ".join(cause.text for cause in tensor.causes)

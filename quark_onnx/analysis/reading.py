@@ -360,7 +360,7 @@ class Reading:
         elif node.op_type in _ON_CODES:
             places = _ON_CODES[node.op_type][0]
         else:
-            return name, [Operand(tensor) for tensor in node.inputs]
+            return name, list(map(Operand, node.inputs))
         transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
         axis = 0 if transposed or node.op_type == "QLinearConv" else 1
         found = [

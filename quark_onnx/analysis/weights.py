@@ -157,7 +157,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
         cosine=cosine_similarity((exact * fitted).sum(), signal.sum(), energy),
         worst_channel=int(ratios.argmin()),
         worst_sqnr=float(ratios.min()),
-        dead=[int(channel) for channel in np.flatnonzero(dead)],
+        dead=list(map(int, np.flatnonzero(dead))),
         dead_noise=_share(noise, dead),
         outlier_channel=int(reach.argmax()),
         outlier_ratio=_outlier_ratio(reach),
@@ -332,4 +332,4 @@ def bins(histogram: Histogram) -> Bins | None:
         len(edges) - 2,
     )
     summed = np.bincount(places, weights=counts, minlength=len(edges) - 1)
-    return Bins([float(e) for e in edges], [int(c) for c in summed])
+    return Bins(list(map(float, edges)), list(map(int, summed)))

@@ -97,7 +97,7 @@ def _check_page(options: Namespace) -> None:
 
 
 def _outputs(found: Analysis) -> str:
-    shown = first_of([_output(output) for output in found.outputs], _SHOWN)
+    shown = first_of(list(map(_output, found.outputs)), _SHOWN)
     return f"output{'s' * (len(found.outputs) > 1)} {shown}"
 
 

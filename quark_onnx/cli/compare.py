@@ -130,7 +130,7 @@ def score_document(found: Comparison) -> dict[str, Any]:
     """
     return {
         "labelled": found.labelled,
-        "scores": [asdict(score) for score in found.scores],
+        "scores": list(map(asdict, found.scores)),
     }
 
 

@@ -97,7 +97,7 @@ def run(options: Namespace) -> Answer:
         "output": options.output,
         "bytes_before": done.bytes_before,
         "bytes_after": done.bytes_after,
-        "steps": [asdict(step) for step in done.steps],
+        "steps": list(map(asdict, done.steps)),
     }
     return Answer(lines, document)
 

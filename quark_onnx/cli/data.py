@@ -169,7 +169,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _check(options: Namespace, images: dict[str, Any]) -> None:
-    flags = [_flag(name) for name in images]
+    flags = list(map(_flag, images))
     if options.data is None:
         if options.limit:
             flags.append("--limit")

@@ -389,7 +389,7 @@ def _signals_raise() -> Iterator[None]:
 def _diagnostics(verbose: bool) -> Iterator[None]:
     """Send warnings and log messages of the library to stderr, formatted as errors."""
     handler = _ToStderr(logging.INFO if verbose else logging.WARNING)
-    loggers = [logging.getLogger(name) for name in ("quark_onnx", "calibrators")]
+    loggers = list(map(logging.getLogger, ("quark_onnx", "calibrators")))
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)

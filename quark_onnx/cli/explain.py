@@ -74,9 +74,7 @@ def _node(plan: Plan, node: Node) -> dict[str, Any]:
         "name": node.name,
         "operator": node.kind,
         "float": plan.kept.get(node.name),
-        "inputs": [
-            _tensor(plan, plan.use(tensor, node)) for tensor in node.inputs if tensor
-        ],
+        "inputs": [_tensor(plan, use) for use in plan.reads(node)],
         "outputs": [_tensor(plan, Use(tensor)) for tensor in node.outputs if tensor],
     }
 

@@ -18,6 +18,7 @@ from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.support import WAYS
+from quark_onnx.containers import names_of
 from quark_onnx.dtypes import Block, DType, Half, Scaled
 from quark_onnx.errors import MissingDependency
 from quark_onnx.registry import (
@@ -269,7 +270,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], Callable[[], list[Row]]]] = {
     ),
     "operators": (("operator", "rule", "what is quantized"), _operators),
     "formats": (("name", "family", "bits", "values", "least opset"), _formats),
-    "matrix": (("format", *(way.name for way in WAYS)), _matrix),
+    "matrix": (("format", *names_of(WAYS)), _matrix),
     "calibrators": (
         ("name", "settings", "what it does"),
         lambda: _classes(CALIBRATORS),

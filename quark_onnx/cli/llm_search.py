@@ -131,8 +131,8 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         "output": options.output,
         "best": None if found.best is None else str(found.best),
         "pareto": [trial.candidate for trial in found.pareto],
-        "trials": [asdict(trial) for trial in found.trials],
-        "untried": [str(each) for each in found.untried],
+        "trials": list(map(asdict, found.trials)),
+        "untried": list(map(str, found.untried)),
     }
     if found.best is None:
         sizes = [trial.bits for trial in found.trials if trial.divergence is not None]

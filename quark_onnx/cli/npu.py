@@ -339,8 +339,8 @@ def _deploy(options: Namespace) -> Answer:
         "notes": list(found.notes),
         "worst_sqnr": None if found.report is None else found.report.worst_sqnr,
         "verdict": _verdict(found),
-        "next_steps": [asdict(step) for step in steps],
-        "warnings": [str(finding) for finding in found.check.findings],
+        "next_steps": list(map(asdict, steps)),
+        "warnings": list(map(str, found.check.findings)),
         **{
             name: value
             for name, value in _forecast(found.forecast).items()

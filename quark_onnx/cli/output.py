@@ -81,7 +81,7 @@ def error_document(
     """
     error: dict[str, Any] = {"kind": kind, "message": message}
     if steps:
-        error["next_steps"] = [asdict(step) for step in steps]
+        error["next_steps"] = list(map(asdict, steps))
     return {"error": error}
 
 
@@ -96,7 +96,7 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
       name    bits
       uint16  16
     """
-    rows = [[printable(cell) for cell in row] for row in rows]
+    rows = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

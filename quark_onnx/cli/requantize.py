@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import filterfalse
 from pathlib import Path
 
 from quark_onnx.cli.data import add_data_options
@@ -57,13 +58,13 @@ def compared_with_commands(
 
 
 def _data_steps(verdict: Verdict, options: Namespace) -> list[NextStep]:
-    steps = [step for step in verdict.next_steps if changes_data(step)]
+    steps = list(filter(changes_data, verdict.next_steps))
     return with_commands(steps, options)
 
 
 def _quantize_steps(verdict: Verdict, options: Namespace) -> Iterator[NextStep]:
     """Yield changes of the quantization, as commands with the data of the comparison."""
-    steps = [step for step in verdict.next_steps if not changes_data(step)]
+    steps = list(filterfalse(changes_data, verdict.next_steps))
     words = _words(options) if steps and options.data is not None else None
     if words is None:
         yield from steps

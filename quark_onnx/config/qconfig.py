@@ -486,9 +486,7 @@ def from_dict(data: dict[str, Any]) -> QConfig:
             for item in changes["overrides"]
         )
     if isinstance(changes.get("tensors"), list | tuple):
-        changes["tensors"] = tuple(
-            tensor_override_of(item) for item in changes["tensors"]
-        )
+        changes["tensors"] = tuple(map(tensor_override_of, changes["tensors"]))
     return base.with_(**changes)
 
 

@@ -23,7 +23,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, QConfig | Override | TensorOverride | QuantizationSpec):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return list(map(_plain, value))
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if hasattr(value, "statistic") or hasattr(value, "stage"):

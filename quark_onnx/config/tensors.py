@@ -173,7 +173,7 @@ class TensorOverride:
         if not isinstance(value, str):
             items = tuple(np.asarray(value).reshape(-1).tolist())
         require(
-            all(is_number(item) for item in items),
+            all(map(is_number, items)),
             f"{name} of {self.where}",
             value,
             "a number, or one for each channel",

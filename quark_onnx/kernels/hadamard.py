@@ -45,7 +45,7 @@ class Rotation:
     @property
     def size(self) -> int:
         """Number of channels."""
-        return int(np.prod([len(factor) for factor in self.factors]))
+        return int(np.prod(list(map(len, self.factors))))
 
     def turn(self, array: NDArray[np.floating], axis: int = -1) -> Floats:
         """Multiply every vector along an axis by the matrix, in float64; the shape stays.

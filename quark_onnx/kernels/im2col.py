@@ -151,7 +151,7 @@ def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64
     """
     wanted = min(count, wanted)
     ends = np.arange(wanted + 1) * count // max(1, wanted)
-    draws = [np.random.default_rng(seed) for seed in seeds]
+    draws = list(map(np.random.default_rng, seeds))
     shares = np.array([random.random(wanted) for random in draws]).reshape(
         len(draws),
         wanted,

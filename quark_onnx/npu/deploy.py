@@ -23,6 +23,7 @@ from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
 from quark_onnx.config import QConfig
+from quark_onnx.containers import names_of
 from quark_onnx.errors import (
     ConfigError,
     ConstraintError,
@@ -283,7 +284,7 @@ def _unknown(folder: Path) -> str:
         mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
         sums = (folder / _SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        return f"{min(path.name for path in folder.iterdir())!r}"
+        return f"{min(names_of(folder.iterdir()))!r}"
     known = {line.partition("  ")[2] for line in sums} | {_SUMS}
     if not isinstance(mark, dict) or mark.get("schema") != 1 or _MARK not in known:
         return f"{_MARK!r}"
@@ -359,7 +360,7 @@ def _write(
         "share": bundle.forecast.share,
     }
     report = None if bundle.report is None else bundle.report.to_dict()
-    findings = [str(finding) for finding in bundle.check.findings]
+    findings = list(map(str, bundle.check.findings))
     _json(
         folder / "report.json",
         {"accuracy": report, "forecast": forecast, "warnings": findings},

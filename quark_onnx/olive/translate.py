@@ -190,7 +190,7 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
         _layers(parameters, "specific_layer_config"),
         _layers(parameters, "layer_type_config"),
         exclude=parameters.get("exclude"),
-        algo_config=[_algorithm(each) for each in parameters.get("algo_config") or ()],
+        algo_config=list(map(_algorithm, parameters.get("algo_config") or ())),
         extra_options=options,
     )
     draft = config.draft()

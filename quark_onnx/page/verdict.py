@@ -37,7 +37,7 @@ def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
         sentence: the verdict, as text.
         actions: the actions, the most promising first.
     """
-    items = "".join(_item(action) for action in islice(actions, _SHOWN))
+    items = "".join(map(_item, islice(actions, _SHOWN)))
     listed = ""
     if items:
         listed = f"<h2>What to do next</h2><ol>{items}</ol>"

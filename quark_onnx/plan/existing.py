@@ -44,10 +44,10 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
     Raises:
         ModelError: there are such nodes, also in subgraphs, and ``keep`` is false.
     """
-    quantizing = [node for node in graph.nodes if is_quantizing(node)]
+    quantizing = list(filter(is_quantizing, graph.nodes))
     everywhere = [
         *quantizing,
-        *(node for node in inner_nodes(graph.nodes) if is_quantizing(node)),
+        *filter(is_quantizing, inner_nodes(graph.nodes)),
     ]
     if everywhere and not keep:
         kinds = Counter(node.op_type for node in everywhere)

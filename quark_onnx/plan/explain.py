@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from calibrators.shown import printable
@@ -22,14 +23,16 @@ def _paragraph(plan: Plan, node: Node) -> str:
     reason = plan.kept.get(node.name)
     if reason:
         title += f"  float: {reason}"
-    uses = [("<", tensor, plan.use(tensor, node)) for tensor in node.operands]
-    uses += [(">", tensor, Use(tensor)) for tensor in node.results]
-    lines = [title]
-    for sign, tensor, use in uses:
+    inputs = _decisions(plan, "<", plan.reads(node))
+    outputs = _decisions(plan, ">", map(Use, node.results))
+    return "\n".join((title, *inputs, *outputs))
+
+
+def _decisions(plan: Plan, sign: str, uses: Iterable[Use]) -> Iterator[str]:
+    """Yield a line per use with a decision; a tensor kept float at the root is shown float."""
+    for use in uses:
         entry = plan.entries.get(use)
-        if entry is None:
-            continue
-        root = plan.entry(use)
-        text = str(root if isinstance(root, Keep) else entry)
-        lines.append(f"  {sign} {printable(tensor)}: {printable(text)}")
-    return "\n".join(lines)
+        if entry is not None:
+            root = plan.entry(use)
+            text = str(root if isinstance(root, Keep) else entry)
+            yield f"  {sign} {printable(use.tensor)}: {printable(text)}"

@@ -142,6 +142,10 @@ class Plan:
             return Use(tensor, node.name)
         return Use(tensor)
 
+    def reads(self, node: Node) -> list[Use]:
+        """Return the uses of the tensors that ``node`` reads."""
+        return [self.use(tensor, node) for tensor in node.operands]
+
     def root(self, use: Use) -> Use:
         """Return the use that owns the scale: the end of a chain of SameAs entries."""
         for _ in range(len(self.entries) + 1):
@@ -163,11 +167,8 @@ class Plan:
         """Return whether a node that is not kept float reads or computes quantized tensors."""
         if node.name in self.kept:
             return False
-        inputs = node.operands
-        outputs = node.results
-        return any(self.quantized(name, node) for name in inputs) or any(
-            self.quantized(name) for name in outputs
-        )
+        uses = [*self.reads(node), *map(Use, node.results)]
+        return any(isinstance(self.entry(use), Quantize) for use in uses)
 
     def ineligible(self, tensor: str) -> str:
         """Return the reason why a tensor can never be quantized; empty if it can."""

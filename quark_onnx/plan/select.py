@@ -234,7 +234,7 @@ def _matches(pattern: str, names: Iterable[str]) -> list[str]:
             raise ConfigError(
                 f"{pattern!r} is not a valid regular expression: {error}",
             ) from error
-        return [name for name in names if expression.search(name)]
+        return list(filter(expression.search, names))
     return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 

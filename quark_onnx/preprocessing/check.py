@@ -22,6 +22,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
+from quark_onnx.containers import names_of, subset
 from quark_onnx.preprocessing.alternatives import Alternative, Pictures
 from quark_onnx.preprocessing.evidence import (
     Classified,
@@ -321,7 +322,7 @@ class PreprocessingCheck:
             self._given,
             self._fresh,
             partial(_run, session),
-            [self._count(rows) for rows in _STAGES],
+            list(map(self._count, _STAGES)),
             self._count(FIRST),
         )
         return search.finding(self._admissible(alternatives))
@@ -337,7 +338,7 @@ class PreprocessingCheck:
             labelled,
             lambda: Labelled(labelled.output, self._labels),
             partial(_run, session),
-            [self._count(rows) for rows in _LABELLED_STAGES],
+            list(map(self._count, _LABELLED_STAGES)),
             self._count(FIRST),
         )
         return search.finding(alternatives)
@@ -421,9 +422,8 @@ def _batch_norm_finding(
 
 
 def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
-    names = [value.name for value in session.get_outputs()]
-    inputs = {value.name for value in session.get_inputs()}
-    given = {name: value for name, value in feed.items() if name in inputs}
+    names = names_of(session.get_outputs())
+    given = subset(feed, names_of(session.get_inputs()))
     return _arrays(dict(zip(names, session.run(names, given), strict=True)))
 
 

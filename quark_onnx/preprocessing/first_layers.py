@@ -12,6 +12,7 @@ from onnx import ModelProto, helper
 
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import by_name, names_of, subset
 
 Feeds = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -58,12 +59,11 @@ class FirstLayers:
     def responses(self, feeds: Sequence[Feeds]) -> Responses:
         """Return the mean and the variance of every channel, per layer."""
         names = [layer.output for layer in self._layers]
-        known = {value.name for value in self._session.get_inputs()}
+        known = names_of(self._session.get_inputs())
         sums: list[list[Floats]] = []
         for feed in feeds:
-            given = {name: value for name, value in feed.items() if name in known}
-            outputs = self._session.run(names, given)
-            sums.append([_moments(output) for output in outputs])
+            outputs = self._session.run(names, subset(feed, known))
+            sums.append(list(map(_moments, outputs)))
         totals = [sum(each) for each in zip(*sums, strict=True)]
         found = []
         for count, first, second in totals:
@@ -139,7 +139,7 @@ def other_data(distance: tuple[float, float]) -> bool:
 
 def _first(model: ModelProto) -> list[_Layer]:
     graph = model.graph
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants = by_name(graph.initializer)
 
     def constant(name: str) -> Floats | None:
         tensor = constants.get(name)

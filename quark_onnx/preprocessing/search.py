@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any
 
 from numpy.typing import NDArray
 
+from quark_onnx.containers import names_of
 from quark_onnx.preprocessing.alternatives import Alternative
 from quark_onnx.preprocessing.evidence import Evidence, Labelled
 from quark_onnx.preprocessing.finding import Finding
@@ -62,7 +64,7 @@ class Search:
             f" {other.name}"
         )
         if equals:
-            names = "; ".join(each.name for each in equals)
+            names = "; ".join(names_of(equals))
             evidence += f" (as likely: {names}; --labels can tell)"
         if any(each.is_twin_of(other) for each in equals):
             return Finding(
@@ -79,7 +81,7 @@ class Search:
                 for feeds in other.feeds(done, count):
                     found.add(self.run(feeds))
             done = count
-            tried = [each for each in tried if not self._hopeless(each)]
+            tried = list(filterfalse(self._hopeless, tried))
             if count >= self.first:
                 tried.sort(key=lambda each: -each[1].strength)
                 strong = self.given.head(self.first).strong
@@ -97,7 +99,7 @@ class Search:
         promising: list[Trial] = []
         hopeless: list[Alternative] = []
         for other in alternatives:
-            if any(other.is_twin_of(each) for each in hopeless):
+            if any(map(other.is_twin_of, hopeless)):
                 continue
             found = self.fresh()
             for feeds in other.feeds(0, count):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
+from quark_onnx.containers import by_name, names_of
 from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -46,7 +47,7 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
             )
             return
     rows = [row for feed in feeds for row in _rows(feed, identifiers, masks)]
-    rows = [row for row in rows if len(row)]
+    rows = list(filter(len, rows))
     if len(rows) < _SAMPLES:
         return
     tokens = np.concatenate(rows)
@@ -58,8 +59,8 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
 
 def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
     """Return the input of token identifiers, and the embedding table."""
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    inputs = {value.name for value in model.graph.input} - constants.keys()
+    constants = by_name(model.graph.initializer)
+    inputs = set(names_of(model.graph.input)) - constants.keys()
     for node in model.graph.node:
         if node.op_type != "Gather" or node.input[1] not in inputs:
             continue

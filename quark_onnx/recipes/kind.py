@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from quark_onnx.containers import flattened, names_of, of_type
+from itertools import filterfalse
+
+from quark_onnx.containers import excluding, flattened, names_of, of_type
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
@@ -74,10 +76,10 @@ def _attends(graph: Graph, node: Node) -> bool:
 
 def _is_superres(graph: Graph) -> str:
     """Return the evidence for an image-to-image model; empty without evidence."""
-    inputs = [name for name in names_of(graph.inputs) if not graph.is_constant(name)]
-    shapes = [graph.sizes(name) for name in inputs]
+    inputs = list(filterfalse(graph.is_constant, names_of(graph.inputs)))
+    shapes = list(map(graph.sizes, inputs))
     images = [shape for shape in shapes if len(shape) == _IMAGE_RANK]
-    results = [graph.sizes(name) for name in names_of(graph.outputs)]
+    results = list(map(graph.sizes, names_of(graph.outputs)))
     if len(images) != 1 or len(results) != 1:
         return ""
     before, after = images[0], results[0]
@@ -116,8 +118,8 @@ def _last(graph: Graph, products: list[Node]) -> list[Node]:
     """Return the last weighted nodes, without a path to a further weighted node."""
     behind = set(
         reach(
-            flattened(graph.leaders(node) for node in products),
+            flattened(map(graph.leaders, products)),
             graph.leaders,
         ),
     )
-    return [node for node in products if node not in behind]
+    return excluding(products, behind)

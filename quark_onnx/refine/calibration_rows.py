@@ -26,7 +26,7 @@ class Room:
 
         Arrays of earlier calls are overwritten.
         """
-        ends = np.cumsum([prod(shape) for shape in shapes]).tolist()
+        ends = np.cumsum(list(map(prod, shapes))).tolist()
         if ends[-1] > self._memory.size:
             self._memory = np.empty(ends[-1], np.float32)
         parts = (self._memory[start:end] for start, end in pairwise([0, *ends]))

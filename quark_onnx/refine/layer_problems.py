@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.containers import excluding
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels import im2col
@@ -293,7 +294,7 @@ class RowCollector:
         """Return the training and the held-out samples; equal for a single sample."""
         count = len(self.quantized)
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
-        return [index for index in range(count) if index not in held] or held, held
+        return excluding(range(count), held) or held, held
 
     def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
         rest, held = self._parts

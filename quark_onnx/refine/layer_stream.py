@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
-from quark_onnx.containers import flattened, subset
+from quark_onnx.containers import among, excluding, flattened, subset
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
@@ -43,7 +43,7 @@ class LayerStream:
         self._memory = memory
         self._done: set[Node] = set()
         first = samples[0]
-        self._at_hand = [name for name in first if graph.is_input(name)]
+        self._at_hand = list(filter(graph.is_input, first))
         self._values: Samples = samples
         self._shapes = dict[str, list[tuple[int, ...]]]()
         self._own = False
@@ -57,7 +57,7 @@ class LayerStream:
         Raises:
             ModelError: onnxruntime does not run the segment on its own.
         """
-        wanted = [tensor for tensor in tensors if tensor not in self._at_hand]
+        wanted = excluding(tensors, self._at_hand)
         ends = [
             node
             for tensor in wanted
@@ -65,7 +65,7 @@ class LayerStream:
         ]
         needed = reach(
             ends,
-            lambda node: [n for n in self.graph.leaders(node) if n not in self._done],
+            lambda node: excluding(self.graph.leaders(node), self._done),
         )
         piece = [
             node
@@ -119,7 +119,7 @@ class LayerStream:
 
     def _advance(self, piece: list[Node], kept: list[str], results: list[str]) -> None:
         read = set(flattened((*node.inputs, *node.captures) for node in piece))
-        given = [name for name in self._at_hand if name in read]
+        given = among(self._at_hand, read)
         before = self._values
         start = before[0]
         model = segment(
@@ -147,7 +147,7 @@ class LayerStream:
         )
         blocks = slabs(len(before), max(1, min(_BLOCK, _SMALL // max(1, size))))
         for block in side_by_side(
-            lambda part: [run(place) for place in range(part.start, part.stop)],
+            lambda part: list(map(run, range(part.start, part.stop))),
             blocks,
         ):
             for values in block:

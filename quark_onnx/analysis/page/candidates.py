@@ -177,7 +177,7 @@ def _plot(  # noqa: PLR0913
     front: Sequence[Candidate],
 ) -> str:
     """Return a plot of scores by another measure, with the Pareto front as steps."""
-    xs = [measure(candidate) for candidate in candidates]
+    xs = list(map(measure, candidates))
     scores = [candidate.score or 0.0 for candidate in candidates]
     x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
     y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from quark_onnx.containers import present
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
@@ -54,7 +55,7 @@ class Call:
 
     def operands(self) -> list[Value]:
         """Return the values of the inputs that are not omitted."""
-        return [value for value in self.inputs if value is not None]
+        return present(self.inputs)
 
     def has(self, index: int) -> bool:
         """Return True if an input is present."""
@@ -135,7 +136,7 @@ class Call:
             evaluator = ReferenceEvaluator(
                 segment(self.graph, [self.node], given, names),
             )
-            return [np.asarray(array) for array in evaluator.run(None, given)]
+            return list(map(np.asarray, evaluator.run(None, given)))
         except Exception as error:  # of whatever type the operator there raises
             raise self.refused(
                 f"the reference evaluator of ONNX fails: {error}",

@@ -44,7 +44,7 @@ def join(call: Call) -> list[Value]:
     inputs = [call.inputs[place] for place in joined]
     real = of_type(inputs, Real)
     if not real:
-        values, position, divisor = aligned([call.fixed(place) for place in joined])
+        values, position, divisor = aligned(list(map(call.fixed, joined)))
         results = call.evaluated(dict(zip(joined, values, strict=True)))
         return [Fixed(result, position, divisor) for result in results]
     if len(real) < len(joined):

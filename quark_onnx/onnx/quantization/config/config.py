@@ -93,7 +93,7 @@ class QConfig:
             _read(d.get("specific_layer_config", [])),
             _read(d.get("layer_type_config", [])),
             d.get("exclude", []),
-            [AlgoConfig.from_dict(each) for each in d.get("algo_config", [])],
+            list(map(AlgoConfig.from_dict, d.get("algo_config", []))),
             d.get("use_external_data_format", False),
             extra_options=d.get("extra_options", {}),
         )
@@ -136,7 +136,7 @@ class QConfig:
         for config, names in self.specific_layer_config.items():
             single = legacy.single_names(names)
             if single:
-                nodes = [legacy.pattern(name) for name in single]
+                nodes = list(map(legacy.pattern, single))
                 draft.overrides.append(_override(config, nodes=nodes))
             for ends in legacy.pairs_of_ends(names):
                 draft.overrides.append(_override(config, between=ends))
