@@ -20,6 +20,7 @@ from quark_onnx.cli.parsing import (
     number,
     path,
 )
+from quark_onnx.config.checks import refuse_first
 
 _DEFAULTS = {field.name: field.default for field in fields(ImageSpec)}
 #: Attribute of ImageSpec -> arguments and help of its option; attributes with choices pass them on.
@@ -169,29 +170,41 @@ def _frozen(value: Any) -> Any:
 
 
 def _check(options: Namespace, images: dict[str, Any]) -> None:
-    flags = list(map(_flag, images))
-    if options.data is None:
-        if options.limit:
-            flags.append("--limit")
-        if options.input_layout:
-            flags.append("--input-layout")
-        if flags:
-            raise UsageError(f"{flags[0]} does not go with --random-data")
-    if options.data is not None and options.dim:
-        raise UsageError("--dim does not go with --data; it is for --random-data")
-    if images and "size" not in images:
-        raise UsageError(
-            f"{flags[0]} needs --image-size, which is what makes --data a folder of"
-            " images",
-        )
-    if images and options.input_layout:
-        raise UsageError(
+    given = {
+        **dict.fromkeys(map(_flag, images), True),
+        "--limit": options.limit,
+        "--input-layout": options.input_layout,
+    }
+    first = next(filter(given.get, given), "")
+    resize = images.get("resize")
+    contradictions = (
+        (
+            options.data is None and first,
+            f"{first} does not go with --random-data",
+        ),
+        (
+            options.data is not None and options.dim,
+            "--dim does not go with --data; it is for --random-data",
+        ),
+        (
+            images and "size" not in images,
+            f"{first} needs --image-size, which is what makes --data a folder of images",
+        ),
+        (
+            images and options.input_layout,
             "--input-layout is for arrays and does not go with --image-size; for images"
             " there is --layout",
-        )
-    for name, mode in ("resize_to", "crop"), ("pad_value", "letterbox"):
-        if name in images and images.get("resize") != mode:
-            raise UsageError(f"{_flag(name)} needs --resize {mode}")
+        ),
+        (
+            "resize_to" in images and resize != "crop",
+            f"{_flag('resize_to')} needs --resize crop",
+        ),
+        (
+            "pad_value" in images and resize != "letterbox",
+            f"{_flag('pad_value')} needs --resize letterbox",
+        ),
+    )
+    refuse_first(contradictions, UsageError)
 
 
 def in_flags(message: str, options: Namespace) -> str:

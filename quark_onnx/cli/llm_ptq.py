@@ -26,7 +26,8 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.errors import ConfigError, ModelError, nearest
+from quark_onnx.config.checks import refuse_first, require_known
+from quark_onnx.errors import ModelError
 from quark_onnx.page import write_whole
 from quark_onnx.progress_bars import INTERVAL, clock
 from quark_onnx.reported import to_json
@@ -254,10 +255,7 @@ def _check(options: Namespace) -> None:
         scheme(name)
     for text in options.algorithm:
         check_algorithm(text)
-    if options.layout not in LAYOUT_NAMES:
-        raise ConfigError(
-            f"unknown layout {options.layout!r}{nearest(options.layout, LAYOUT_NAMES)}",
-        )
+    require_known(options.layout, LAYOUT_NAMES, "unknown layout")
     _check_data(
         options,
         config_for(
@@ -284,20 +282,22 @@ def _check_data(options: Namespace, config: TorchConfig) -> None:
     """
     if options.data is not None:
         return
-    if len(_schemes(options)) > 1:
-        raise UsageError(
+    needs = (
+        (
+            len(_schemes(options)) > 1,
             f"--scheme {options.scheme} is chosen from by what the model predicts on"
-            " data; give --data",
-        )
-    if config.measures:
-        raise UsageError(
-            f"{_asking(options, config)} has scales that only data can tell; give"
-            " --data",
-        )
-    if config.needs_data:
-        raise UsageError(
-            f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
-        )
+            " data",
+        ),
+        (
+            config.measures,
+            f"{_asking(options, config)} has scales that only data can tell",
+        ),
+        (
+            config.needs_data,
+            f"--algorithm {' '.join(options.algorithm)} learns from data",
+        ),
+    )
+    refuse_first(((need, f"{why}; give --data") for need, why in needs), UsageError)
 
 
 def _apply_recipe(options: Namespace) -> LanguageRecipe | None:
@@ -489,20 +489,24 @@ def _asking(options: Namespace, config: Any) -> str:
 def _schemes(options: Namespace) -> list[str]:
     """Return the names in --scheme without duplicates."""
     schemes = list(dict.fromkeys(options.scheme.split("+")))
-    if len(schemes) > 1 and options.bits is None:
-        raise UsageError(
+    several = len(schemes) > 1
+    contradictions = (
+        (
+            several and options.bits is None,
             f"--scheme {options.scheme} names several schemes; give --bits, what a"
             " weight may take",
-        )
-    if len(schemes) == 1 and options.bits is not None:
-        raise UsageError(
+        ),
+        (
+            not several and options.bits is not None,
             "--bits chooses among several schemes; name them: --scheme mxfp4+mxfp8",
-        )
-    if len(schemes) > 1 and options.group_size is not None:
-        raise UsageError(
+        ),
+        (
+            several and options.group_size is not None,
             "--group-size belongs to a single scheme; write it into the names:"
             " int4_wo_32+int4_wo_128",
-        )
+        ),
+    )
+    refuse_first(contradictions, UsageError)
     return schemes
 
 

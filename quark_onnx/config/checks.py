@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from calibrators.shown import short
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,13 @@ class Contradiction:
     message: str
 
 
-def require(holds: bool, name: str, value: object, wanted: str) -> None:
+def require(
+    holds: bool,
+    name: str,
+    value: object,
+    wanted: str,
+    error: type[Exception] = ConfigError,
+) -> None:
     """Check the value of a setting.
 
     Args:
@@ -46,6 +52,7 @@ def require(holds: bool, name: str, value: object, wanted: str) -> None:
         name: the setting, as the user knows it.
         value: the value.
         wanted: valid values, for the message.
+        error: class of the error.
 
     Raises:
         ConfigError: the value is not valid.
@@ -55,13 +62,53 @@ def require(holds: bool, name: str, value: object, wanted: str) -> None:
     quark_onnx.errors.ConfigError: trials is 0; it must be a number of candidates, 1 or more
     """
     if not holds:
-        raise ConfigError(f"{name} is {short(value)}; it must be {wanted}")
+        raise error(f"{name} is {short(value)}; it must be {wanted}")
 
 
 def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
     """Raise ConfigError unless a value is among the given ones."""
     choices = list(choices)
     require(value in choices, name, value, f"one of: {', '.join(map(str, choices))}")
+
+
+def require_known(
+    name: Any,
+    known: Collection[Any],
+    complaint: str,
+    error: type[Exception] = ConfigError,
+) -> None:
+    """Check a name, and suggest the nearest known one.
+
+    Args:
+        name: the name that the user has given.
+        known: the valid names.
+        complaint: start of the message, in front of the name.
+        error: class of the error.
+
+    Raises:
+        ConfigError: the name is not known.
+
+    >>> require_known("entropi", ("minmax", "entropy"), "unknown calibrator")
+    Traceback (most recent call last):
+    quark_onnx.errors.ConfigError: unknown calibrator 'entropi'; did you mean 'entropy'?
+    """
+    if name not in known:
+        raise error(f"{complaint} {short(name)}{nearest(str(name), known)}")
+
+
+def refuse_first(
+    contradictions: Iterable[tuple[object, str]],
+    error: type[Exception] = ConfigError,
+) -> None:
+    """Raise an error for the first contradiction that is present.
+
+    Args:
+        contradictions: pairs of a value, true if the contradiction is present, and a message.
+        error: class of the error.
+    """
+    for present, message in contradictions:
+        if present:
+            raise error(message)
 
 
 def require_all(

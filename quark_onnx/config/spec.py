@@ -16,6 +16,7 @@ from quark_onnx.config.checks import (
     require_all,
     require_choice,
     require_flags,
+    require_known,
     whole,
 )
 from quark_onnx.config.text import format_call, parse_call
@@ -329,11 +330,7 @@ def check_names(given: Iterable[object], cls: type[Any]) -> None:
     """Raise ConfigError for the first of ``given`` names that is not a field of ``cls``."""
     known = names_of(fields(cls))
     for name in given:
-        if name not in known:
-            raise ConfigError(
-                f"{cls.__name__} has no setting"
-                f" {short(name)}{nearest(str(name), known)}",
-            )
+        require_known(name, known, f"{cls.__name__} has no setting")
 
 
 def parse_calibrator(text: str) -> Calibrator:

@@ -19,7 +19,8 @@ from calibrators.readers.open import CalibrationData
 from quark_onnx.compat_onnxruntime import get_qdq_config
 from quark_onnx.compat_onnxruntime.execution_providers.qnn import get_qnn_qdq_config
 from quark_onnx.config import Override, QConfig
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
+from quark_onnx.errors import ConfigError
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import QConfig as AmdConfig
@@ -266,8 +267,7 @@ def _extra_options(parameters: Parameters, *, dynamic: bool) -> dict[str, Any]:
 
 def _choice(parameters: Parameters, name: str, choices: Sequence[str]) -> str:
     value = str(parameters.get(name) or choices[0])
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}{nearest(value, choices)}")
+    require_known(value, choices, f"{name} is")
     return value
 
 
@@ -302,10 +302,7 @@ def _layer(given: Mapping[str, Any]) -> QLayerConfig:
         ConfigError: a name or a value is unknown.
     """
     for name in given:
-        if name not in _TENSORS:
-            raise ConfigError(
-                f"a layer configuration has no {name!r}{nearest(name, _TENSORS)}",
-            )
+        require_known(name, _TENSORS, "a layer configuration has no")
     tensors = dict(given)
     if "input_tensors" in tensors:
         tensors.pop("activation", None)  # the earlier name of input_tensors
@@ -320,10 +317,7 @@ def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     known = ("symmetric", "data_type", *_ENUMERATIONS)
     for name in given:
-        if name not in known:
-            raise ConfigError(
-                f"a tensor configuration has no {name!r}{nearest(name, known)}",
-            )
+        require_known(name, known, "a tensor configuration has no")
     members = {
         name: f"{kind}.{given.get(name, default)}"
         for name, (kind, default) in _ENUMERATIONS.items()

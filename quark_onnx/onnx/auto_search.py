@@ -14,8 +14,9 @@ from onnx import ModelProto, save
 
 from quark_onnx.analysis import SearchResult, search
 from quark_onnx.config import QConfig as Native
+from quark_onnx.config.checks import require_known
 from quark_onnx.containers import excluding, without
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config import spec as specs
@@ -278,10 +279,7 @@ def get_auto_search_config(config_name: str) -> dict[str, Any]:
     Raises:
         ConfigError: the name is unknown; the message suggests the closest name.
     """
-    if config_name not in _SPACES:
-        raise ConfigError(
-            f"unknown search {config_name!r}{nearest(config_name, _SPACES)}",
-        )
+    require_known(config_name, _SPACES, "unknown search")
     return {"search_space": _SPACES[config_name]}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from calibrators import MinMax, MinMSE
 from quark_onnx.config import QConfig, QuantizationSpec
+from quark_onnx.config.checks import refuse_first, require, require_known
 from quark_onnx.config.qconfig import FOLLOWERS
 from quark_onnx.dtypes import INT8
 from quark_onnx.errors import nearest
@@ -192,11 +193,9 @@ def _bound(
     keywords: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     for name in keywords:
-        if name not in signature.parameters:
-            raise CallError(
-                f"{function} has no argument"
-                f" {name!r}{nearest(name, signature.parameters)}",
-            )
+        require_known(
+            name, signature.parameters, f"{function} has no argument", CallError
+        )
     try:
         bound = signature.bind(*positional, **keywords)
     except TypeError as error:
@@ -206,8 +205,8 @@ def _bound(
 
 
 def _options(given: Any) -> dict[str, Any]:
-    if not isinstance(given, Mapping | None):
-        raise CallError(f"extra_options is {given!r}; it must be a dictionary")
+    is_dictionary = isinstance(given, Mapping | None)
+    require(is_dictionary, "extra_options", given, "a dictionary", CallError)
     return dict(given or {})
 
 
@@ -257,37 +256,40 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
         CallError: the combination is not supported.
     """
     activation, weight = format_of(a["activation_type"]), format_of(a["weight_type"])
-    if (activation == "fp8e4m3") != (weight == "fp8e4m3"):
-        raise CallError(
+    is_float8 = activation == "fp8e4m3"
+    by_distribution = name_of(a["calibrate_method"]) == "Distribution"
+    contradictions = (
+        (
+            is_float8 != (weight == "fp8e4m3"),
             f"activation_type is {activation} and weight_type {weight}; float8 is for"
             " both, or for none",
-        )
-    if (activation, weight) == ("int8", "uint8"):
-        raise CallError(
+        ),
+        (
+            (activation, weight) == ("int8", "uint8"),
             "activation_type is int8 and weight_type uint8, of which onnxruntime has no"
             " products; choose others",
-        )
-    if activation == "fp8e4m3" and name_of(a["calibrate_method"]) != "Distribution":
-        raise CallError(
+        ),
+        (
+            is_float8 and not by_distribution,
             "calibrate_method must be Distribution for float8, as onnxruntime has it",
-        )
-    if activation != "fp8e4m3" and name_of(a["calibrate_method"]) == "Distribution":
+        ),
+        (
+            form == "operators" and "16" in (activation[-2:], weight[-2:]),
+            "16-bit types are written between Q/DQ pairs alone: use QuantFormat.QDQ",
+        ),
+    )
+    refuse_first(contradictions, CallError)
+    if by_distribution and not is_float8:
         logger.warning(
             "calibrate_method Distribution is for float8; ranges of integers are"
             " measured as with MinMax",
         )
-    if form == "operators" and any(
-        name.endswith("16") for name in (activation, weight)
-    ):
-        raise CallError(
-            "16-bit types are written between Q/DQ pairs alone: use QuantFormat.QDQ",
-        )
 
 
 def _bool(a: Mapping[str, Any], argument: str) -> bool:
-    if isinstance(value := a[argument], bool):
-        return value
-    raise CallError(f"{argument} is {value!r}; it must be True or False")
+    value = a[argument]
+    require(isinstance(value, bool), argument, value, "True or False", CallError)
+    return bool(value)
 
 
 def _signature(  # noqa: PLR0913

@@ -8,8 +8,9 @@ from typing import Any
 from onnx import TensorProto
 
 from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
-from calibrators.base import is_number
+from calibrators.base import is_number, is_whole
 from quark_onnx.config import TensorOverride
+from quark_onnx.config.checks import require
 from quark_onnx.containers import names_of
 from quark_onnx.dtypes import INT8
 from quark_onnx.errors import nearest
@@ -184,11 +185,13 @@ def keep_weight_scales(request: Request, value: object) -> None:
 
 def least_range(request: Request, value: float) -> None:
     """Set a minimum width of ranges."""
-    if not is_number(value) or value < 0:
-        raise CallError(
-            f"extra option MinimumRealRange is {value!r}; it must be a number, 0 or"
-            " more",
-        )
+    require(
+        is_number(value) and value >= 0,
+        "extra option MinimumRealRange",
+        value,
+        "a number, 0 or more",
+        CallError,
+    )
     request.tensors.append(TensorOverride("*", min_range=float(value)))
 
 
@@ -234,14 +237,16 @@ def override_tensors(request: Request, value: object) -> None:
     request.tensors += tensor_overrides(request.graph, value)
 
 
-def strides(request: Request, value: object) -> None:
+def strides(request: Request, value: Any) -> None:
     """Read the data in ranges of a given number of samples."""
     reader = request.data
-    if type(value) is not int or value < 1:
-        raise CallError(
-            f"extra option CalibStridedMinMax is {value!r}; it must be a number of"
-            " samples",
-        )
+    require(
+        is_whole(value, 1),
+        "extra option CalibStridedMinMax",
+        value,
+        "a number of samples",
+        CallError,
+    )
     if not hasattr(reader, "set_range") or not hasattr(reader, "__len__"):
         raise CallError(
             "extra option CalibStridedMinMax needs a reader with __len__ and set_range",
@@ -308,10 +313,6 @@ def channel_axes(request: Request, value: object) -> None:
         return
     for op_type, axis in value.items():
         for node in request.nodes_of(op_type):
-            weights = [
-                name
-                for name in node.inputs[1:2]
-                if name and request.graph.is_constant(name)
-            ]
-            if node.kind in WEIGHTED and weights:
-                request.tensors.append(TensorOverride(weights, axis=axis))
+            weight = node.input(1)
+            if node.kind in WEIGHTED and request.graph.is_constant(weight):
+                request.tensors.append(TensorOverride(weight, axis=axis))

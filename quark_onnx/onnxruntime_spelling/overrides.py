@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quark_onnx.config import TensorOverride
-from quark_onnx.containers import flattened, names_of
+from quark_onnx.config.checks import refuse_first, require_known
+from quark_onnx.containers import among, flattened, names_of
 from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph
 from quark_onnx.onnxruntime_spelling.request import CallError, flag, format_of, logger
@@ -78,39 +79,41 @@ def tensor_overrides(
     return found
 
 
-def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:  # noqa: C901
+def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
     where = f"TensorQuantOverrides[{tensor!r}]"
     for channel in channels:
         if not isinstance(channel, Mapping):
             raise CallError(f"{where} holds {channel!r}; it must be a dictionary")
         for key in channel:
-            if key not in _KEYS:
-                raise CallError(f"{where} has no key {key!r}{nearest(str(key), _KEYS)}")
+            require_known(key, _KEYS, f"{where} has no key", CallError)
         if ("scale" in channel) != ("zero_point" in channel):
             raise CallError(
                 f"Must provide both 'scale' and 'zero_point', or none of them: {where}",
             )
-        for key in ("symmetric", "reduce_range", "rmin", "rmax"):
-            if key in channel and "scale" in channel:
-                raise CallError(
-                    f"{where}: option(s) [{key}] are invalid with 'scale' and"
-                    " 'zero_point'",
-                )
+        clash = among(("symmetric", "reduce_range", "rmin", "rmax"), channel)
+        if clash and "scale" in channel:
+            raise CallError(
+                f"{where}: option(s) [{clash[0]}] are invalid with 'scale' and"
+                " 'zero_point'",
+            )
     first = channels[0]
-    if len(channels) > 1 and "axis" not in first:
-        raise CallError(
-            f"{where} has {len(channels)} channels, and no 'axis' in the first of them",
-        )
     constant = graph.is_constant(tensor)
-    if "reduce_range" in first and not constant:
-        raise CallError(
+    contradictions = (
+        (
+            len(channels) > 1 and "axis" not in first,
+            f"{where} has {len(channels)} channels, and no 'axis' in the first of them",
+        ),
+        (
+            "reduce_range" in first and not constant,
             f"{where}: option 'reduce_range' is for initializers, and this is an"
             " activation",
-        )
-    if "convert" in first and constant:
-        raise CallError(
+        ),
+        (
+            "convert" in first and constant,
             f"{where}: option 'convert' is for activations, and this is an initializer",
-        )
+        ),
+    )
+    refuse_first(contradictions, CallError)
     for key in ("quant_type", "symmetric", "reduce_range"):
         if len({str(channel.get(key)) for channel in channels}) > 1:
             raise CallError(

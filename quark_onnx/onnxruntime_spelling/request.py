@@ -12,6 +12,8 @@ from typing import Any
 from onnx import TensorProto
 
 from quark_onnx.config import QuantizationSpec, TensorOverride
+from quark_onnx.config.checks import require
+from quark_onnx.containers import of_type
 from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph, Node, inlined
 from quark_onnx.graph.io import load
@@ -91,11 +93,13 @@ def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
         CallError: the argument is no list of names.
     """
     value = arguments[argument]
-    if isinstance(value, list | tuple | set | frozenset | None) and all(
-        isinstance(item, str) for item in value or ()
-    ):
-        return tuple(value or ())
-    raise CallError(f"{argument} is {value!r}; it must be a list of names")
+    if value is None:
+        return ()
+    names = isinstance(value, list | tuple | set | frozenset) and len(value) == len(
+        of_type(value, str)
+    )
+    require(names, argument, value, "a list of names", CallError)
+    return tuple(value)
 
 
 def flag(value: object, where: str) -> bool:
@@ -108,9 +112,8 @@ def flag(value: object, where: str) -> bool:
     Raises:
         CallError: the value is no boolean.
     """
-    if value is None or value in (True, False):
-        return bool(value)
-    raise CallError(f"{where} is {value!r}; it must be True or False")
+    require(value in (None, True, False), where, value, "True or False", CallError)
+    return bool(value)
 
 
 #: Number formats by the names of QuantType.

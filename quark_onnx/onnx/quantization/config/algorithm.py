@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from quark_onnx.config.checks import require_one_of
+from quark_onnx.config.checks import require_known, require_one_of
 from quark_onnx.containers import by_name, names_of
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError
 from quark_onnx.onnx import distances
 from quark_onnx.onnx.legacy import narrowed, pattern
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
@@ -74,17 +74,11 @@ class AlgoConfig:
         """
         parameters = dict(d)
         name = parameters.pop("name", "")
-        if name not in ALGO_NAME_TO_CLASS:
-            raise ConfigError(
-                f"unknown algorithm {name!r}{nearest(str(name), ALGO_NAME_TO_CLASS)}",
-            )
+        require_known(name, ALGO_NAME_TO_CLASS, "unknown algorithm")
         kind = ALGO_NAME_TO_CLASS[name]
         known = names_of(fields(kind))
         for parameter in parameters:
-            if parameter not in known:
-                raise ConfigError(
-                    f"{name} has no parameter {parameter!r}{nearest(parameter, known)}",
-                )
+            require_known(parameter, known, f"{name} has no parameter")
         return kind(**parameters)
 
     def native(self) -> Any:

@@ -6,7 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
+from quark_onnx.errors import nearest
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -332,10 +333,7 @@ def get_default_config(config_name: str) -> QuantizationConfig:
     Raises:
         ConfigError: the name is unknown; the message suggests the closest name.
     """
-    if config_name not in DefaultConfigMapping:
-        raise ConfigError(
-            f"unknown preset {config_name!r}{nearest(config_name, DefaultConfigMapping)}",
-        )
+    require_known(config_name, DefaultConfigMapping, "unknown preset")
     return copy.deepcopy(DefaultConfigMapping[config_name])
 
 

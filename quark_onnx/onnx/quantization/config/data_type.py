@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,5 @@ def parse_data_type(name: str) -> DataType:
     Raises:
         ConfigError: the name is unknown.
     """
-    if name not in DATA_TYPES:
-        raise ConfigError(f"unknown data type {name!r}{nearest(name, DATA_TYPES)}")
+    require_known(name, DATA_TYPES, "unknown data type")
     return DATA_TYPES[name]
