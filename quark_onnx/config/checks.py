@@ -72,7 +72,7 @@ def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
 
 
 def require_known(
-    name: Any,
+    name: object,
     known: Collection[Any],
     complaint: str,
     error: type[Exception] = ConfigError,

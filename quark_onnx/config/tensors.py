@@ -203,6 +203,11 @@ class TensorOverride:
         return any(setting is not None for setting in settings) or bool(self.scale)
 
     @property
+    def separates(self) -> bool:
+        """Whether a tensor cannot share the scale of its source."""
+        return self.decides or self.keep
+
+    @property
     def known(self) -> bool:
         """Whether nothing has to be measured."""
         return bool(self.scale or (self.low and self.high))

@@ -237,7 +237,7 @@ def override_tensors(request: Request, value: object) -> None:
     request.tensors += tensor_overrides(request.graph, value)
 
 
-def strides(request: Request, value: Any) -> None:
+def strides(request: Request, value: int) -> None:
     """Read the data in ranges of a given number of samples."""
     reader = request.data
     require(

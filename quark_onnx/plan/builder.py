@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.containers import excluding
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.graph import Node
 from quark_onnx.plan.blocks import in_blocks
@@ -61,13 +62,14 @@ class PlanBuilder(Plan):
             along: axis over which ``node`` sums products of the values, along which blocks run.
         """
         spec = self.specs[node].activation
-        if spec is not None and spec.dynamic:
+        if spec is None:
+            return
+        if spec.dynamic:
             self._dynamic(node, tensors, spec)
             return
-        for tensor in tensors:
-            if spec is None or self.ineligible(tensor) or not self._holds(tensor, spec):
-                continue
-            if node.kind in self.asked.silent and tensor in node.outputs:
+        silent = node.outputs if node.kind in self.asked.silent else ()
+        for tensor in excluding(tensors, silent):
+            if not self._takes(tensor, spec):
                 continue
             axis = None
             if spec.per_channel and bounds is None:
@@ -97,15 +99,11 @@ class PlanBuilder(Plan):
             along: axis that ``node`` sums over, for blocks; None where blocks are impossible.
         """
         spec = self.specs[node].weight
-        activation = self.specs[node].activation
         if not self.graph.is_constant(tensor):
             self.activation(node, tensor, along=along)
-            return
-        if spec is None or self.ineligible(tensor):
-            return
-        if activation is not None and activation.dynamic:
-            spec = with_one_zero_point(node, spec)
-        if self._holds(tensor, spec):
+        elif spec is not None and self._takes(tensor, spec):
+            if self.specs[node].dynamic:
+                spec = with_one_zero_point(node, spec)
             entry = self._weight_entry(tensor, spec, axis, along)
             self._put(node, tensor, entry)
 
@@ -154,16 +152,15 @@ class PlanBuilder(Plan):
         spec = self.specs[node].activation
         entries = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
         if (
-            not self.graph.is_constant(tensor)
-            or self.ineligible(tensor)
-            or spec is None
-            or not self._holds(tensor, spec)
+            spec is None
+            or not self.graph.is_constant(tensor)
+            or not self._takes(tensor, spec)
         ):
             return
-        per_tensor = isinstance(entries[0], Quantize) and entries[0].axis is None
-        if per_tensor and all(
-            isinstance(entry, Quantize) and _multiplies(entry.spec) for entry in entries
-        ):
+        # The scale of the bias is the product of both: one number for the activation, and one or
+        # one per channel for the weight.
+        one_scale = isinstance(entries[0], Quantize) and entries[0].axis is None
+        if one_scale and all(map(_multiplies, entries)):
             self._put(
                 node,
                 tensor,
@@ -186,32 +183,25 @@ class PlanBuilder(Plan):
 
         Not so if a reader has requested another format already, or if the result was kept float.
         """
+        spec = self.specs[node]
+        if spec.activation is None or node.kind in self.asked.silent:
+            return
         origin = self.entry(self.use(source, node))
+        if not isinstance(origin, Quantize) or self.ineligible(result):
+            return
         present = self.entries.get(Use(result))
-        spec = self.specs[node].activation
-        if (
-            spec is None
-            or not isinstance(origin, Quantize)
-            or self.ineligible(result)
-            or node.kind in self.asked.silent
-        ):
-            return
         override = self.asked.tensors.of(result)
-        if override is not None and (override.decides or override.keep):
+        if override is not None and override.separates:
             self._put(node, result, Quantize(origin.spec))
-            return
-        if not origin.spec.dtype.scaled:
+        elif not origin.spec.dtype.scaled:
             # A format without a scale has no scale to share.
             if self._holds(result, origin.spec):
                 self._put(node, result, Quantize(origin.spec))
         elif origin.axis is not None:
             # The channels may lie along another axis; a dynamic run measures no channels.
-            if present is None and not spec.dynamic:
+            if present is None and spec.static:
                 self._put(node, result, Quantize(origin.spec, self._channels(result)))
-        elif not origin.spec.dynamic and (
-            present is None
-            or (isinstance(present, Quantize) and _alike(origin, present))
-        ):
+        elif not origin.spec.dynamic and _may_share(origin, present):
             self.entries[Use(result)] = SameAs(self.use(source, node))
 
     def keep(self, tensor: str, reason: str) -> None:
@@ -301,6 +291,15 @@ class PlanBuilder(Plan):
         elif not _alike(self.entry(shared), entry):
             self.entries[Use(tensor, node.name)] = entry
 
+    def rounded_result(self, node: Node) -> None:
+        """Request quantization of the first result where the engine has no float32."""
+        if self.rounds_results(node):
+            self.activation(node, node.outputs[0])
+
+    def _takes(self, tensor: str, spec: QuantizationSpec) -> bool:
+        """Return whether a tensor can be quantized in a format."""
+        return not self.ineligible(tensor) and self._holds(tensor, spec)
+
     def _holds(self, tensor: str, spec: QuantizationSpec) -> bool:
         """Return whether a tensor has an axis for blocks; a known scalar has none."""
         return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
@@ -332,11 +331,16 @@ def _alike(present: Entry, wanted: Entry) -> bool:
     return present == wanted
 
 
-def _multiplies(spec: QuantizationSpec) -> bool:
+def _may_share(origin: Quantize, present: Entry | None) -> bool:
+    """Return whether a result without, or with this decision can have the scale of its source."""
+    if isinstance(present, Quantize):
+        return _alike(origin, present)
+    return present is None
+
+
+def _multiplies(entry: Entry) -> bool:
     """Return whether products of the codes are integers with a static scale."""
-    return (
-        isinstance(spec.dtype, Integer)
-        and spec.dtype.bits <= 16
-        and not spec.dynamic
-        and not spec.block_size
-    )
+    if not isinstance(entry, Quantize) or not isinstance(entry.spec.dtype, Integer):
+        return False
+    spec = entry.spec
+    return spec.dtype.bits <= 16 and not spec.dynamic and not spec.block_size

@@ -200,18 +200,13 @@ class Plan:
     def is_low_bit(self, node: Node) -> bool:
         """Return whether ``node`` needs protection from too few bits: below 16, and ``safe``."""
         spec = self.specs[node].activation
-        return (
-            self.safe
-            and spec is not None
-            and spec.dtype.uniform
-            and spec.dtype.bits < 16
-            and not spec.dynamic
-        )
+        if spec is None or not self.safe or not self.static(node):
+            return False
+        return spec.dtype.uniform and spec.dtype.bits < 16
 
     def static(self, node: Node) -> bool:
         """Return whether ``node``'s activation scales, if any, are known before inference."""
-        spec = self.specs[node].activation
-        return spec is not None and not spec.dynamic
+        return self.specs[node].static
 
     def integer_only(self, node: Node) -> bool:
         """Return whether the engine has no float arithmetic, as power-of-two scales imply."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
-from quark_onnx.containers import by_name, flattened, names_of
+from quark_onnx.containers import by_name, excluding, flattened, names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import inner_nodes, kinds_of
@@ -36,6 +36,16 @@ class NodeSpec:
     weight: QuantizationSpec | None
     keep: str = ""
     overridden: bool = False
+
+    @property
+    def static(self) -> bool:
+        """Whether activations are quantized with scales that are known before inference."""
+        return self.activation is not None and not self.activation.dynamic
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether each run computes the scales of the activations."""
+        return self.activation is not None and self.activation.dynamic
 
 
 def select(
@@ -88,19 +98,14 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
                 f"the model has no operator of type {' or '.join(config.op_types)}:"
                 f" nothing would be quantized{nearest(config.op_types[0], kinds)}",
             )
-        for node in graph.nodes:
-            if node.kind not in config.op_types:
-                excluded[node] = _OTHER_TYPE
+        others = excluding(graph.nodes, graph.nodes_of(config.op_types))
+        excluded |= dict.fromkeys(others, _OTHER_TYPE)
     if config.nodes:
         wanted = matching(graph, Override(config.nodes, keep=True), strict=strict)
-        for node in graph.nodes:
-            if node not in wanted:
-                excluded[node] = _OTHER_NODE
+        excluded |= dict.fromkeys(excluding(graph.nodes, wanted), _OTHER_NODE)
+    nodes = by_name(graph.nodes)
     present = existing(graph, keep=config.keep_existing)
-    for node in graph.nodes:
-        if node.name in present:
-            excluded[node] = present[node.name]
-    return excluded
+    return excluded | {nodes[name]: reason for name, reason in present.items()}
 
 
 def _overridden(spec: NodeSpec, override: Override) -> NodeSpec:

@@ -36,8 +36,7 @@ def projecting(node: Node, plan: PlanBuilder) -> None:
             node.input(4),
             node.input(5),
         )
-    if plan.rounds_results(node):
-        plan.activation(node, node.outputs[0])
+    plan.rounded_result(node)
 
 
 @rule(_MS + "DecoderAttention")
@@ -48,8 +47,7 @@ def decoding(node: Node, plan: PlanBuilder) -> None:
     """
     _project(node, plan, node.input(0), node.input(2), "")
     _project(node, plan, node.input(1), node.input(3), "")
-    if plan.rounds_results(node):
-        plan.activation(node, node.outputs[0])
+    plan.rounded_result(node)
 
 
 def _project(node: Node, plan: PlanBuilder, x: str, w: str, bias: str) -> None:

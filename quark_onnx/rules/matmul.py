@@ -27,8 +27,7 @@ def matmul(node: Node, plan: PlanBuilder) -> None:
     # a tensor times itself has one scale, along the axis of the left operand
     along = -1 if rank == 1 or a == b else -2
     _operand(node, plan, b, along=along, axis=None if rank > 2 else -1)
-    if plan.rounds_results(node):
-        plan.activation(node, node.outputs[0])
+    plan.rounded_result(node)
 
 
 def _operand(
@@ -80,8 +79,7 @@ def fused_matmul(node: Node, plan: PlanBuilder) -> None:
         if batch_last and along == -2:
             along = -rank  # the rows come before the batch axes
         _operand(node, plan, tensor, along=along, axis=axis)
-    if plan.rounds_results(node):
-        plan.activation(node, node.outputs[0])
+    plan.rounded_result(node)
 
 
 @rule("com.microsoft::GemmFastGelu")
@@ -89,8 +87,7 @@ def gemm_gelu(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and weight per output; the result where the engine has no float32."""
     plan.activation(node, node.input(0), along=-1)
     plan.weight(node, node.input(1), axis=1, along=0)
-    if plan.rounds_results(node):
-        plan.activation(node, node.outputs[0])
+    plan.rounded_result(node)
 
 
 @rule("Gemm", "com.microsoft::FusedGemm")
@@ -109,5 +106,4 @@ def gemm(node: Node, plan: PlanBuilder) -> None:
     channels = plan.graph.sizes(b)[axis : axis + 1]
     if unscaled(node) and channels and plan.graph.shape(c) == channels:
         plan.bias(node, c, a, b)
-    if plan.rounds_results(node):
-        plan.activation(node, node.outputs[0])
+    plan.rounded_result(node)

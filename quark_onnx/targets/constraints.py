@@ -204,17 +204,10 @@ class Shift:
         if self.free or not excess:
             return self.settle(at)
         if excess < 0:
-            return bool(self.minus) and _set(
-                at,
-                self.minus,
-                at[self.minus[0]] + excess,
-            )
+            return self._follow(at, excess)
         # Of several factors the finest one moves; for a sum the coarsest, the only one that counts.
-        if self.smallest:
-            key = min(self.plus, key=at.__getitem__)
-        else:
-            key = max(self.plus, key=at.__getitem__)
-        return self._give(at, key, excess)
+        choose = min if self.smallest else max
+        return self._give(at, choose(self.plus, key=at.__getitem__), excess)
 
     def lift(self, floors: Positions) -> bool:
         """Propagate lower bounds."""
@@ -228,7 +221,7 @@ class Shift:
             short = [key for key in self.plus if floors[key] < base + self.least]
             raised |= _set(floors, short, base + self.least)
         if self.most is not None and self.minus:
-            total = min(plus) if self.smallest else sum(plus)
+            total = self._sum(plus)
             raised |= _set(floors, self.minus, max(base, total - self.most))
         return raised
 
@@ -238,12 +231,14 @@ class Shift:
         if self.free or not excess:
             return self.settle(at)
         if excess > 0:
-            return bool(self.minus) and _set(
-                at,
-                self.minus,
-                at[self.minus[0]] + excess,
-            )
+            return self._follow(at, excess)
         return self._give(at, min(self.plus, key=at.__getitem__), excess)
+
+    def _follow(self, at: Positions, excess: int) -> bool:
+        """Move the subtracted positions, if there are any, by the excess."""
+        if not self.minus:
+            return False
+        return _set(at, self.minus, at[self.minus[0]] + excess)
 
     def _give(self, at: Positions, key: Key, excess: int) -> bool:
         """Move a possibly repeated factor until no excess is left."""
@@ -264,10 +259,11 @@ class Shift:
     def _value(self, at: Positions) -> int:
         """Return the shift in bits."""
         plus = [at[key] for key in self.plus]
-        minus = sum(at[key] for key in self.minus)
-        if self.smallest:
-            return min(plus) - minus
-        return sum(plus) - minus
+        return self._sum(plus) - sum(at[key] for key in self.minus)
+
+    def _sum(self, plus: Sequence[int]) -> int:
+        """Return the position of a sum, which is the coarsest, or that of a product."""
+        return min(plus) if self.smallest else sum(plus)
 
     def _excess(self, at: Positions) -> int:
         """Return the distance above the upper bound, or, negative, below the lower bound."""
@@ -346,59 +342,34 @@ class Constraints:
             f" {_listed(broken or self.found)}",
         )
 
+    def _repeat(self, move: Callable[[Constraint], bool], rounds: int) -> None:
+        """Move by every constraint in turn until nothing moves, at most so many rounds."""
+        for _ in range(rounds):
+            # Every constraint moves: a list, as any() would stop at the first one.
+            if not any(list(map(move, self.found))):
+                return
+
     def _nearest(self, at: Positions) -> Positions:
         settled = dict(at)
-        _repeat(
-            lambda: [
-                constraint for constraint in self.found if constraint.settle(settled)
-            ],
-            _FEW,
-        )
+        self._repeat(lambda constraint: constraint.settle(settled), _FEW)
         return settled
 
     def _coarser(self, at: Positions) -> Positions:
         floors: Positions = dict.fromkeys(self.keys, LEAST)
-        _repeat(
-            lambda: [
-                constraint for constraint in self.found if constraint.lift(floors)
-            ],
-            _MANY,
-        )
+        self._repeat(lambda constraint: constraint.lift(floors), _MANY)
         settled = {
             key: max(position, floors.get(key, position))
             for key, position in at.items()
         }
-        _repeat(
-            lambda: [
-                constraint for constraint in self.found if constraint.lower(settled)
-            ],
-            _MANY,
-        )
+        self._repeat(lambda constraint: constraint.lower(settled), _MANY)
         return settled
 
     def _finer(self, at: Positions) -> Positions:
         settled = dict(at)
         # Start from the coarsest position of each tied group.
-        _repeat(
-            lambda: [
-                constraint for constraint in self.found if constraint.lower(settled)
-            ],
-            1,
-        )
-        _repeat(
-            lambda: [
-                constraint for constraint in self.found if constraint.rise(settled)
-            ],
-            _MANY,
-        )
+        self._repeat(lambda constraint: constraint.lower(settled), 1)
+        self._repeat(lambda constraint: constraint.rise(settled), _MANY)
         return settled
-
-
-def _repeat(take_round: Callable[[], Sequence[Constraint]], rounds: int) -> None:
-    """Repeat rounds until nothing moves, at most so many times."""
-    for _ in range(rounds):
-        if not take_round():
-            return
 
 
 def _listed(constraints: Sequence[Constraint]) -> str:
