@@ -136,26 +136,21 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
         f"{number} quantized {role}{_plural(role, number)}"
         for role, number in roles.items()
     )
-    compared = "no tensor"
-    if words:
-        compared = f"{len(found.tensors)} tensors ({words})"
-    if constants:
-        compared += f", {constants}"
-    yield compared
+    tensors = f"{len(found.tensors)} tensors ({words})" if words else "no tensor"
+    yield ", ".join(filter(None, (tensors, constants)))
     if rescaled := sum(tensor.rescaled for tensor in found.tensors):
         yield (
             f"{rescaled} of them have channels on other scales, as equalization leaves"
             " them; these were taken out"
         )
+    if not found.unmatched:
+        return
+    yield f"not compared: {len(found.unmatched)}"
     shown = found.unmatched if verbose else found.unmatched[:3]
-    if found.unmatched:
-        yield f"not compared: {len(found.unmatched)}"
     yield from (f"  {entry.name}: {entry.reason}" for entry in shown)
-    if len(shown) < len(found.unmatched):
-        yield (
-            f"  ... and {len(found.unmatched) - len(shown)} more; --verbose has"
-            " them all"
-        )
+    more = len(found.unmatched) - len(shown)
+    if more:
+        yield f"  ... and {more} more; --verbose has them all"
 
 
 def _plural(role: str, number: int) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from argparse import Namespace
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from calibrators import CALIBRATORS
 from quark_onnx.cli.parsing import Parser, complete, count, number, path
 from quark_onnx.config import QConfig
+from quark_onnx.containers import present_values
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.registry import OPTIMIZERS, PRESETS, TARGETS
 from quark_onnx.report.verdict import TASKS
@@ -243,7 +244,31 @@ def add_labels_option(parser: Parser) -> None:
     )
 
 
-def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # noqa: C901
+#: Options with the name and the value of a setting.
+_VALUES = (
+    "calibrator",
+    "per_channel",
+    "op_types",
+    "nodes",
+    "form",
+    "target",
+    "accuracy_level",
+    "max_opset",
+    "min_sqnr",
+)
+#: Settings and their values by the option that chooses the value.
+_SWITCHES = {
+    "no_equalize": ("equalize", False),
+    "unsafe": ("safe", False),
+    "keep_existing": ("keep_existing", True),
+    "keep_initializer_inputs": ("keep_initializer_inputs", True),
+    "keep_sizes": ("fix_sizes", False),
+    "no_functions": ("functions", False),
+    "no_prepare": ("prepare", False),
+}
+
+
+def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     """Return the effective configuration.
 
     Args:
@@ -254,21 +279,11 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # no
         ConfigError: a name is unknown or a setting is wrong.
     """
     config = QConfig.of(config_base(options)) if base is None else base
-    changes: dict[str, Any] = {
-        name: value
-        for name in (
-            "calibrator",
-            "per_channel",
-            "op_types",
-            "nodes",
-            "form",
-            "target",
-            "accuracy_level",
-            "max_opset",
-            "min_sqnr",
-        )
-        if (value := getattr(options, name, None)) is not None
-    }
+    changes = present_values(
+        {name: getattr(options, name, None) for name in _VALUES},
+    )
+    switched = filter(partial(getattr, options), _SWITCHES)
+    changes |= {_SWITCHES[name][0]: _SWITCHES[name][1] for name in switched}
     if options.exclude:
         changes["exclude"] = (*config.exclude, *options.exclude)
     mixing = tuple(
@@ -278,10 +293,6 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # no
     )
     if mixing or options.optimize:
         changes["optimizers"] = (*mixing, *config.optimizers, *(options.optimize or ()))
-    if options.no_equalize:
-        changes["equalize"] = False
-    if options.unsafe:
-        changes["safe"] = False
     if options.weights_only:
         changes |= {"activation": None, "form": options.form or "operators"}
     if options.dynamic:
@@ -289,14 +300,4 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:  # no
             "activation": QConfig.of("DYNAMIC").activation,
             "form": options.form or "operators",
         }
-    if options.keep_existing:
-        changes["keep_existing"] = True
-    if options.keep_initializer_inputs:
-        changes["keep_initializer_inputs"] = True
-    if options.keep_sizes:
-        changes["fix_sizes"] = False
-    if options.no_functions:
-        changes["functions"] = False
-    if options.no_prepare:
-        changes["prepare"] = False
     return config.with_(**changes)

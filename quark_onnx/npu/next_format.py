@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
+from quark_onnx.containers import excluding
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.report.verdict import NextStep, Verdict
 
@@ -30,22 +31,19 @@ def format_steps(
     poor = verdict is not None and verdict.band in ("risky", "poor")
     if found.band == "good" and not poor:
         return ()
-    forecasts = [
-        preflight(model, found.target.name, kind=kind, release=found.release)
-        for kind in found.target.presets
-        if kind != found.kind
-    ]
-    usable = [other for other in forecasts if not other.aborts]
-    if found.band != "good":
-        better = [other for other in usable if _is_better(other, found)]
-        if better:
-            best = min(better, key=lambda other: (other.subgraphs, -other.share))
-            return (_step(best, found, "a better partition"),)
-    if poor and found.kind != _WIDE:
-        for other in usable:
-            if other.kind == _WIDE and other.share >= found.share:
-                effect = "16-bit activations, which leave the error of the weights"
-                return (_step(other, found, effect),)
+    usable = dict[str, Preflight]()
+    for kind in excluding(found.target.presets, [found.kind]):
+        other = preflight(model, found.target.name, kind=kind, release=found.release)
+        if not other.aborts:
+            usable[kind] = other
+    better = [other for other in usable.values() if _is_better(other, found)]
+    if better and found.band != "good":
+        best = min(better, key=lambda other: (other.subgraphs, -other.share))
+        return (_step(best, found, "a better partition"),)
+    wide = usable.get(_WIDE)
+    if poor and wide is not None and wide.share >= found.share:
+        effect = "16-bit activations, which leave the error of the weights"
+        return (_step(wide, found, effect),)
     return ()
 
 

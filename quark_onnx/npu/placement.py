@@ -14,7 +14,7 @@ from itertools import filterfalse
 
 from onnx import TensorProto
 
-from quark_onnx.containers import flattened, present
+from quark_onnx.containers import excluding, flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -158,17 +158,10 @@ def place(case: Case, node: Node) -> NodePlacement:
         if found is not None:
             return found
     if case.on_convolution_engine:
+        device, reason = CPU, "its converter has no rule for it"
         if node.kind in CONVERTED:
-            return placement(
-                node,
-                NPU,
-                "its converter takes it",
-                confidence="read",
-                source=_VAIP,
-            )
-        return placement(
-            node, CPU, "its converter has no rule for it", "", "read", _VAIP
-        )
+            device, reason = NPU, "its converter takes it"
+        return placement(node, device, reason, "", "read", _VAIP)
     kind = node.op_type if node.kind in _CONTRIBUTED else node.kind
     if listed(kind, case.kind):
         return placement(node, NPU, f"listed for {case.kind}")
@@ -227,35 +220,43 @@ def _batch(graph: Graph, name: str) -> int:
     return shape[0] if isinstance(shape[0], int) else 1
 
 
-def _ends_the_process(case: Case, node: Node) -> NodePlacement | None:
-    if node.kind == "LSTM":
-        mend = "run this model on the CPU, or cut it in front of the LSTM"
-        return placement(
-            node, ABORT, "the compiler crashes at it", mend, "measured", _ONNXSIM
-        )
-    if node.kind == "If" and _first_dynamic(case, node):
-        mend = "fix the shapes, or run this model on the CPU"
-        return placement(
-            node,
-            ABORT,
-            "a branch that data decides",
-            mend,
-            "measured",
-            _ONNXSIM,
-        )
-    missing = [name for name in _WRITTEN if node.attribute(name) is None]
-    automatic = node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "")
-    if automatic and "pads" in missing:
-        missing.remove("pads")
-    if node.kind == "Conv" and missing:
-        reason = f"attributes missing: {', '.join(missing)}"
-        return placement(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
-    if node.kind in ("MaxPool", "AveragePool") and automatic:
-        reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
-        return placement(
-            node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264"
-        )
-    return None
+def _crash(_case: Case, node: Node) -> NodePlacement | None:
+    mend = "run this model on the CPU, or cut it in front of the LSTM"
+    return placement(
+        node, ABORT, "the compiler crashes at it", mend, "measured", _ONNXSIM
+    )
+
+
+def _branch(case: Case, node: Node) -> NodePlacement | None:
+    if not _first_dynamic(case, node):
+        return None
+    mend = "fix the shapes, or run this model on the CPU"
+    return placement(
+        node, ABORT, "a branch that data decides", mend, "measured", _ONNXSIM
+    )
+
+
+def _has_automatic_pads(node: Node) -> bool:
+    return node.attribute("auto_pad", "NOTSET") not in ("NOTSET", "")
+
+
+def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
+    """Refuse a Conv whose attributes are left to their defaults."""
+    implied = ["pads"] if _has_automatic_pads(node) else []
+    missing = [
+        name for name in excluding(_WRITTEN, implied) if node.attribute(name) is None
+    ]
+    if not missing:
+        return None
+    reason = f"attributes missing: {', '.join(missing)}"
+    return placement(node, ABORT, reason, _LEGALIZE, "measured", _ONNXSIM)
+
+
+def _ignored_pads(_case: Case, node: Node) -> NodePlacement | None:
+    if not _has_automatic_pads(node):
+        return None
+    reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
+    return placement(node, ABORT, reason, _LEGALIZE, "measured", "amd/RyzenAI-SW#264")
 
 
 _LEGALIZE = "quark-onnx npu legalize MODEL -o OUT"
@@ -598,7 +599,10 @@ class _Rule:
 
 
 _RULES = (
-    _Rule(_ends_the_process),
+    _Rule(_crash, kinds=["LSTM"]),
+    _Rule(_branch, kinds=["If"]),
+    _Rule(_unwritten, kinds=["Conv"]),
+    _Rule(_ignored_pads, kinds=("MaxPool", "AveragePool")),
     _Rule(_shape),
     _Rule(_results),
     _Rule(_unquantized, kinds=LAYERS, formats=_ON_CODES),

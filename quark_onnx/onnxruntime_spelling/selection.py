@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quark_onnx.containers import names_of
+from quark_onnx.containers import among, excluding, names_of
 from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import inner_nodes, kinds_of
@@ -85,13 +85,9 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
     nodes = every_node(request.graph)
     present = kinds_of(nodes)
     kinds = ruled_kinds(types)
-    ruled = {kind for kind in present if kind in RULES}
-    missing = [
-        name
-        for name in types
-        if name not in {kind.partition("::")[2] or kind for kind in kinds}
-    ]
-    carried = [name for name in missing if any(node.op_type == name for node in nodes)]
+    ruled = present.intersection(RULES)
+    without_rule = excluding(types, {kind.rpartition("::")[2] for kind in kinds})
+    carried = among(without_rule, {node.op_type for node in nodes})
     if carried:
         logger.warning(
             "op_types_to_quantize: there is no rule for %s, which stays float",
@@ -106,9 +102,8 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
         )
         request.changes["exclude"] = ("*",)
         return
-    if request.dynamic and (
-        floats := sorted(kind for kind in kinds & present if kind not in _DYNAMIC)
-    ):
+    floats = sorted(kinds & present - set(_DYNAMIC))
+    if request.dynamic and floats:
         logger.warning(
             "quantize_dynamic has no products of codes for %s, which stay float",
             ", ".join(floats),
@@ -145,16 +140,12 @@ def known_nodes(graph: Graph, given: Sequence[str], argument: str) -> tuple[str,
         given: names of nodes.
         argument: name of the argument in the warning.
     """
-    if given:
-        present = set(names_of(every_node(graph)))
-    else:
-        present = set()
-    for name in given:
-        if name not in present:
-            logger.warning(
-                "%s: no node of the model is called %r%s",
-                argument,
-                name,
-                nearest(name, present),
-            )
-    return tuple(name for name in given if name in present)
+    present = set(names_of(every_node(graph)))
+    for name in excluding(given, present):
+        logger.warning(
+            "%s: no node of the model is called %r%s",
+            argument,
+            name,
+            nearest(name, present),
+        )
+    return tuple(among(given, present))

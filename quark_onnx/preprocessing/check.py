@@ -22,7 +22,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.containers import names_of, subset
+from quark_onnx.containers import names_of, present, subset
 from quark_onnx.preprocessing.alternatives import Alternative, Pictures
 from quark_onnx.preprocessing.evidence import (
     Classified,
@@ -254,6 +254,7 @@ class PreprocessingCheck:
             yield _batch_norm_finding(layers, alternatives, distance, len(few))
             return
         ratios = layers.ratios(responses)
+        finding: Finding | None = None
         if distance is not None:  # the scaling equals the training's
             alternatives = [each for each in alternatives if each.scaling is None]
         elif fits(ratios):
@@ -265,20 +266,33 @@ class PreprocessingCheck:
             ]
         elif too_large(ratios) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
-            if finding is not None:
-                yield finding
-                return
+        yield from present(
+            [finding or self._by_outputs(session, alternatives, distance)]
+        )
+
+    def _by_outputs(
+        self,
+        session: Any,
+        alternatives: list[Alternative],
+        distance: tuple[float, float] | None,
+    ) -> Finding | None:
+        """Return a finding from the evidence in the outputs, if there are enough.
+
+        Args:
+            session: session on the float model.
+            alternatives: the preprocessings that the responses of the first layers leave.
+            distance: from the data of the training; None without a BatchNormalization.
+        """
         if self._given is None or len(self._given) < FIRST:
-            return
+            return None
         finding = self._better(session, alternatives)
-        if finding is not None:
-            yield finding
-        elif distance is None and self._collapsed():
-            yield Finding(
+        if finding is None and distance is None and self._collapsed():
+            return Finding(
                 "outputs",
                 f"the float model finds {self._given}",
                 "look at scaling, mean, standard deviation, color and layout of the data",
             )
+        return finding
 
     def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
         """Return the ratios of responses to biases on the first rows of an alternative."""

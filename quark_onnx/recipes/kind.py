@@ -80,23 +80,18 @@ def _is_superres(graph: Graph) -> str:
     shapes = list(map(graph.sizes, inputs))
     images = [shape for shape in shapes if len(shape) == _IMAGE_RANK]
     results = list(map(graph.sizes, names_of(graph.outputs)))
-    if len(images) != 1 or len(results) != 1:
+    if len(images) != 1 or [len(shape) for shape in results] != [_IMAGE_RANK]:
         return ""
     before, after = images[0], results[0]
-    if len(after) != _IMAGE_RANK:
-        return ""
     channels = after[1]
-    if not isinstance(channels, int) or not 0 < channels <= _COLORS:
+    if channels not in {before[1], 1, 3}.intersection(range(1, _COLORS + 1)):
         return ""
-    if before[1] != channels and channels not in (1, 3):
-        return ""
-    sizes = (before[2], after[2])
-    known = of_type(sizes, int)
-    grows = len(known) == len(sizes) and known[1] >= known[0]
-    upsampling = bool(graph.nodes_of(_UPSAMPLING))
-    if grows or (len(known) < len(sizes) and upsampling):
-        return f"an image of {channels} channels from an image"
-    return ""
+    heights = of_type((before[2], after[2]), int)
+    if len(heights) == 2:
+        grows = heights[1] >= heights[0]
+    else:  # open sizes
+        grows = bool(graph.nodes_of(_UPSAMPLING))
+    return f"an image of {channels} channels from an image" if grows else ""
 
 
 def _is_speech(graph: Graph) -> str:

@@ -191,20 +191,9 @@ class _Rewriter:
     def apply(self, optimizer: FloatOptimizer) -> None:
         """Rewrite the graph by the first accepted variant of an optimizer."""
         name = optimizer.name
-        if self._sample is None:
-            self.notes.append(
-                f"{name} was left out: the model runs on no random sample, nothing"
-                " could be verified",
-            )
-            return
-        if optimizer.needs_data and not len(self._samples):
-            self.notes.append(f"{name} was left out: it needs calibration data")
-            return
-        if getattr(optimizer, "least_gain", 0.0) and self._judge.is_good(self.graph):
-            self.notes.append(
-                f"{name} was left out: without it every output has {_GOOD:g} dB SQNR or"
-                " more"
-            )
+        needless = self._needless(optimizer)
+        if needless:
+            self.notes.append(f"{name} was left out: {needless}")
             return
         variants = [(optimizer, 0.0)]
         if isinstance(optimizer, Adaptive):
@@ -235,6 +224,16 @@ class _Rewriter:
                 )
             self.notes += remarks
             return
+
+    def _needless(self, optimizer: FloatOptimizer) -> str:
+        """Return why an optimizer is not run at all; empty if it is."""
+        if self._sample is None:
+            return "the model runs on no random sample, nothing could be verified"
+        if optimizer.needs_data and not len(self._samples):
+            return "it needs calibration data"
+        if getattr(optimizer, "least_gain", 0.0) and self._judge.is_good(self.graph):
+            return f"without it every output has {_GOOD:g} dB SQNR or more"
+        return ""
 
     def _refused(
         self,
