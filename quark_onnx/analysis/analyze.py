@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.checks import check_limit
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
-from quark_onnx.analysis.measure_tensors import Measured, counted, measure_tensors
+from quark_onnx.analysis.measure_tensors import Measured, measure_tensors
 from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading
 from quark_onnx.analysis.statistics import TensorStatistic
@@ -97,7 +98,7 @@ def _analyzed(
             " model",
         )
     matching = match(reference, other)
-    samples = counted(_checked(reader_for(reference.graph, data)), limit)
+    samples = islice(_checked(reader_for(reference.graph, data)), limit)
     measured = measure_tensors((reference, plain), (other, runnable), matching, samples)
     weights, uncompared = weight_errors(reference, other, matching)
     tensors = _explained(

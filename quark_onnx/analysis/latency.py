@@ -19,6 +19,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
+from quark_onnx.graph.node import makers_of
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.steps import with_bodies
 from quark_onnx.wording import counted, tally
@@ -350,7 +351,7 @@ def _unfused(model: ModelProto) -> Counter[str]:
 
 def _silu(model: ModelProto) -> int:
     """Count products with a Sigmoid, with or without a Q/DQ pair between."""
-    producers = {name: node for node in model.graph.node for name in node.output}
+    producers = makers_of(model.graph.node)
 
     def is_gate(name: str) -> bool:
         node = producers.get(name)

@@ -10,7 +10,7 @@ operator and each grid then works on float values, which separates added noise f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,19 +283,3 @@ def _computed(
         # the range of the float values stands for the bounds
         return np.clip(computed, expected.min(), expected.max())
     return np.maximum(computed, 0) if fused == "Relu" else computed
-
-
-def counted(
-    samples: Iterable[Mapping[str, Any]],
-    limit: int | None,
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the first samples.
-
-    Args:
-        samples: the samples.
-        limit: maximum number of samples; None for all samples.
-    """
-    for index, sample in enumerate(samples):
-        if limit is not None and index >= limit:
-            return
-        yield sample

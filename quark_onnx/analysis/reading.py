@@ -8,6 +8,7 @@ fusing. Operators on codes count as their float operators.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,13 +208,18 @@ class Reading:
 
     def origin(self, tensor: str) -> str:
         """Return the computed tensor before all changes of format."""
-        node = self.graph.producer(tensor)
-        while (
-            node is not None and self.formats(node) and not self.constants.known(tensor)
-        ):
+        for node in self._formats_before(tensor):
+            if self.constants.known(tensor):
+                break
             tensor = node.inputs[0]
-            node = self.graph.producer(tensor)
         return tensor
+
+    def _formats_before(self, tensor: str) -> Iterator[Node]:
+        """Yield the nodes in front of a tensor that only change its format, the last one first."""
+        node = self.graph.producer(tensor)
+        while node is not None and self.formats(node):
+            yield node
+            node = self.graph.producer(node.inputs[0])
 
     def readers(self, raw: str) -> list[Node]:
         """Return the nodes that compute with a tensor, regardless of its format."""
@@ -396,21 +402,15 @@ class Reading:
         """Return the codes and the scale of a constant operand; None without codes."""
         if operand.scale is not None:
             return operand.tensor, operand.scale
-        node = self.graph.producer(operand.tensor)
-        while node is not None and self.formats(node):
+        for node in self._formats_before(operand.tensor):
             if node.op_type in DEQUANTIZE:
                 return node.inputs[0], self._scale(node)
-            node = self.graph.producer(node.inputs[0])
         return None
 
     def quantizes(self) -> bool:
         """Return True if the graph has a quantized tensor."""
-        types = {node.op_type for node in self.graph.nodes}
-        if types & (_QUANTIZE | DEQUANTIZE | _ON_CODES.keys()):
-            return True
-        if any(map(_computes_on_integers, types)):
-            return True
-        return any(map(_narrows, self.graph.nodes))
+        on_codes = self.graph.nodes_of_type(_QUANTIZE | DEQUANTIZE | _ON_CODES.keys())
+        return bool(on_codes) or any(map(_quantizes, self.graph.nodes))
 
 
 def _rounds(op_type: str) -> bool:
@@ -418,8 +418,11 @@ def _rounds(op_type: str) -> bool:
     return any(part in op_type for part in _ROUNDING)
 
 
-def _computes_on_integers(op_type: str) -> bool:
-    return any(part in op_type for part in (*_ON_INTEGERS, *_ROUNDING))
+def _quantizes(node: Node) -> bool:
+    """Return True for an operator on integers, a vendor's rounding and a cast to a narrow float."""
+    return _narrows(node) or any(
+        part in node.op_type for part in (*_ON_INTEGERS, *_ROUNDING)
+    )
 
 
 def _narrows(node: Node) -> bool:

@@ -226,6 +226,14 @@ def results_of(nodes: Iterable[NodeProto]) -> list[str]:
     return list(filter(None, flattened(node.output for node in nodes)))
 
 
+def makers_of(nodes: Iterable[NodeProto]) -> dict[str, NodeProto]:
+    """Return the nodes by the names of their results."""
+    makers = dict[str, NodeProto]()
+    for node in nodes:
+        makers.update(dict.fromkeys(node.output, node))
+    return makers
+
+
 def read_by(nodes: Iterable[NodeProto]) -> set[str]:
     """Return the names of the inputs of nodes; an omitted input has an empty name."""
     return set(flattened(node.input for node in nodes))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.node import Node
+
+T = TypeVar("T", bound=Hashable)
 
 
 def copy_fields(source: Message, target: Message, *, but: str) -> None:
@@ -24,17 +27,17 @@ def copy_fields(source: Message, target: Message, *, but: str) -> None:
 
 
 def reach(
-    start: Iterable[Node],
-    step: Callable[[Node], Iterable[Node]],
-) -> dict[Node, None]:
-    """Return every node that repeated steps reach, including ``start``, as an ordered set."""
+    start: Iterable[T],
+    step: Callable[[T], Iterable[T]],
+) -> dict[T, None]:
+    """Return every node or tensor that repeated steps reach, as an ordered set with ``start``."""
     seen = dict.fromkeys(start)
     todo = list(seen)
     while todo:
-        for node in step(todo.pop()):
-            if node not in seen:
-                seen[node] = None
-                todo.append(node)
+        for place in step(todo.pop()):
+            if place not in seen:
+                seen[place] = None
+                todo.append(place)
     return seen
 
 

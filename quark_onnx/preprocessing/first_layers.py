@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from onnx import ModelProto, helper
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.containers import by_name, names_of, subset
+from quark_onnx.graph.node import makers_of
+from quark_onnx.graph.traversal import reach
 
 Feeds = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -170,33 +172,26 @@ def _first(model: ModelProto) -> list[_Layer]:
 
 def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
     """Return the part of a model up to the layers."""
-    makers = {name: node for node in model.graph.node for name in node.output}
-    wanted = [layer.output for layer in layers]
-    needed: set[str] = set()
-    while wanted:
-        name = wanted.pop()
-        if name in needed:
-            continue
-        needed.add(name)
-        if name in makers:
-            wanted += [each for each in makers[name].input if each]
+    makers = makers_of(model.graph.node)
+
+    def before(name: str) -> Iterable[str]:
+        return filter(None, makers[name].input) if name in makers else ()
+
+    outputs = [layer.output for layer in layers]
+    needed = reach(outputs, before)
     part = ModelProto()
     part.ir_version = model.ir_version
     part.opset_import.extend(model.opset_import)
     part.functions.extend(model.functions)
     part.graph.name = "first_layers"
     part.graph.node.extend(
-        node for node in model.graph.node if needed.intersection(node.output)
+        node for node in model.graph.node if not needed.keys().isdisjoint(node.output)
     )
     part.graph.initializer.extend(
-        tensor for tensor in model.graph.initializer if tensor.name in needed
+        subset(by_name(model.graph.initializer), needed).values()
     )
-    part.graph.input.extend(
-        value for value in model.graph.input if value.name in needed
-    )
-    part.graph.output.extend(
-        helper.make_empty_tensor_value_info(layer.output) for layer in layers
-    )
+    part.graph.input.extend(subset(by_name(model.graph.input), needed).values())
+    part.graph.output.extend(map(helper.make_empty_tensor_value_info, outputs))
     return part
 
 

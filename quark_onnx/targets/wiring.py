@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from quark_onnx.containers import present
+from quark_onnx.containers import flattened, present
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import only_reader
 from quark_onnx.targets.constraints import (
     NAMES,
     Constraint,
@@ -68,12 +69,14 @@ def chain(
     nodes = [node]
     while nodes[-1].outputs and not rounded(nodes[-1]):
         last = nodes[-1]
-        readers = graph.consumers(last.outputs[0])
-        if len(readers) != 1 or graph.is_output(last.outputs[0]):
+        reader = only_reader(graph, last.outputs[0])
+        if (
+            reader is None
+            or graph.is_output(last.outputs[0])
+            or not fused(last, reader)
+        ):
             break
-        if not fused(last, readers[0]):
-            break
-        nodes.append(readers[0])
+        nodes.append(reader)
     return nodes
 
 
@@ -89,15 +92,10 @@ def constraints_of(graph: Graph, nodes: Iterable[Node], wiring: Wiring) -> Const
         wiring: source of the keys of positions.
     """
     every = list(nodes)
-    gates = set[Key]()
-    for node in every:
-        if is_hard_sigmoid(node):
-            key = wiring.read(node, 0)
-            if key is not None:
-                gates.add(key)
-    constraints = list[Constraint]()
-    for node in every:
-        constraints += _of(node, wiring, gates)
+    gates = set(
+        present(wiring.read(node, 0) for node in filter(is_hard_sigmoid, every))
+    )
+    constraints = flattened(_of(node, wiring, gates) for node in every)
     order = list(NAMES)
     constraints.sort(key=lambda constraint: order.index(constraint.rule))
     return Constraints(constraints)
