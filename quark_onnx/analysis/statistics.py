@@ -71,6 +71,7 @@ class TensorStatistic:
             return
         a, b = self._channel_rows(reference, seen)
         usual = (np.abs(a) < _MASK) & (np.abs(b) < _MASK)
+        # Masks count as 0 in both models, and so as no error.
         if not usual.all():
             a = np.where(usual, a, 0.0)
             b = np.where(usual, b, 0.0)
@@ -196,6 +197,7 @@ class TensorStatistic:
         signal = self.sums["signal"]
         energy = self.sums["energy"]
         product = self.sums["product"]
+        # The squared cosine of both channels is above one half. Below it a factor means nothing.
         alike = (product > 0) & (np.square(product) > 0.5 * signal * energy)
         gain: NDArray[np.float64] = np.divide(
             product,
@@ -219,6 +221,7 @@ class TensorStatistic:
             energy - 2 * gain * product + gain * gain * signal,
             0,
         )
+        # Divided by the gain, the error is in units of the float channel.
         noise = distance / np.square(gain)
         return decibels(float(signal.sum()), float(noise.sum()))
 
@@ -246,6 +249,8 @@ class TensorStatistic:
         count = self.count / max(1, len(self.lo))
         if noise <= 0 or not count:
             return 0.0
+        # sum(e)**2 / n = n * mean(e)**2: the energy that remains if every error is the mean of
+        # its channel.
         return float(np.square(self.sums["error"]).sum() / count / noise)
 
 

@@ -132,6 +132,8 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     axis = _channel_axis(node, values.ndim) if constant.is_weight else 0
     exact = _channel_rows(values, axis)
     stored = _channel_rows(constant.dequantized, axis)
+    # Equalization and the folding of norms change the weights without an error. Their factors are
+    # removed first.
     fitted, rescaled = stored, False
     if constant.is_weight:
         inputs = _inputs_per_channel(node, values, axis)
@@ -143,6 +145,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     ratios = np.array(_channel_ratios(signal, noise))
     least, greatest, step = grid.extremes()
     reach = np.abs(exact).max(axis=1)
+    # A channel with float values, all of which became code 0: its scale is too coarse for it.
     dead = (reach > 0) & ~np.abs(stored).any(axis=1)
     return WeightError(
         name=constant.name,
@@ -235,6 +238,7 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
     shape = (a.shape[0], inputs, -1)
     product = (a * b).reshape(shape).sum(axis=2)
     energy = (a * a).reshape(shape).sum(axis=2)
+    # b = left * a * right, with a factor per output (rows) and per input channel (columns).
     left = np.ones((shape[0], 1))
     right = np.ones((1, inputs))
     for _ in range(_ROUNDS):  # least squares for one side at a time
@@ -285,10 +289,12 @@ def _grid(
         spread(part, reals.shape, axis, scale.block)
         for part in (ends.lo, ends.hi, ends.step)
     )
+    # Dequantized values are multiples of the step, up to float rounding: a quarter is safe.
     at_an_end = (reals <= lo + step / 4) | (reals >= hi - step / 4)
     saturated = float(np.mean(at_an_end))
     if rescaled or reals.shape != values.shape:
         return grid, saturated, 0.0
+    # Up to half a step beyond the last code, a value rounds to it and is not clipped.
     beyond = (values < lo - step / 2) | (values > hi + step / 2)
     return grid, saturated, float(np.mean(beyond))
 
@@ -324,6 +330,7 @@ def bins(histogram: Histogram) -> Bins | None:
     if hi <= lo:
         lo, hi = lo - 0.5, hi + 0.5
     centres, counts = histogram.signed(0)
+    # Bins narrower than those that were counted would be empty in turn.
     width = max((hi - lo) / _BINS, float(histogram.width[0]))
     edges = np.linspace(lo, hi, max(1, round((hi - lo) / width)) + 1)
     places = np.clip(

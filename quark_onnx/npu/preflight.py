@@ -256,6 +256,7 @@ def preflight(
     pairs = Pairs(graph)
     known = _kind(pairs)
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
+    # Q and DQ nodes have no device of their own: they are counted by the devices around.
     nodes = excluding(graph.nodes, {*pairs.quantizing, *pairs.dequantizing})
     placements = _placements(case, nodes)
     devices = {

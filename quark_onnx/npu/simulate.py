@@ -228,6 +228,7 @@ class _Run:
         zero = int(grid.zero_point.reshape(-1)[0])
         if isinstance(value, Real):  # computed by a CPU
             whole = (
+                # A CPU rounds half to even in QuantizeLinear (ONNX), whatever the engine does.
                 np.rint(np.ldexp(value.values, position))
                 .clip(least - zero, greatest - zero)
                 .astype(np.int64)

@@ -75,6 +75,8 @@ def in_blocks(
                 note="few values lie along the axis of the sum",
             )
         return Quantize(spec, along)
+    # Bits of a line along the sum: its codes, and a scale (and zero point) per block. Beyond 32
+    # bits a value, quantization only loses.
     blocks = -(-length // size)
     if padded and len(shape) == 2:
         codes = blocks * size

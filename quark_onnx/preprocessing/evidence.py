@@ -220,6 +220,7 @@ class Labelled:
     @property
     def strength(self) -> float:
         likelihood = float(np.mean(self.likelihoods)) if self.likelihoods else 0.0
+        # Rows are few, so that top-1 often ties; the likelihood of the labels decides then.
         return self.top1 + 0.001 * likelihood
 
     @property
@@ -242,6 +243,8 @@ class Labelled:
         assert isinstance(other, Labelled)
         mine = np.array(self.hits, bool)
         others = np.array(other.hits, bool)
+        # McNemar's test: only rows that one preprocessing gets right and the other does not
+        # count.
         won = int((others & ~mine).sum())
         lost = int((mine & ~others).sum())
         if not won + lost:
@@ -260,6 +263,7 @@ class Labelled:
 
 def _probabilities(rows: NDArray[Any]) -> Floats:
     rows = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
+    # Some models end in a softmax, others in logits.
     if (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):
         return rows
     powers = np.exp(rows - rows.max(axis=1, keepdims=True))
@@ -308,6 +312,7 @@ class Detected:
     def beaten_by(self, other: Evidence) -> bool:
         assert isinstance(other, Detected)
         gain = other.squares - self.squares
+        # 0.1 is one box per image with a score of about 0.3: less is as good as no detection.
         enough = other.strength > 0.1 and gain.mean() > 0.1 * self.strength
         certain = len(self) >= _ROWS // 2 and _student(gain) >= _SIGNIFICANT
         return bool(enough and certain)

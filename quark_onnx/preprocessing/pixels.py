@@ -152,6 +152,7 @@ def smoothness(images: Sequence[Images]) -> Smoothness:
     for batch in images:
         centred = batch.astype(np.float64)
         centred = centred - centred.mean(axis=(2, 3), keepdims=True)
+        # A constant batch has no energy; every correlation is then 0.
         energy = float(np.square(centred).mean()) or 1.0
         across = (centred[..., 1:] * centred[..., :-1]).mean()
         third = (centred[..., 3:] * centred[..., :-3]).mean()

@@ -105,6 +105,7 @@ def _untrained(
     """Yield a finding on tokens with untrained embeddings, such as reserved tokens."""
     if tokens.min() < 0 or tokens.max() >= tensor.dims[0]:
         return  # the model does not run on such identifiers
+    # Rows of tokens that never occurred in training keep the small norm of the initialization.
     norms = np.linalg.norm(values(tensor).astype(np.float32), axis=1)
     weak = norms <= _UNTRAINED * np.median(norms)
     if weak.mean() > 0.25:  # such a table gives no evidence

@@ -62,6 +62,7 @@ def quantized_sqnr(
         if config.measures:
             few = islice(iter(samples), _MEASURED)
             plan, ranges, _ = calibrate(raised, plan, few)
+        # The graph is judged with the operators float that the final model would keep float.
         if config.safe:
             plan, _ = keep_sensitive_ops_float(raised, plan, ranges)
         plan, params = compute_qparams(raised, plan, ranges)

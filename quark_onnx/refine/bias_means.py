@@ -90,6 +90,7 @@ class InputMeans:
         """Return the means over the first samples; empty if one was not observed."""
         if not self._seen.keys() >= set(range(count)):
             return {}
+        # Samples weigh equally, whatever their number of rows.
         totals: Means = {}
         for position in range(count):
             for key, mean in self._seen[position].items():
@@ -221,6 +222,7 @@ def _shift(
     rounded = lattice_of(graph, plan, params, place).nearest(
         weight.reshape(groups, outputs, -1),
     )
+    # The input of a layer has one mean per channel, so that the taps of a kernel add up.
     rounding = (
         (rounded - weight.reshape(groups, outputs, -1))
         .reshape(groups, outputs, inputs, -1)
@@ -278,6 +280,7 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
         graph.add("Reshape", [tensor, shape], [rows])
         graph.add("Transpose", [rows], [columns], perm=[0, 2, 1])
         tensor = columns
+    # GlobalAveragePool averages over the spatial axes, where the rows of a matrix are now.
     result = graph.fresh(f"{tensor}_mean")
     graph.add("GlobalAveragePool", [tensor], [result])
     return result

@@ -54,8 +54,10 @@ class Fixed:
         reals = np.asarray(reals, np.float64)
         if not np.isfinite(reals).all():
             raise OverflowError("a constant is infinite or no number")
+        # float64 has 53 bits of mantissa, so that every mantissa times 2**53 is an integer.
         mantissa, exponent = np.frexp(reals[reals != 0])
         whole = np.ldexp(mantissa, 53).astype(np.int64)
+        # whole & -whole is the lowest set bit 2**k, of which frexp returns the exponent k + 1.
         last = (
             exponent - 54 + np.frexp((whole & -whole).astype(np.float64))[1]
         )  # exponent of the last bit that is set
@@ -93,6 +95,7 @@ def aligned(parts: Sequence[Fixed]) -> tuple[list[Ints], int, int]:
     )
     found = []
     for part in parts:
+        # Exact, as positions and divisors only grow.
         factor = (1 << (position - part.position)) * (divisor // part.divisor)
         _fits(part.reach * factor)
         found.append(part.values * factor if factor > 1 else part.values)
@@ -163,12 +166,14 @@ def rounded(number: Fixed, position: int, rounding: Rounding) -> Ints:
     shift = number.position - position
     if shift < 0:
         _fits(number.reach << -shift)
+    # floor(v / unit + 1/2) = floor((2 v + unit) / (2 unit)), in integers.
     doubled = 2 * number.values << max(0, -shift)
     # beyond the limit all values round to zero for any unit
     unit = min(number.divisor << max(0, shift), 2 * _LIMIT)
     above = doubled + unit
     nearest: Ints = above // (2 * unit)
     if rounding == "even":
+        # A division without a remainder is a tie, which went up: an odd result is one too high.
         nearest = nearest - (nearest & (above == 2 * unit * nearest))
     return nearest
 

@@ -84,6 +84,7 @@ def resize(call: Call) -> list[Value]:
             output = int(sizes[index])
         else:
             output = int(np.floor(np.float32(size) * np.float32(scales[index])))
+        # With sizes in place of scales, ONNX defines the scale as the ratio of the sizes.
         scale = np.float32(scales[index] if scales.size else output / size)
         if scale != 1:
             taken.append((axis, _nearest(call, size, output, scale)))

@@ -111,6 +111,8 @@ def _hard_sigmoid(x: Fixed, alpha: float, beta: float) -> Fixed:
 
 
 def _clipped(x: Fixed, low: float, high: float) -> Fixed:
+    # Bounds that no value reaches are left out: at the position of x, the greatest float32 would
+    # overflow.
     most = float(np.abs(x.reals()).max(initial=0))
     if (
         low >= -most

@@ -37,6 +37,8 @@ def max_pool(call: Call) -> list[Value]:
 
 def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
     rows, _ = _windows(call, values)
+    # Padding never is the maximum: the least value of the tensor, or 0 if that is less, stands
+    # for minus infinity.
     inside, _ = _windows(call, np.ones((1, 1, *values.shape[2:]), np.int64))
     greatest: NDArray[T] = np.where(inside != 0, rows, values.min(initial=0)).max(
         axis=0,
@@ -165,6 +167,8 @@ def _average(
     factor: tuple[int, int, int],
 ) -> Fixed:
     """Divide sums by their counts, or apply the engine's factor."""
+    # Windows at the border may average fewer inputs. A common multiple of the counts keeps a
+    # single divisor, and the averages exact.
     common = lcm(*np.unique(counts).tolist())
     scaled = times(sums, Fixed(common // counts, 0))
     average = Fixed(scaled.values, scaled.position, scaled.divisor * common)

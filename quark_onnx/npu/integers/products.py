@@ -35,8 +35,10 @@ def convolution(call: Call) -> list[Value]:
     x, weight, layer = call.fixed(0), call.fixed(1), Layer.stored(call.node)
     arranged = weight.shaped(layer.arranged)  # (groups, outputs, inputs, ...)
     window, output = placed(call.node, x.values.shape[2:], arranged.values.shape[3:])
+    # The products in one sum: input channels of a group times the size of the kernel.
     taps = prod(arranged.values.shape[2:])
     sums = summed(x, arranged, taps, partial(_convolved, window=window, output=output))
+    # ONNX adds the bias of a convolution along the channels, axis 1 of (N, M, ...).
     shape = (-1, *[1] * len(output))
     return [_biased(call, sums, shape)]
 
@@ -52,6 +54,8 @@ def _convolved(
     sums = np.empty((groups, outputs, count))
     for start in range(0, count, _SLAB):
         part = np.arange(start, min(count, start + _SLAB))
+        # Exact in float64, in whatever order BLAS adds: the caller has checked the bound of the
+        # sums.
         sums[:, :, part[0] : part[-1] + 1] = rows @ windowed(
             [x],
             part[None],

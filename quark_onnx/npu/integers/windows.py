@@ -71,6 +71,7 @@ def _count(size: int, after: int, reach: int, stride: int, ceil: bool) -> int:
 
     With ``ceil`` the last window may extend beyond the padding if it begins in the input.
     """
+    # ONNX, MaxPool: floor or ceil of (input + pads - reach) / stride, plus 1.
     room = size + after - reach
     count = (-(-room // stride) if ceil else room // stride) + 1
     return count - (ceil and (count - 1) * stride >= size)
