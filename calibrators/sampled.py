@@ -36,8 +36,13 @@ class Sampled(Extremes):
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in vectors as the columns of an array of shape (channels, n)."""
         super().observe(rows)
-        vectors = np.ascontiguousarray(rows.T)
-        self._take(vectors, _hashes(vectors))
+        marks = _hashes(rows)
+        if len(self.marks) == self._most(len(rows)):
+            # Later hashes are mostly too great: only the others are sorted and copied.
+            places = np.flatnonzero(marks < self.marks[-1])
+            rows = rows[:, places]
+            marks = marks[places]
+        self._take(np.ascontiguousarray(rows.T), marks)
 
     def merge(self, other: Extremes) -> None:
         """Take in the values of another statistic."""
@@ -45,11 +50,15 @@ class Sampled(Extremes):
         if isinstance(other, Sampled):
             self._take(other.vectors, other.marks)
 
+    def _most(self, channels: int) -> int:
+        """Return the number of vectors of this length that are kept."""
+        return max(1, min(self.limit, _MAX_VALUES // max(1, channels)))
+
     def _take(self, vectors: NDArray[np.float32], marks: NDArray[np.uint64]) -> None:
         """Merge vectors into the sample, and keep those with the least hashes."""
         if not vectors.size:
             return
-        limit = max(1, min(self.limit, _MAX_VALUES // vectors.shape[1]))
+        limit = self._most(vectors.shape[1])
         hashes, places = np.unique(marks, return_index=True)
         places = places[:limit]
         joined = np.concatenate([self.marks, hashes[:limit]])
@@ -62,23 +71,24 @@ class Sampled(Extremes):
         self.vectors = chosen[order[:limit]]
 
 
-def _hashes(vectors: NDArray[np.float32]) -> NDArray[np.uint64]:
-    """Return hashes of the bits of vectors."""
-    generator = np.random.default_rng(vectors.shape[1])
+def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
+    """Return hashes of the bits of vectors, the columns of an array of shape (channels, n)."""
+    channels = len(rows)
+    generator = np.random.default_rng(channels)
     # Odd factors keep all bits of a value in the sum modulo 2**64.
     factors = (
         generator.integers(
             0,
             1 << 63,
-            vectors.shape[1],
+            channels,
             np.uint64,
         )
         * 2
         + 1
     )
     marks: NDArray[np.uint64] = np.einsum(
-        "ij,j->i",
-        vectors.view(np.uint32),
+        "ci,c->i",
+        rows.view(np.uint32),
         factors,
         dtype=np.uint64,
         casting="unsafe",

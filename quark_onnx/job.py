@@ -161,7 +161,14 @@ def run(
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
-        run_data = RunData(first, held, spool, random=reader.random)
+        shares = kept and job.keeps_function
+        run_data = RunData(
+            first,
+            held,
+            spool,
+            receive=held.receive if shares else None,
+            random=reader.random,
+        )
         planned = job.plan(run_data, progress)
         job.release_reference()
         means = None
@@ -169,7 +176,6 @@ def run(
             # a tensor such as the list of detections may be empty, and has no mean then
             sized_by_data = planned.plan.shapes.sized_by_data
             means = InputMeans(planned.graph, sized_by_data)
-        shares = kept and job.keeps_function
 
         def receive(position: int, outputs: Mapping[str, Any]) -> None:
             if shares:
@@ -188,6 +194,7 @@ def run(
                 progress=bar.update,
                 receive=receive if shares or means is not None else None,
                 extended=None if means is None else means.graph,
+                begun=planned.begun,
             )
         if means is not None:
             run_data = replace(run_data, input_means=means.over(len(held.first)))
@@ -463,6 +470,7 @@ class Job:
         sample, samples = data.sample, data.again
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
+        measured = Calibration("")
         graph, improved = optimize_float(
             graph,
             self.config,
@@ -470,10 +478,15 @@ class Job:
             sample,
             samples,
             data.held_out,
+            measured=measured,
+            receive=data.receive,
             show=progress,
         )
         rewrites, notes = [*prepared, *lowered, *improved], list[str]()
         keyed = self._keyed(graph)
+        begun = None
+        if keyed is None and len(measured):
+            begun = Keyed(measured, tensor_keys(graph), rich=False)
         if len(samples):  # no optimizer moves a bias without samples
             give_biases(graph, self.config)
         config, early = self.config, list[str]()
@@ -514,6 +527,7 @@ class Job:
             [*notes, *early, *found_plan.notes],
             rewrites,
             keyed,
+            begun,
         )
 
     def _keyed(self, graph: Graph) -> Keyed | None:

@@ -36,6 +36,10 @@ _PAST = 20
 #: Share of the expected gain that a step must bring, and share of the noise that is worth a step.
 _ENOUGH = 1e-4
 _CONVERGED = 1e-11
+#: Steps that together must lower the noise by at least this share. On YOLOX-nano the descent ends
+#: 0.0001 dB above the least noise, in a fifth of the time.
+_LATEST = 10
+_WORTH = 1e-5
 #: Limit of the logarithms of factors.
 _LIMIT = float(np.log(1e4))
 _LEAST = 1e-300
@@ -63,6 +67,34 @@ EIGHT_BITS = Rounding()
 
 
 @dataclass(frozen=True)
+class _Norm:
+    """The p-norm of sizes times exponentials.
+
+    Attributes:
+        top: the greatest size.
+        shares: powers of the sizes as shares of the greatest.
+    """
+
+    top: float
+    shares: Doubles
+
+    @classmethod
+    def of(cls, size: Doubles) -> _Norm:
+        """Return the norm of sizes."""
+        top = size.max(initial=0.0)
+        return cls(top, (size / (top or 1.0)) ** _TAIL)
+
+    def at(self, x: Doubles) -> tuple[Doubles, Doubles]:
+        """Return the norm at logarithms of factors, and its gradient."""
+        if self.top <= 0:
+            return np.zeros(()), np.zeros(x.shape)
+        parts = self.shares * np.exp(_TAIL * x)
+        total = parts.sum()
+        norm = np.asarray(self.top * total ** (1 / _TAIL))
+        return norm, norm * parts / total
+
+
+@dataclass(frozen=True)
 class Spread:
     """Channels of a tensor with a per-tensor scale.
 
@@ -84,16 +116,16 @@ class Spread:
 
     def noise(self, logarithm: Doubles, rounding: Rounding) -> tuple[float, Doubles]:
         """Return the noise at the logarithms of the factors, and its gradient."""
-        if not rounding.activation or not self.matter.any():
+        if not rounding.activation or not self._matters:
             return 0.0, np.zeros(logarithm.shape)
         x = -logarithm if self.inverse else logarithm
         if rounding.symmetric:
-            width, slope = _norm(np.maximum(self.low, self.high), -x)
+            width, slope = self._greatest.at(-x)
             width = 2 * width
             slope = 2 * slope
         else:
-            low, low_slope = _norm(self.low, -x)
-            high, high_slope = _norm(self.high, -x)
+            low, low_slope = self._lowest.at(-x)
+            high, high_slope = self._highest.at(-x)
             width = low + high
             slope = low_slope + high_slope
         parts = self.matter * np.exp(2 * x)
@@ -102,16 +134,21 @@ class Spread:
         gradient = 2 * unit * (width**2 * parts - width * slope * total)
         return float(unit * width**2 * total), -gradient if self.inverse else gradient
 
+    @cached_property
+    def _matters(self) -> bool:
+        return bool(self.matter.any())
 
-def _norm(size: Doubles, x: Doubles) -> tuple[Doubles, Doubles]:
-    """Return the p-norm of sizes times exponentials, and its gradient."""
-    top = size.max(initial=0.0)
-    if top <= 0:
-        return np.zeros(()), np.zeros(x.shape)
-    parts = (size / top) ** _TAIL * np.exp(_TAIL * x)
-    total = parts.sum()
-    norm = np.asarray(top * total ** (1 / _TAIL))
-    return norm, norm * parts / total
+    @cached_property
+    def _lowest(self) -> _Norm:
+        return _Norm.of(self.low)
+
+    @cached_property
+    def _highest(self) -> _Norm:
+        return _Norm.of(self.high)
+
+    @cached_property
+    def _greatest(self) -> _Norm:
+        return _Norm.of(np.maximum(self.low, self.high))
 
 
 @dataclass(frozen=True)
@@ -167,7 +204,7 @@ class Term:
         rounding: Rounding,
     ) -> tuple[float, Doubles, Doubles]:
         """Return the noise of the weights, and its gradients by inputs and by outputs."""
-        top = self.peak.max(initial=0.0)
+        top = self._top
         if not rounding.weight or not top:
             return 0.0, np.zeros(u.shape), np.zeros(v.shape)
         unit = (2 * top / rounding.weight) ** 2 / 12
@@ -200,6 +237,10 @@ class Term:
         )
 
     @cached_property
+    def _top(self) -> float:
+        return float(self.peak.max(initial=0.0))
+
+    @cached_property
     def _reach(self) -> Doubles:
         reach: Doubles = (self.peak / self.peak.max(initial=_LEAST)) ** _POWER
         return reach
@@ -230,7 +271,11 @@ def minimize_noise(
     before, gradient = at(here)
     least = before
     past = deque[tuple[Doubles, Doubles]](maxlen=_PAST)
+    latest = deque[float](maxlen=_LATEST)
     for _ in range(_STEPS):
+        if len(latest) == _LATEST and latest[0] - least < _WORTH * least:
+            break
+        latest.append(least)
         step = -_newton_step(gradient, past)
         step *= min(
             1.0,

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Sequence
 from itertools import islice
 
+from calibrators.onnx_runtime.runner import Receive
 from quark_onnx.config import QConfig
 from quark_onnx.errors import QuarkError
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, tensor_keys
 from quark_onnx.optimizers import Samples
 from quark_onnx.refine.acceptance import min_output_sqnr
 from quark_onnx.steps.calibrate import Ranges, calibrate
+from quark_onnx.steps.calibration import Calibration, Keyed
 from quark_onnx.steps.compute_qparams import compute_bias_qparams, compute_qparams
 from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.plan_at_opset import plan_at_opset
@@ -28,12 +30,14 @@ logger = logging.getLogger(__name__)
 _MEASURED = 32
 
 
-def quantized_sqnr(
+def quantized_sqnr(  # noqa: PLR0913
     graph: Graph,
     config: QConfig,
     reference: Reference,
     samples: Samples,
     held_out: Sequence[Sample],
+    measured: Calibration,
+    receive: Receive | None = None,
 ) -> float | None:
     """Return the minimum SQNR over the outputs of a quantized graph, in dB.
 
@@ -46,6 +50,8 @@ def quantized_sqnr(
         reference: the original float model.
         samples: calibration samples; the first few are read.
         held_out: samples for the SQNR.
+        measured: statistics of the first samples; those of the graph are added.
+        receive: called with the outputs of the graph on the first samples.
     """
     if not held_out:
         return None
@@ -61,7 +67,15 @@ def quantized_sqnr(
         ranges: Ranges = {}
         if config.measures:
             few = islice(iter(samples), _MEASURED)
-            plan, ranges, _ = calibrate(raised, plan, few)
+            # the other graph has many of the tensors, too, and the run goes on with one of both
+            keyed = Keyed(measured, tensor_keys(raised), rich=False)
+            plan, ranges, _ = calibrate(
+                raised,
+                plan,
+                few,
+                keyed=keyed,
+                receive=receive,
+            )
         # The graph is judged with the operators float that the final model would keep float.
         if config.safe:
             plan, _ = keep_sensitive_ops_float(raised, plan, ranges)

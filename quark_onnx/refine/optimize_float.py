@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrators.onnx_runtime.runner import Receive
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.config.text import format_call
@@ -23,6 +24,7 @@ from quark_onnx.patterns.conv_and_gemm import Layer
 from quark_onnx.progress import Progress
 from quark_onnx.refine.benefit import quantized_sqnr
 from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.steps.calibration import Calibration
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample, run
 
@@ -61,6 +63,8 @@ class _Judge:
     Attributes:
         config: settings for the quantization of compared graphs.
         held_out: samples for the comparison.
+        measured: statistics of the first samples in the compared graphs.
+        receive: called with the outputs of the first compared graph on the first samples.
         best: minimum output SQNR before the next rewrite, in dB; None until needed.
     """
 
@@ -68,6 +72,8 @@ class _Judge:
     reference: Reference
     samples: Samples
     held_out: Sequence[Sample]
+    measured: Calibration
+    receive: Receive | None = None
     best: float | None = None
 
     def rejects(
@@ -90,7 +96,7 @@ class _Judge:
         if self.best is None:
             # Quantizing the unchanged graph costs as much as a candidate, so that only a rewrite
             # causes it.
-            self.best = self._sqnr(before)
+            self.best = self._sqnr(before, self.receive)
         found = None if self.best is None else self._sqnr(after)
         if self.best is None or found is None:
             return ""
@@ -113,16 +119,18 @@ class _Judge:
     def is_good(self, graph: Graph) -> bool:
         """Return whether the quantized graph, as it is, needs no improvement."""
         if self.best is None:
-            self.best = self._sqnr(graph)
+            self.best = self._sqnr(graph, self.receive)
         return self.best is not None and self.best >= _GOOD
 
-    def _sqnr(self, graph: Graph) -> float | None:
+    def _sqnr(self, graph: Graph, receive: Receive | None = None) -> float | None:
         return quantized_sqnr(
             graph,
             self.config,
             self.reference,
             self.samples,
             self.held_out,
+            self.measured,
+            receive,
         )
 
 
@@ -134,6 +142,8 @@ def optimize_float(  # noqa: PLR0913
     samples: Samples = (),
     held_out: Sequence[Sample] = (),
     *,
+    measured: Calibration,
+    receive: Receive | None = None,
     show: bool | None = False,
 ) -> tuple[Graph, list[str]]:
     """Run the optimizers of the float stage in order.
@@ -149,12 +159,16 @@ def optimize_float(  # noqa: PLR0913
         sample: the sample for verification.
         samples: calibration samples, for optimizers that need them.
         held_out: samples unseen by optimizers; without them, no optimizer is rejected.
+        measured: receives the statistics of the first samples that comparisons measure.
+        receive: called with the position of a sample and the outputs on it, where the graph is
+            compared before the first rewrite.
         show: whether to show a progress bar, as ``Progress`` takes it.
 
     Returns:
         The graph, and notes for the report.
     """
-    rewriter = _Rewriter(graph, config, reference, sample, samples, held_out, show=show)
+    judge = _Judge(config, reference, samples, held_out, measured, receive)
+    rewriter = _Rewriter(graph, judge, sample, show=show)
     for optimizer in config.optimizers:
         if optimizer.stage == "float":
             rewriter.apply(optimizer)
@@ -169,22 +183,20 @@ class _Rewriter:
         notes: notes for the report.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         graph: Graph,
-        config: QConfig,
-        reference: Reference,
+        judge: _Judge,
         sample: Sample | None,
-        samples: Samples,
-        held_out: Sequence[Sample],
         *,
         show: bool | None,
     ) -> None:
         self.graph = graph
         self.notes = list[str]()
-        self._reference, self._sample, self._samples = reference, sample, samples
-        self._rounding = _rounding(config)
-        self._judge = _Judge(config, reference, samples, held_out)
+        self._sample = sample
+        self._reference, self._samples = judge.reference, judge.samples
+        self._rounding = _rounding(judge.config)
+        self._judge = judge
         self._show = show
         self._outputs: dict[str, Any] = {}
 

@@ -9,6 +9,7 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 from onnx import ModelProto
@@ -68,6 +69,7 @@ def calibrate(  # noqa: PLR0913
     progress: Progress | None = None,
     receive: Receive | None = None,
     extended: Graph | None = None,
+    begun: Keyed | None = None,
 ) -> Calibrated:
     """Run the float graph over the samples once, and measure ranges.
 
@@ -83,6 +85,8 @@ def calibrate(  # noqa: PLR0913
         progress: reports progress.
         receive: as for ``collect``; called only if the graph is run.
         extended: the graph with further outputs, for ``receive``.
+        begun: statistics of the first samples, which are not run again where all are known;
+            ``receive`` is not called for them. Not with ``keyed``.
 
     Raises:
         DataError: a sample does not fit the inputs or cannot be run.
@@ -90,6 +94,12 @@ def calibrate(  # noqa: PLR0913
     wanted = _wanted(graph, plan)
     known = {} if keyed is None else keyed.known(wanted)
     watched = _watched(graph, wanted, known)
+    if begun is not None and not insides:
+        first = begun.known(watched)
+        if len(first) == len(watched):
+            run = _Rest(begun.calibration.samples, samples, progress, receive)
+            found = run.collect(extended or graph, watched, first, executor)
+            return _ranges(graph, plan, (), iter(found))
     if keyed is not None:
         for other in others:
             watched += _watched(graph, _wanted(graph, other), known)
@@ -113,6 +123,62 @@ def calibrate(  # noqa: PLR0913
         keyed.keep(watched, found[: len(watched)])
         known, found = keyed.known(wanted), found[len(watched) :]
     return _ranges(graph, plan, insides, iter(found), known)
+
+
+class _Rest:
+    """The samples that follow the first ones, whose statistics are known."""
+
+    def __init__(
+        self,
+        first: int,
+        samples: Iterable[Sample],
+        progress: Progress | None,
+        receive: Receive | None,
+    ) -> None:
+        self._first = first
+        self._samples = iter(samples)
+        self._progress = progress
+        self._receive = receive
+
+    def collect(
+        self,
+        graph: Graph,
+        watched: Sequence[Observation],
+        known: Mapping[Observation, Statistic],
+        executor: Executor | None,
+    ) -> list[Statistic]:
+        """Return the statistics of all samples.
+
+        Raises:
+            DataError: a sample does not fit the inputs or cannot be run.
+        """
+        totals = [known[observation] for observation in watched]
+        with data_errors():
+            for done in range(1, self._first + 1):
+                next(self._samples, None)
+                self._update(done)
+            following = next(self._samples, None)
+            if following is None:
+                return totals
+            found = collect(
+                graph.to_model,
+                watched,
+                chain([following], self._samples),
+                executor=executor,
+                progress=lambda done: self._update(self._first + done),
+                receive=self._received if self._receive is not None else None,
+            )
+        for total, more in zip(totals, found, strict=True):
+            total.merge(more)
+        return totals
+
+    def _update(self, done: int) -> None:
+        if self._progress is not None:
+            self._progress(done)
+
+    def _received(self, position: int, outputs: Mapping[str, Any]) -> None:
+        if self._receive is not None:
+            self._receive(self._first + position, outputs)
 
 
 def _read_through(samples: Iterable[Sample]) -> list[Statistic]:

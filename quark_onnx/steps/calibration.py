@@ -187,11 +187,19 @@ class Keyed:
     Args:
         calibration: known statistics; a run adds its measurements.
         keys: tensor keys by name, as computed by ``tensor_keys``.
+        rich: measure statistics that serve every calibrator, instead of the wanted ones.
     """
 
-    def __init__(self, calibration: Calibration, keys: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        calibration: Calibration,
+        keys: Mapping[str, str],
+        *,
+        rich: bool = True,
+    ) -> None:
         self.calibration = calibration
         self._keys = keys
+        self._rich = rich
         # statistics of tensors without a key, valid for this run only
         self._others = Calibration("")
 
@@ -209,7 +217,9 @@ class Keyed:
         return found
 
     def richer(self, observations: Iterable[Observation]) -> list[Observation]:
-        """Return equivalent observations for every calibrator."""
+        """Return equivalent observations for every calibrator, if the calibration is rich."""
+        if not self._rich:
+            return list(observations)
         found = dict[Observation, None]()
         for observation in observations:
             moving = isinstance(observation.calibrator.statistic(), MovingExtremes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators.onnx_runtime.runner import Receive
 from quark_onnx.config import QConfig
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
@@ -25,6 +26,8 @@ class RunData:
         sample: the first sample, or a synthetic one; None if the model runs on none.
         held: holds out the samples that the result is measured on; None without data.
         again: samples that may be read repeatedly; empty if no step needs them.
+        receive: keeps outputs of the float model that later steps need, called with the position
+            of a calibration sample and the outputs on it; None if none does.
         random: the samples are random numbers, without information on real data.
         input_means: channel means of the inputs of layers over the first samples, by tensor and
             whether its channels are axis 1; empty if unknown.
@@ -34,6 +37,7 @@ class RunData:
     held: HoldOut | None = None
     again: Samples = ()
     random: bool = False
+    receive: Receive | None = None
     input_means: dict[tuple[str, bool], NDArray[np.float64]] = field(
         default_factory=dict
     )
@@ -80,7 +84,8 @@ class Planned:
 
     The configuration has an override for each node that an optimizer has raised. Notes on
     rewrites of the float graph are separate, because they do not apply if the float model is
-    the result. ``keyed`` holds earlier statistics with the keys of the graph's tensors.
+    the result. ``keyed`` holds earlier statistics with the keys of the graph's tensors, and
+    ``begun`` those of the first samples alone.
     """
 
     config: QConfig
@@ -90,6 +95,7 @@ class Planned:
     notes: list[str]
     rewrites: list[str]
     keyed: Keyed | None = None
+    begun: Keyed | None = None
 
     def with_plans(self, plan: Plan, insides: list[SubgraphPlan]) -> Planned:
         """Return a copy with other plans."""

@@ -26,6 +26,8 @@ def test_order_and_split_do_not_matter(seed: int, cuts: list[int]) -> None:
     for part in np.split(shuffled, sorted(cuts)):
         merged.merge(of(part))
     assert np.array_equal(whole.vectors, merged.vectors)
+    in_turn = of(*np.split(shuffled, sorted(cuts)))
+    assert np.array_equal(whole.vectors, in_turn.vectors)
     assert np.array_equal(whole.lo, data.min(axis=0)) and np.array_equal(
         merged.hi, data.max(axis=0)
     )

@@ -19,10 +19,11 @@ from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.onnx_runtime.runner import collect
 from quark_onnx import Override, QConfig
 from quark_onnx.errors import DataError
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, tensor_keys
 from quark_onnx.plan import Keep, Plan, Quantize, Use
 from quark_onnx.steps import calibrate, make_plan
 from quark_onnx.steps.calibrate import HoldOut
+from quark_onnx.steps.calibration import Calibration, Keyed
 from tests.models import Feeds, parse, residual, run, samples
 from tests.pipeline import Stages
 from tests.settings import CHANNEL, TENSOR
@@ -167,6 +168,49 @@ def test_batches_may_be_split_as_one_likes(calibrator: str) -> None:
 
 
 # Held out
+
+
+@pytest.mark.parametrize("total", [3, 8])
+def test_first_samples_with_known_statistics_are_not_run_again(total: int) -> None:
+    model = residual()
+    graph, data = Graph.of(model), samples(model, total)
+    plan = make_plan(graph, TENSOR)
+    begun = Keyed(Calibration(""), tensor_keys(graph), rich=False)
+    calibrate(graph, plan, data[:3], keyed=begun)
+    received = list[int]()
+    counts = list[int]()
+    rest = calibrate(
+        graph,
+        plan,
+        data,
+        begun=begun,
+        progress=counts.append,
+        receive=lambda position, _: received.append(position),
+    )
+    whole = calibrate(graph, plan, data)
+    assert sorted(received) == list(range(3, total)) and counts[-1] == total
+    assert rest.ranges.keys() == whole.ranges.keys()
+    for use, statistic in whole.ranges.items():
+        for field in fields(statistic):
+            found = getattr(rest.ranges[use], field.name)
+            np.testing.assert_array_equal(found, getattr(statistic, field.name))
+
+
+def test_all_samples_are_run_where_a_statistic_of_the_first_is_missing() -> None:
+    model = residual()
+    graph, data = Graph.of(model), samples(model, 4)
+    begun = Keyed(Calibration(""), tensor_keys(graph), rich=False)
+    calibrate(graph, make_plan(graph, TENSOR), data[:3], keyed=begun)
+    moving = TENSOR.with_(calibrator=MinMax(moving_average=True))
+    received = list[int]()
+    calibrate(
+        graph,
+        make_plan(graph, moving),
+        data,
+        begun=begun,
+        receive=lambda position, _: received.append(position),
+    )
+    assert sorted(received) == [0, 1, 2, 3]
 
 
 def test_few_samples_are_held_out_always_the_same() -> None:
