@@ -246,6 +246,17 @@ class Term:
         return reach
 
 
+def total_noise(
+    terms: Sequence[Term],
+    logarithm: Doubles,
+    rounding: Rounding,
+) -> tuple[float, Doubles]:
+    """Return the noise of all layers at the logarithms of the factors, and its gradient."""
+    gradient = np.zeros(logarithm.size)
+    noise = sum(term.noise(logarithm, gradient, rounding) for term in terms)
+    return noise, gradient
+
+
 def minimize_noise(
     terms: Sequence[Term],
     fixed: NDArray[np.bool_],
@@ -262,8 +273,7 @@ def minimize_noise(
     """
 
     def at(point: Doubles) -> tuple[float, Doubles]:
-        gradient = np.zeros(point.size)
-        noise = sum(term.noise(point, gradient, rounding) for term in terms)
+        noise, gradient = total_noise(terms, point, rounding)
         gradient[fixed] = 0.0
         return noise, gradient
 

@@ -7,7 +7,8 @@ layer's result, relative to its signal, and the sum over all layers is minimized
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +17,13 @@ from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
 from quark_onnx.graph import Graph
-from quark_onnx.kernels.noise import Rounding, Spread, Term, minimize_noise
+from quark_onnx.kernels.noise import (
+    Rounding,
+    Spread,
+    Term,
+    minimize_noise,
+    total_noise,
+)
 from quark_onnx.optimizers.base import Samples, watch
 from quark_onnx.patterns.activation import Activation, activation_behind
 from quark_onnx.patterns.channel_pairs import Doubles, Pair, layers_of
@@ -32,12 +39,46 @@ _LEAST = 1e-60
 
 @dataclass(frozen=True)
 class Balance:
-    """Factors per pair, and the modelled noise-to-signal ratio of all layers before and after."""
+    """Factors that balance the noise of layers.
+
+    Attributes:
+        pairs: pairs of layers.
+        logarithms: logarithms of the factors of all pairs; the first is 0, for channels without a
+            factor.
+        places: places of the logarithms, for each pair.
+        terms: noise-to-signal ratio of each layer, as a function of the logarithms.
+        rounding: rounding of weights and activations.
+        before: modelled noise-to-signal ratio, summed over the layers, without factors.
+        after: the same with the factors.
+    """
 
     pairs: list[Pair]
-    factors: list[Doubles]
+    logarithms: Doubles
+    places: list[slice]
+    terms: list[Term]
+    rounding: Rounding
     before: float
     after: float
+
+    @property
+    def factors(self) -> list[Doubles]:
+        """The factors of each pair, one per channel."""
+        return [np.exp(self.logarithms[place]) for place in self.places]
+
+    def gain(self, index: int) -> float:
+        """Return the noise that the factors of a pair remove, with the others as they are."""
+        without = self.logarithms.copy()
+        without[self.places[index]] = 0.0
+        noise, _ = total_noise(self.terms, without, self.rounding)
+        return noise - self.after
+
+    def without(self, indices: Sequence[int]) -> Balance:
+        """Return the balance with the factor 1 for all channels of some pairs."""
+        logarithms = self.logarithms.copy()
+        for index in indices:
+            logarithms[self.places[index]] = 0.0
+        after, _ = total_noise(self.terms, logarithms, self.rounding)
+        return replace(self, logarithms=logarithms, after=after)
 
 
 def balance(
@@ -85,7 +126,10 @@ def balance(
     logarithm, before, after = minimize_noise(terms, fixed, rounding)
     return Balance(
         pairs,
-        [np.exp(logarithm[places[pair.first.node.name]]) for pair in pairs],
+        logarithm,
+        [places[pair.first.node.name] for pair in pairs],
+        terms,
+        rounding,
         before,
         after,
     )

@@ -19,7 +19,7 @@ from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
-from quark_onnx.optimizers.balance import balance
+from quark_onnx.optimizers.balance import Balance, balance
 from quark_onnx.optimizers.base import (
     Rewrites,
     Samples,
@@ -43,6 +43,10 @@ from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 _RELU6 = ("auto", "keep", "bound", "replace")
 _SILU = ("auto", "keep", "scale")
 _PASSING = ("all", "depthwise")
+#: Share of the reduction of noise that operators for clips and gates may bring together and are
+#: left out all the same. A single one of YOLOX-nano's 27 brings 96 %; with it alone the output SQNR
+#: is 10.5 dB, as with all, which take 13 % of the runtime.
+_SMALL_SHARE = 0.05
 #: A rewrite with a greater estimated slowdown of the quantized model is only tried on request
 #: (MobileNetV2 with relu6=bound: twice the runtime).
 _MOST_SLOWDOWN = 0.5
@@ -69,12 +73,14 @@ class CLE:
             "bound" if its estimated cost is less than half the runtime, and keeps it if the error
             on held-out samples falls by enough.
         silu: handling of x * sigmoid(x), written as two nodes. "keep" leaves it and the layers
-            around it alone; "scale" inserts a Mul with a factor per channel before the Sigmoid,
-            which computes the same. "auto" tries "scale" under the same conditions.
+            around it alone; "scale" inserts a factor per channel before the Sigmoid, which computes
+            the same: a depthwise Conv where weights have a scale per channel, otherwise a Mul.
+            "auto" tries "scale" under the same conditions.
         activations: choose the factors by the rounding of activations, too; without data, and if
             False, weights alone choose them, as in the paper.
         passing: the clips and gates that factors pass, each for an operator more: "all", or those
-            with a "depthwise" convolution among the readers, which gain most.
+            with a "depthwise" convolution among the readers, which gain most. Of these, the fewest
+            are passed that bring 95 % of the reduction of the modelled noise.
         least_gain: the least gain of the output SQNR on held-out samples, in dB, for which the
             rewrite is kept. Above 0, nothing is tried where every output has 40 dB already.
     """
@@ -196,12 +202,15 @@ class CLE:
             return Rewrites(0)
         if self.activations and len(samples):
             balanced = balance(graph, pairs, samples, rounding)
+            if self.passing == "depthwise":
+                balanced = balanced.without(_small_gains(balanced))
             note = (
                 f"modelled noise of the layers {balanced.before:.3g} before,"
                 f" {balanced.after:.3g} after"
             )
-            return Rewrites(_apply(graph, balanced.pairs, balanced.factors), [note])
-        count = _apply(graph, pairs, self._equalized(graph, pairs))
+            count = _apply(graph, balanced.pairs, balanced.factors, rounding)
+            return Rewrites(count, [note])
+        count = _apply(graph, pairs, self._equalized(graph, pairs), rounding)
         if not self.activations:
             return Rewrites(count)
         note = "without calibration data weights alone chose the factors"
@@ -244,7 +253,29 @@ def _reads_depthwise(graph: Graph, pair: Pair) -> bool:
     return any(is_depthwise(graph, reader.layer.node) for reader in pair.readers)
 
 
-def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:
+def _small_gains(balanced: Balance) -> list[int]:
+    """Return the pairs whose operators for clips and gates bring little, by index."""
+    gains = {
+        index: balanced.gain(index)
+        for index, pair in enumerate(balanced.pairs)
+        if pair.clips or pair.gates
+    }
+    spent = 0.0
+    small = list[int]()
+    for index in sorted(gains, key=lambda index: (gains[index], index)):
+        spent += gains[index]
+        if spent > _SMALL_SHARE * (balanced.before - balanced.after):
+            break
+        small.append(index)
+    return small
+
+
+def _apply(
+    graph: Graph,
+    pairs: list[Pair],
+    factors: list[Doubles],
+    rounding: Rounding,
+) -> int:
     """Apply factors to the graph; return the number of changed pairs."""
     changed = [
         (pair, factor)
@@ -253,9 +284,11 @@ def _apply(graph: Graph, pairs: list[Pair], factors: list[Doubles]) -> int:
     ]
     layers = layers_of([pair for pair, _ in changed])
     weights = {name: layer.weight(graph) for name, layer in layers.items()}
+    # A quantized weight with one value per scale has that value exactly.
+    exact_layers = rounding.per_channel and bool(rounding.weight)
     for pair, factor in changed:
         pair.scale_weights(weights, factor)
-        pair.rescale_rest(graph, factor)
+        pair.rescale_rest(graph, factor, gates_by_layers=exact_layers)
     for name, layer in layers.items():
         layer.set_weight(graph, weights[name], "equalized")
     return len(changed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,15 +90,24 @@ class Pair:
             shape = (weight.shape[0], 1, weight.shape[2], *[1] * (weight.ndim - 3))
             weights[reader.layer.node.name] = weight * factors.reshape(shape)
 
-    def rescale_rest(self, graph: Graph, factor: Doubles) -> None:
-        """Divide the bias of the first layer and the bounds of clips, and correct gates."""
+    def rescale_rest(
+        self, graph: Graph, factor: Doubles, *, gates_by_layers: bool
+    ) -> None:
+        """Divide the bias of the first layer and the bounds of clips, and correct gates.
+
+        Args:
+            graph: the graph with the pair.
+            factor: factor of each channel.
+            gates_by_layers: correct the gates of images by depthwise convolutions, not by products.
+        """
         bias = self.first.bias(graph)
         if bias is not None and bias.any():
             self.first.set_bias(graph, bias / factor, "equalized")
         for node, repeat in self.clips:
             _bound(graph, node, np.repeat(factor, repeat))
         for node, repeat in self.gates:
-            _scale(graph, node, np.repeat(factor, repeat))
+            by_layer = gates_by_layers and self.first.node.kind in SPATIAL
+            _scale(graph, node, np.repeat(factor, repeat), by_layer=by_layer)
 
 
 def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
@@ -350,20 +360,30 @@ def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node]
     return nodes
 
 
-def _scale(graph: Graph, node: Node, factor: Doubles) -> None:
-    """Insert a Mul by a factor per channel before a function."""
+def _scale(graph: Graph, node: Node, factor: Doubles, *, by_layer: bool) -> None:
+    """Multiply the input of a function by a factor per channel.
+
+    The operator is a Mul, or a depthwise Conv of kernel size 1. Where weights have a scale per
+    channel, the quantized Conv has the exact factors, and onnxruntime computes it two to five times
+    as fast as the product, which broadcasts its constant (1.32, AVX512-VNNI).
+    """
     source = node.input(0)
-    shape = (1, factor.size, *[1] * (len(graph.sizes(source)) - 2))
+    rank = len(graph.sizes(source))
+    before, after = (0, 1) if by_layer else (1, 0)
+    shape = (*[1] * before, factor.size, *[1] * (rank - 2 + after))
     factors = graph.add_constant(
         f"{node.outputs[0]}_factors",
         factor.astype(np.float32).reshape(shape),
     )
     scaled = graph.fresh(f"{node.outputs[0]}_scaled")
+    kind = "Conv" if by_layer else "Mul"
+    attributes: dict[str, Any] = {"group": factor.size} if by_layer else {}
     graph.add(
-        "Mul",
+        kind,
         [source, factors],
         [scaled],
-        name=f"{node.name}_Mul",
+        name=f"{node.name}_{kind}",
+        **attributes,
     )
     graph.set_input(node, 0, scaled)
 

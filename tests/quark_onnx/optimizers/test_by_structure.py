@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
+from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import CLE, with_equalization
 from quark_onnx.patterns.depthwise import unbounded_depthwise
 
@@ -54,6 +56,54 @@ def depthwise(activation: str) -> ModelProto:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 9
+    return model
+
+
+def spatial(rank: int) -> tuple[int, ...]:
+    """The spatial sizes of 144 values."""
+    return {3: (144,), 4: (12, 12), 5: (2, 6, 12)}[rank]
+
+
+def of_rank(model: ModelProto, rank: int) -> ModelProto:
+    """The model for signals, images or volumes, with kernels of size 1."""
+    for tensor in list(model.graph.initializer):
+        array = numpy_helper.to_array(tensor)
+        if array.ndim == 4:
+            kernel = array[:, :, :1, :1].reshape(*array.shape[:2], *[1] * (rank - 2))
+            tensor.CopyFrom(numpy_helper.from_array(kernel, tensor.name))
+    sizes = {"x": [1, 3, *spatial(rank)], "y": [1, 4, *spatial(rank)]}
+    for value in [*model.graph.input, *model.graph.output]:
+        shape = sizes[value.name]
+        value.CopyFrom(
+            helper.make_tensor_value_info(value.name, TensorProto.FLOAT, shape)
+        )
+    return model
+
+
+def in_a_row(model: ModelProto, spread: float) -> ModelProto:
+    """A second gate and depthwise convolution, whose channels differ by ``spread`` octaves."""
+    rng = np.random.default_rng(3)
+    reach = np.exp2(np.linspace(-spread / 2, spread / 2, CHANNELS))
+    reach = reach.reshape(-1, 1, 1, 1)
+    arrays = {
+        "w4": np.eye(CHANNELS).reshape(CHANNELS, CHANNELS, 1, 1) * reach,
+        "b4": np.zeros(CHANNELS),
+        "w5": rng.normal(size=(CHANNELS, 1, 1, 1)) / reach,
+    }
+    nodes = [
+        helper.make_node("Conv", ["c", "w4", "b4"], ["a2"]),
+        helper.make_node("Sigmoid", ["a2"], ["gate2"]),
+        helper.make_node("Mul", ["a2", "gate2"], ["d2"]),
+        helper.make_node("Conv", ["d2", "w5"], ["c2"], group=CHANNELS),
+    ]
+    graph = model.graph
+    last = graph.node.pop()
+    last.input[0] = "c2"
+    graph.node.extend([*nodes, last])
+    graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name)
+        for name, array in arrays.items()
+    )
     return model
 
 
@@ -151,8 +201,52 @@ def test_factors_pass_the_gates_of_depthwise_convolutions_alone() -> None:
     for passing in ("all", "depthwise"):
         changed = Graph.of(plain)
         CLE(silu="scale", relu6="keep", passing=passing)(changed, samples())
-        added[passing] = len(changed.nodes_of(("Mul",))) - 2
+        added[passing] = len(changed.nodes) - len(graph.node)
     assert added == {"all": 2, "depthwise": 1}
+
+
+@pytest.mark.parametrize(
+    ("rounding", "kind"),
+    [
+        (Rounding(per_channel=True), "Conv"),
+        (Rounding(per_channel=False), "Mul"),
+        (Rounding(weight=0), "Mul"),
+    ],
+    ids=["scale per channel", "one scale", "float weights"],
+)
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_a_gate_is_corrected_by_a_layer_where_its_weight_is_exact(
+    rounding: Rounding, kind: str, rank: int
+) -> None:
+    model = of_rank(depthwise("silu"), rank)
+    changed = Graph.of(model)
+    assert CLE(silu="scale", relu6="keep")(changed, (), rounding)
+    before = [node.op_type for node in model.graph.node]
+    after = [node.kind for node in changed.nodes]
+    assert sorted(after) == sorted([*before, kind])
+    for feeds in samples(2):
+        feeds = {"x": feeds["x"].reshape(1, 3, *spatial(rank))}
+        wanted = ReferenceEvaluator(model).run(None, feeds)[0]
+        found = ReferenceEvaluator(changed.to_model()).run(None, feeds)[0]
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_only_gates_that_bring_most_of_the_gain_get_an_operator() -> None:
+    # The channels differ by octaves in front of the first depthwise convolution, and not at all in
+    # front of the second one.
+    model = in_a_row(depthwise("silu"), spread=0.0)
+    changed = Graph.of(model)
+    CLE(silu="scale", relu6="keep", passing="depthwise")(changed, samples())
+    added = [node for node in changed.nodes if "factors" in node.input(1)]
+    assert [node.outputs[0] for node in added] == ["gate_scaled"]
+
+
+def test_gates_with_equal_gains_all_get_an_operator() -> None:
+    model = in_a_row(depthwise("silu"), spread=8.0)
+    changed = Graph.of(model)
+    CLE(silu="scale", relu6="keep", passing="depthwise")(changed, samples())
+    added = [node for node in changed.nodes if "factors" in node.input(1)]
+    assert [node.outputs[0] for node in added] == ["gate_scaled", "gate2_scaled"]
 
 
 def test_an_unknown_choice_of_gates_is_refused() -> None:
