@@ -32,16 +32,28 @@ Samples = Sequence[Mapping[str, Any]] | Spool
 class Rewrites(int):
     """Number of rewrites, with notes for the report.
 
+    Attributes:
+        notes: notes for the report.
+        share_of_slowdown: share of the slowdown estimated by ``Adaptive.variants`` that the rewrite
+            causes; less than 1 if it left out operators that bring little.
+
     >>> Rewrites(2, ["one was left alone"]) == 2
     True
     """
 
     notes: tuple[str, ...]
+    share_of_slowdown: float
 
-    def __new__(cls, count: int, notes: Iterable[str] = ()) -> Rewrites:
+    def __new__(
+        cls,
+        count: int,
+        notes: Iterable[str] = (),
+        share_of_slowdown: float = 1.0,
+    ) -> Rewrites:
         """Create a number with notes."""
         self = super().__new__(cls, count)
         self.notes = tuple(notes)
+        self.share_of_slowdown = share_of_slowdown
         return self
 
 

@@ -202,14 +202,17 @@ class CLE:
             return Rewrites(0)
         if self.activations and len(samples):
             balanced = balance(graph, pairs, samples, rounding)
+            small = list[int]()
             if self.passing == "depthwise":
-                balanced = balanced.without(_small_gains(balanced))
+                small = _small_gains(balanced)
+                balanced = balanced.without(small)
+            share = _share_of_runtime(graph, balanced.pairs, small)
             note = (
                 f"modelled noise of the layers {balanced.before:.3g} before,"
                 f" {balanced.after:.3g} after"
             )
             count = _apply(graph, balanced.pairs, balanced.factors, rounding)
-            return Rewrites(count, [note])
+            return Rewrites(count, [note], share)
         count = _apply(graph, pairs, self._equalized(graph, pairs), rounding)
         if not self.activations:
             return Rewrites(count)
@@ -268,6 +271,13 @@ def _small_gains(balanced: Balance) -> list[int]:
             break
         small.append(index)
     return small
+
+
+def _share_of_runtime(graph: Graph, pairs: list[Pair], left_out: list[int]) -> float:
+    """Return the share of the added operators' runtime that is left without those of some pairs."""
+    whole = unfused_runtime(graph, sorted(_gated_tensors(pairs)))
+    dropped = _gated_tensors([pairs[index] for index in left_out])
+    return 1 - unfused_runtime(graph, sorted(dropped)) / whole if whole else 1.0
 
 
 def _apply(

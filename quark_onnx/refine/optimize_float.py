@@ -212,7 +212,7 @@ class _Rewriter:
             variants = optimizer.variants(self.graph)
         rewritten = False
         # From the greatest change to the least: the first that is worth its cost is taken.
-        for variant, slowdown in variants:
+        for variant, most_slowdown in variants:
             label = format_call(variant) if len(variants) > 1 else name
             # Optimizers work in place, and a rejected rewrite must leave no trace.
             candidate = self.graph.copy()
@@ -226,6 +226,7 @@ class _Rewriter:
                     self.notes += [f"{name}: nothing to do", *remarks]
                 continue
             rewritten = True
+            slowdown = most_slowdown * getattr(count, "share_of_slowdown", 1.0)
             if reason := self._refused(variant, label, candidate, slowdown):
                 self.notes += [reason, *remarks]
                 continue

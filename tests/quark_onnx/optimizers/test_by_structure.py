@@ -236,9 +236,11 @@ def test_only_gates_that_bring_most_of_the_gain_get_an_operator() -> None:
     # front of the second one.
     model = in_a_row(depthwise("silu"), spread=0.0)
     changed = Graph.of(model)
-    CLE(silu="scale", relu6="keep", passing="depthwise")(changed, samples())
+    rewrites = CLE(silu="scale", relu6="keep", passing="depthwise")(changed, samples())
     added = [node for node in changed.nodes if "factors" in node.input(1)]
     assert [node.outputs[0] for node in added] == ["gate_scaled"]
+    # a channel has 144 values before the first gate, and 100 before the second one
+    assert rewrites.share_of_slowdown == pytest.approx(144 / 244)
 
 
 def test_gates_with_equal_gains_all_get_an_operator() -> None:
