@@ -160,7 +160,7 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
         node.drop_attribute("saturate")
         write_zero_point(graph, node)
     for place, name in enumerate(node.inputs[1:3], 1):
-        array = graph.constant(name) if name else None
+        array = graph.constant(name)
         # ONNX distinguishes a vector of one element from a scalar.
         if array is not None and array.shape == (1,):
             [scalar] = graph.once(

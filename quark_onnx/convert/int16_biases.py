@@ -71,10 +71,7 @@ def _narrow(
         f"{stem}_int16_zero_point",
         np.zeros(scale.shape, np.int16),
     )
-    if len(node.inputs) > 2:
-        graph.set_input(node, 2, zero_point)
-    else:
-        graph.append_input(node, zero_point)
+    graph.fill_input(node, 2, zero_point)
     if not node.domain and graph.opset < INT16.min_opset:
         graph.import_domain(CONTRIB)
         node.rename(node.op_type, CONTRIB)

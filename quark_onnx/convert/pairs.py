@@ -104,10 +104,7 @@ def write_zero_point(graph: Graph, node: Node) -> None:
             ),
         ],
     )
-    if len(node.inputs) > 2:
-        graph.set_input(node, 2, name)
-    else:
-        graph.append_input(node, name)
+    graph.fill_input(node, 2, name)
 
 
 def readers(graph: Graph, node: Node) -> list[Node] | None:

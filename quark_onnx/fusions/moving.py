@@ -23,6 +23,8 @@ from quark_onnx.fusions.base import (
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.constant_input import private
+from quark_onnx.graph.matching import alone_reads
 
 #: Operators, with the first opset at which both onnx and the CPU kernels of onnxruntime 1.31
 #: support uint8 and int8; each was tried. GlobalMaxPool supports floats only. Interpolation does
@@ -102,24 +104,22 @@ def _moves(graph: Graph, node: Node, codes: Codes) -> bool:
     A Pad gets the code of its padding value.
     """
     if node.kind in ("Resize", "Upsample"):
-        outside = (
-            node.attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
-        )
-        return node.attribute("mode", "nearest") == "nearest" and not outside
-    if node.kind == "Pad":
-        number: NDArray[Any] = np.asarray(np.float32(0))
-        if node.input(2):
-            if not graph.is_constant(node.input(2)):
-                return False
-            number = value(graph, node.input(2))
-        code = graph.add_constant(
-            f"{node.name}_code",
-            _encoded(graph, codes, number.reshape(())),
-        )
-        if len(node.inputs) > 2:
-            graph.set_input(node, 2, code)
-        else:
-            graph.append_input(node, code)
+        mode = node.attribute("coordinate_transformation_mode")
+        is_nearest: bool = node.attribute("mode", "nearest") == "nearest"
+        return is_nearest and mode != "tf_crop_and_resize"
+    return node.kind != "Pad" or _encode_padding(graph, node, codes)
+
+
+def _encode_padding(graph: Graph, node: Node, codes: Codes) -> bool:
+    """Give a Pad the code of its padding value; return False if the value is computed."""
+    number = graph.optional_constant(node.input(2), np.float32(0))
+    if number is None:
+        return False
+    code = graph.add_constant(
+        f"{node.name}_code",
+        _encoded(graph, codes, number.reshape(())),
+    )
+    graph.fill_input(node, 2, code)
     return True
 
 
@@ -141,8 +141,7 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     x = read_bytes(graph, source)
     if x is not None and alike(graph, x, y):
         return write(graph, node, "Clip", [x.codes, *limits], y, "")
-    only_reader = graph.consumers(source) == [node] and not graph.is_output(source)
-    if not only_reader or graph.producer(source) is None:
+    if graph.producer(source) is None or not alone_reads(graph, node, source):
         return False
     if codes_of(graph, source) is not None:
         return False
@@ -179,10 +178,10 @@ def drop_rounding_again(graph: Graph, node: Node) -> bool:
     x = read_bytes(graph, node.inputs[0])
     result = node.outputs[0]
     y = Codes(node, result, node.inputs[1], node.input(2))
-    parameters = [name for name in (y.scale, y.zero_point) if name]
+    parameters = filter(None, (y.scale, y.zero_point))
     if x is None or not all(map(graph.is_constant, parameters)):
         return False
-    if graph.is_output(result) or graph.captured(result) or not alike(graph, x, y):
+    if not private(graph, result) or not alike(graph, x, y):
         return False
     graph.remove([node])
     graph.replace_uses(result, x.codes)

@@ -27,10 +27,9 @@ from quark_onnx.fusions.base import (
     written_bytes,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import reduced_axes
 from quark_onnx.graph.node import softmax_axis
 
-#: First opset whose ReduceMean has its axes as an input.
-_AXES_INPUT_OPSET = 18
 #: Scale of which 256 steps cover the range 0 to 1.
 _LEAST_SOFTMAX_SCALE = 2.0**-8
 #: First version of Flatten that supports integer codes.
@@ -200,11 +199,4 @@ def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
 def _reduces_images(graph: Graph, node: Node) -> bool:
     """Return whether a ReduceMean runs over all axes but the first two."""
     rank = len(graph.sizes(node.inputs[0]))
-    axes = node.attribute("axes")
-    if graph.opset >= _AXES_INPUT_OPSET:
-        axes = None
-        if node.input(1):
-            axes = graph.constant(node.input(1))
-    if axes is None or rank <= 2:
-        return False
-    return {int(axis) % rank for axis in axes} == set(range(2, rank))
+    return rank > 2 and reduced_axes(graph, node) == {*range(2, rank)}

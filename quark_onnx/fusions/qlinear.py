@@ -21,6 +21,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -35,6 +36,7 @@ from quark_onnx.fusions.base import (
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import only_use, other_input
 from quark_onnx.patterns.conv_and_gemm import output_axis, unscaled
 
 #: First version of the standard operator set that has QLinearConv and QLinearMatMul.
@@ -43,15 +45,12 @@ _QLINEAR_OPSET = 10
 
 def qlinear_conv(graph: Graph, node: Node) -> bool:
     """Replace Conv with a quantized result and a bias in products of the scales."""
-    x = read_bytes(graph, node.input(0))
-    w = read_bytes(graph, node.input(1))
-    y = written_bytes(graph, node.outputs[0])
-    if x is None or w is None or y is None or graph.opset < _QLINEAR_OPSET:
+    tensors = _quantized_product(graph, node, axis=0)
+    if not tensors:
         return False
+    x, w, y = tensors
     bias = _bias(graph, node, x, w)
-    if bias is None or not _multiplied(graph, x, w, axis=0):
-        return False
-    if code_type(graph, y) != code_type(graph, x):
+    if bias is None:
         return False
     inputs = [
         x.codes,
@@ -66,32 +65,27 @@ def qlinear_conv(graph: Graph, node: Node) -> bool:
 
 def qlinear_matmul(graph: Graph, node: Node) -> bool:
     """Replace MatMul with a quantized result."""
-    a = read_bytes(graph, node.inputs[0])
-    b = read_bytes(graph, node.inputs[1])
-    y = written_bytes(graph, node.outputs[0])
-    if a is None or b is None or y is None or graph.opset < _QLINEAR_OPSET:
+    tensors = _quantized_product(graph, node, axis=1)
+    if not tensors:
         return False
-    if not _multiplied(graph, a, b, axis=1):
-        return False
-    if code_type(graph, y) != code_type(graph, a):
-        return False
+    a, b, y = tensors
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *grid(graph, y)]
     return write(graph, node, "QLinearMatMul", inputs, y, "")
 
 
 def matmul_to_float(graph: Graph, node: Node) -> bool:
     """Replace MatMul with a float result, and the bias added to it."""
-    a = read_bytes(graph, node.inputs[0])
-    b = read_bytes(graph, node.inputs[1])
-    if a is None or b is None or not _multiplied(graph, a, b, axis=1):
+    operands = _operands(graph, node, axis=1)
+    if not operands:
         return False
+    a, b = operands
     a_scale, a_zero = grid(graph, a)
     b_scale, b_zero = grid(graph, b)
     inputs = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero]
     result = node.outputs[0]
     added = _added_vector(graph, node, b)
     if added is not None:
-        inputs += [name for name in added.inputs if name != result]
+        inputs.append(other_input(added, result))
         result = added.outputs[0]
         graph.remove([added])
     return write(graph, node, "MatMulIntegerToFloat", inputs, result)
@@ -99,12 +93,11 @@ def matmul_to_float(graph: Graph, node: Node) -> bool:
 
 def qgemm(graph: Graph, node: Node) -> bool:
     """Replace Gemm with a quantized or float result, and a bias in products of the scales."""
-    a = read_bytes(graph, node.inputs[0])
-    b = read_bytes(graph, node.inputs[1])
-    y = written_bytes(graph, node.outputs[0])
-    axis = output_axis(node)
-    if a is None or b is None or not _multiplied(graph, a, b, axis):
+    operands = _operands(graph, node, output_axis(node))
+    if not operands:
         return False
+    a, b = operands
+    y = written_bytes(graph, node.outputs[0])
     bias = _bias(graph, node, a, b)
     if bias is None or (bias and not unscaled(node)):
         return False
@@ -118,11 +111,32 @@ def qgemm(graph: Graph, node: Node) -> bool:
     return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **settings)
 
 
-def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
-    """Return whether the kernels multiply the codes.
+def _operands(graph: Graph, node: Node, axis: int) -> list[Codes]:
+    """Return the codes of the two operands of a product; none if no kernel multiplies the codes.
 
     ``axis``: the weight's axis that may have per-channel scales.
     """
+    codes = present(read_bytes(graph, name) for name in node.inputs[:2])
+    if len(codes) < 2 or not _multiplied(graph, codes[0], codes[1], axis):
+        return []
+    return codes
+
+
+def _quantized_product(graph: Graph, node: Node, axis: int) -> list[Codes]:
+    """Return the codes of both operands and of the result, which has the type of the first.
+
+    None of them if QLinearConv and QLinearMatMul do not compute such a product.
+    """
+    operands = _operands(graph, node, axis)
+    y = written_bytes(graph, node.outputs[0])
+    if not operands or y is None or graph.opset < _QLINEAR_OPSET:
+        return []
+    same_type = code_type(graph, y) == code_type(graph, operands[0])
+    return [*operands, y] if same_type else []
+
+
+def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
+    """Return whether the kernels multiply the codes."""
     # onnxruntime has kernels for unsigned activations by any weight, and signed by signed.
     if (
         code_type(graph, x) != TensorProto.UINT8
@@ -163,13 +177,10 @@ def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
 def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
     """Return the Add of a per-column constant that is the only reader of a product."""
     product = node.outputs[0]
-    readers = graph.consumers(product)
-    if graph.is_output(product) or [reader.kind for reader in readers] != ["Add"]:
+    addition = only_use(graph, product, "Add")
+    if addition is None:
         return None
-    others = [name for name in readers[0].inputs if name != product]
-    if len(others) != 1 or not graph.is_constant(others[0]):
-        return None
+    added = other_input(addition, product)
     shape = graph.sizes(w.codes)
-    if len(shape) != 2 or graph.shape(others[0]) != shape[-1:]:
-        return None
-    return readers[0]
+    by_column = len(shape) == 2 and graph.shape(added) == shape[-1:]
+    return addition if by_column and graph.is_constant(added) else None

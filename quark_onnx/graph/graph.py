@@ -357,6 +357,13 @@ class Graph:
         node.inputs = (*node.inputs, tensor)
         self._readers.add(node, tensor)
 
+    def fill_input(self, node: Node, index: int, tensor: str) -> None:
+        """Let a node read another tensor at an index, which may be the first absent input."""
+        if index < len(node.inputs):
+            self.set_input(node, index, tensor)
+        else:
+            self.append_input(node, tensor)
+
     def set_output(self, node: Node, index: int, tensor: str) -> None:
         """Rename an output of a node."""
         self._unlink(node)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+
 from quark_onnx.graph.constant_input import private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
@@ -25,6 +30,11 @@ def only_use(graph: Graph, tensor: str, kind: str) -> Node | None:
     return node if private(graph, tensor) else None
 
 
+def alone_reads(graph: Graph, node: Node, tensor: str) -> bool:
+    """Return whether a node is the only reader of a tensor, which is no output of the graph."""
+    return graph.consumers(tensor) == [node] and not graph.is_output(tensor)
+
+
 def other_input(node: Node, tensor: str) -> str:
     """Return the operand of a node of two operands that is not the given one."""
     return node.inputs[1 - node.inputs.index(tensor)]
@@ -36,3 +46,38 @@ def constant_number(graph: Graph, tensor: str) -> float | None:
     if value is None or value.size != 1:
         return None
     return float(value.reshape(()))
+
+
+def setting(
+    graph: Graph, node: Node, name: str, place: int, default: Any = None
+) -> Any:
+    """Return a setting that is an attribute in early opsets and an input in later ones.
+
+    The default if omitted, None if computed.
+    """
+    if node.input(place):
+        return graph.constant(node.input(place))
+    return node.attribute(name, default)
+
+
+def reduced_axes(graph: Graph, node: Node) -> Set[int]:
+    """Return the axes of a reduction, counted from the front; empty if computed, or for all axes.
+
+    Negative axes of an unknown rank stay negative.
+    """
+    given = setting(graph, node, "axes", 1, ())
+    if given is None:
+        return set()
+    axes = np.ravel(given).astype(int)
+    rank = len(graph.sizes(node.inputs[0]))
+    if rank:
+        axes = axes % rank
+    return set(axes.tolist())
+
+
+def keeps_range(graph: Graph, pad: Node) -> bool:
+    """Return whether a Pad adds zeros, or values of the tensor itself."""
+    if pad.attribute("mode", "constant") != "constant":
+        return True
+    value = setting(graph, pad, "value", 2, 0.0)
+    return value is not None and not np.any(value)

@@ -13,6 +13,7 @@ from onnx import TensorProto
 
 from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import alone_reads
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
 
@@ -47,8 +48,9 @@ def _fold(graph: Graph, norm: Node) -> bool:
     if layer is None or parameters is None:
         return False
     # Another reader of the layer would get the normalized result.
-    only_reader = graph.consumers(source) == [norm] and not graph.is_output(source)
-    if not only_reader or graph.elem_type(layer.input(1)) != TensorProto.FLOAT:
+    if not alone_reads(graph, norm, source):
+        return False
+    if graph.elem_type(layer.input(1)) != TensorProto.FLOAT:
         return False
     bias = graph.optional_constant(layer.input(2), np.zeros(1))
     if graph.constant(layer.input(1)) is None or bias is None:

@@ -7,6 +7,7 @@ ShuffleNet, AMD RyzenAI-SW quark_quantization, 2025-10-14.
 from __future__ import annotations
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import reduced_axes
 from quark_onnx.passes.base import register, rewrite_each
 
 _RANK = 4
@@ -20,13 +21,9 @@ def mean_to_pool(graph: Graph) -> int:
 
 
 def _replace(graph: Graph, node: Node) -> bool:
-    shape = graph.shape(node.inputs[0])
-    if shape is None or len(shape) != _RANK:
+    if len(graph.sizes(node.inputs[0])) != _RANK:
         return False
-    value = node.attribute("axes")
-    if node.input(1):
-        value = graph.constant(node.input(1))
-    if value is None or {int(axis) % _RANK for axis in value} != _SPATIAL:
+    if reduced_axes(graph, node) != _SPATIAL:
         return False
     source = node.inputs[0]
     result = node.outputs[0]

@@ -18,6 +18,7 @@ from onnx import TensorProto
 from quark_onnx.containers import of_type, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
+from quark_onnx.graph.matching import alone_reads, keeps_range, setting
 from quark_onnx.patterns.activation import gate_and_product
 from quark_onnx.patterns.clip_bounds import clip_bounds
 from quark_onnx.patterns.conv_and_gemm import MATRIX, SPATIAL, Layer, reads_activation
@@ -354,10 +355,7 @@ def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node]
     if nodes is None:
         return None
     gate, product = nodes
-    gated = gate.outputs[0]
-    if graph.is_output(gated) or graph.consumers(gated) != [product]:
-        return None
-    return nodes
+    return nodes if alone_reads(graph, product, gate.outputs[0]) else None
 
 
 def _scale(graph: Graph, node: Node, factor: Doubles, *, by_layer: bool) -> None:
@@ -397,19 +395,9 @@ def _pads_zeros(graph: Graph, node: Node) -> bool:
     """Return whether a Pad adds zeros, or values of the same channel."""
     if node.kind != "Pad" or node.input(3):
         return False
-    pads = np.asarray(node.attribute("pads", ()))
-    if node.input(1):
-        constant = graph.constant(node.input(1))
-        if constant is None:
-            return False
-        pads = constant
+    pads = np.asarray(setting(graph, node, "pads", 1, ()))
     rank = pads.size // 2
-    # Padded channels would shift the others.
-    if pads.size < 4 or pads.reshape(2, rank)[:, :2].any():
+    # Computed pads are None, of size 1. Padded channels would shift the others.
+    if rank < 2 or pads.reshape(2, rank)[:, :2].any():
         return False
-    if node.attribute("mode", "constant") != "constant":
-        return True
-    if node.input(2):
-        value = graph.constant(node.input(2))
-        return value is not None and not value.any()
-    return not np.asarray(node.attribute("value", 0.0)).any()
+    return keeps_range(graph, node)

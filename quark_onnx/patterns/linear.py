@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.constant_input import ConstantInput, private
-from quark_onnx.graph.matching import only_reader
+from quark_onnx.graph.constant_input import ConstantInput
+from quark_onnx.graph.matching import only_use
 from quark_onnx.patterns.conv_and_gemm import (
     MATRIX,
     Layer,
@@ -98,10 +98,7 @@ class Linear:
             return
         name = graph.add_constant(f"{self.node.name}_{key}", vector.astype(np.float32))
         if self.node.kind == "Gemm":
-            if len(self.node.inputs) > 2:
-                graph.set_input(self.node, 2, name)
-            else:
-                graph.append_input(self.node, name)
+            graph.fill_input(self.node, 2, name)
             return
         result = self.node.outputs[0]
         product = graph.fresh(f"{result}_product")
@@ -111,19 +108,17 @@ class Linear:
 
 def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector that is added to a product, in the node or right after it."""
-    if node.input(2):
-        bias = ConstantInput(node, 2)
-        return bias if bias.spread(graph, size) else None
-    if node.kind != "MatMul":
-        return None
-    return _added(graph, node, size)
+    if node.kind == "MatMul":
+        return _added(graph, node, size)
+    bias = ConstantInput(node, 2)
+    return bias if bias.spread(graph, size) else None
 
 
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector of the Add that alone reads a product, or None."""
     result = node.outputs[0]
-    reader = only_reader(graph, result)
-    if reader is None or reader.kind != "Add" or not private(graph, result):
+    reader = only_use(graph, result, "Add")
+    if reader is None:
         return None
     place = 1 - reader.inputs.index(result)
     added = reader.inputs[place]

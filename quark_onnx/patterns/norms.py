@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from quark_onnx.containers import present
 from quark_onnx.graph.constant_input import ConstantInput, is_number, private
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.matching import constant_number, only_reader
+from quark_onnx.graph.matching import (
+    alone_reads,
+    constant_number,
+    only_reader,
+    only_use,
+    reduced_axes,
+)
 from quark_onnx.graph.node import Node
 
 #: Normalizations, with the indices of scale and, if supported, shift among their inputs.
@@ -205,17 +209,10 @@ def _is_closed(graph: Graph, inner: list[str], members: set[Node]) -> bool:
 
 
 def _is_over(graph: Graph, node: Node, axes: _Axes) -> bool:
-    given = node.attribute("axes")
-    if node.input(1):
-        given = graph.constant(node.input(1))
-    rank = len(graph.sizes(node.inputs[0]))
-    wanted = axes.of(rank)
-    if given is None or not wanted or not node.attribute("keepdims", 1):
-        return False
-    reduced = np.asarray(given).ravel()
-    if rank:
-        reduced = reduced % rank
-    return sorted(reduced.tolist()) == list(wanted)
+    reduced = reduced_axes(graph, node)
+    wanted = axes.of(len(graph.sizes(node.inputs[0])))
+    is_kept = bool(node.attribute("keepdims", 1))
+    return is_kept and reduced == {*wanted} and bool(reduced)
 
 
 def _squares(graph: Graph, node: Node) -> bool:
@@ -293,8 +290,9 @@ def _center(graph: Graph, value: str, axes: _Axes) -> tuple[str, set[Node], bool
     if mean is None or not _is_over(graph, mean, axes):
         return not_centered
     result = mean.outputs[0]
-    only_reader = graph.consumers(result) == [node] and private(graph, result)
-    if mean.inputs[0] != node.inputs[0] or not only_reader:
+    if mean.inputs[0] != node.inputs[0] or graph.captured(result):
+        return not_centered
+    if not alone_reads(graph, node, result):
         return not_centered
     return node.inputs[0], {node, mean}, True
 
@@ -314,8 +312,8 @@ def _constant(
 
     Without such a reader: None, and the tensor.
     """
-    node = only_reader(graph, tensor)
-    if node is None or node.kind != kind or not private(graph, tensor):
+    node = only_use(graph, tensor, kind)
+    if node is None:
         return None, tensor
     stored = ConstantInput(node, 1 - node.inputs.index(tensor))
     name = node.inputs[stored.index]

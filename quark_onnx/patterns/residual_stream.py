@@ -315,9 +315,7 @@ class _Search:
         if node.kind == "Gather":
             return node.attribute("axis", 0) not in (-1, rank - 1)
         if node.kind == "Slice":
-            axes = None
-            if node.input(3):
-                axes = graph.constant(node.input(3))
+            axes = graph.constant(node.input(3))
             if axes is None or rank == 0:
                 return False
             return not {-1, rank - 1} & set(axes.ravel().tolist())

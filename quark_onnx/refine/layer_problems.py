@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from quark_onnx.containers import excluding
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import only_use, other_input
 from quark_onnx.kernels import im2col
 from quark_onnx.kernels.im2col import Window
 from quark_onnx.kernels.levels import Levels
@@ -138,19 +139,14 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
     None unless the addition is the only consumer.
     """
     result = node.outputs[0]
-    readers = graph.consumers(result)
-    if (
-        len(readers) != 1
-        or readers[0].kind != "Add"
-        or graph.is_output(result)
-        or graph.captured(result)
-    ):
+    addition = only_use(graph, result, "Add")
+    if addition is None:
         return None
-    other = next((name for name in readers[0].inputs if name != result), "")
-    value = graph.constant(other) if other else None
+    other = other_input(addition, result)
+    value = graph.constant(other)
     if value is None or value.size != outputs or value.shape[-1:] != (outputs,):
         return None
-    return other, readers[0]
+    return other, addition
 
 
 def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:

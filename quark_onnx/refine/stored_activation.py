@@ -53,7 +53,7 @@ def store_activation(walk: LayerStream, tensor: str) -> StoredActivation:
         return StoredActivation(tensor)
     codes = node.inputs[0]
     scale = graph.constant(node.inputs[1])
-    zero = graph.constant(node.inputs[2]) if node.input(2) else None
+    zero = graph.constant(node.input(2))
     single = scale is not None and scale.dtype == np.float32 and scale.size == 1
     if (
         not single

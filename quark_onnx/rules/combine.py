@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from quark_onnx.graph import Node
+from quark_onnx.graph.matching import keeps_range
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import control, is_control_tensor, rule
 
@@ -55,22 +54,12 @@ def _is_piece_of_input(tensor: str, plan: PlanBuilder) -> bool:
 @rule("Pad")
 def pad(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale; use another scale if the padding value is not zero."""
-    if _keeps_range(node, plan):
+    if keeps_range(plan.graph, node):
         plan.same_as(node, node.outputs[0], node.inputs[0])
     elif plan.holds_mask_constants(node.input(2)):
         plan.keep_node(node, "it pads with a value that means 'never'")
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
-
-
-def _keeps_range(node: Node, plan: PlanBuilder) -> bool:
-    """Return whether a Pad adds zeros, or values of the tensor itself."""
-    if node.attribute("mode", "constant") != "constant":
-        return True
-    value = node.attribute("value", 0.0)
-    if node.input(2):
-        value = plan.graph.constant(node.input(2))
-    return value is not None and not np.any(value)
 
 
 @rule("ScatterElements", "ScatterND", "TensorScatter")

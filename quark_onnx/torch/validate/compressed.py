@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.containers import present_values
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
@@ -20,7 +21,7 @@ from quark_onnx.torch.validate.fields import (
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.json_values import object_of, strings_of
-from quark_onnx.torch.validate.modules import Module, fused, is_partial, size_of
+from quark_onnx.torch.validate.modules import Module, fused, partial_findings, size_of
 from quark_onnx.torch.validate.quark_config import is_glob, is_regular_match
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -32,8 +33,7 @@ from quark_onnx.torch.validate.slots import (
     ceil_div,
     floats,
     name_list_findings,
-    size_findings,
-    slot_findings,
+    quantized_findings,
 )
 
 #: Formats whose weights compressed-tensors 0.20 decodes to bfloat16.
@@ -107,9 +107,7 @@ def _group_findings(
             "it lacks the list targets or the object weights",
         )
         return
-    form = group.get("format")
-    if form is None:
-        form = entries.get("format")
+    form = present_values(group).get("format", entries.get("format"))
     if form not in FORMATS:
         yield broken("ct-format", f"{place}.format", repr(form))
     for key in ("weights", "input_activations", "output_activations"):
@@ -127,10 +125,9 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             "malformed", f"{QUANTIZATION}.ignore", "null, and not a list of names"
         )
     for name, modules in fused(checkpoint.modules):
-        out = [_ignores(entries, module.name) for module in modules]
-        if is_partial(out) and not modules[0].experts:
-            text = f"{sum(out)} of {len(out)} are ignored"
-            yield broken("shards-excluded", name, text)
+        if not modules[0].experts:
+            out = [_ignores(entries, module.name) for module in modules]
+            yield from partial_findings(name, out, "ignored")
     seen = set[tuple[str, bool]]()
     for module in checkpoint.linears:
         found = group_of(entries, module)
@@ -204,15 +201,13 @@ def _layer_findings(
             )
         return
     size, slots = slots_of(group, weight)
-    group_size = group["weights"].get("group_size")
-    if is_positive(group_size) and size[1] % group_size:
-        text = f"groups of {group_size}, and {size[1]} inputs"
-        yield broken("group-divides", module.name, text)
-        return
-    demanded = size_of(module.name, checkpoint.text_config)
-    yield from size_findings(module, size, demanded)
-    cached = _kv_slots(checkpoint.quantization, module)
-    yield from slot_findings(module, {**slots, **cached})
+    yield from quantized_findings(
+        module,
+        size,
+        size_of(module.name, checkpoint.text_config),
+        {**slots, **_kv_slots(checkpoint.quantization, module)},
+        group["weights"].get("group_size"),
+    )
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:

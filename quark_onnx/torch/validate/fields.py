@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken
@@ -42,7 +42,7 @@ def is_unset(value: object) -> bool:
     return not value
 
 
-def is_positive(value: object) -> bool:
+def is_positive(value: object) -> TypeGuard[int]:
     """Return whether a value is a positive integer; true is not, as JSON tells them apart.
 
     >>> is_positive(128), is_positive(True), is_positive(-1)

@@ -7,8 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quark_onnx.containers import subset
 from quark_onnx.torch.models.fused_groups import FUSED
+from quark_onnx.torch.validate.fields import is_positive
+from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
+from quark_onnx.torch.validate.rules import broken
 
 #: Names of scales in files of amd-quark before 0.9, and their current names.
 _OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$")
@@ -39,10 +43,7 @@ class Module:
     @property
     def weight(self) -> Tensor | None:
         """The values of the layer; None for a module without a weight."""
-        return next(
-            (self.tensors[name] for name in WEIGHTS if name in self.tensors),
-            None,
-        )
+        return next(iter(subset(self.tensors, WEIGHTS).values()), None)
 
     def has_type(self, dtype: str) -> bool:
         """Return whether the layer has values of a type, such as "I32"."""
@@ -125,25 +126,34 @@ def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
     """
     groups = dict[str, list[Module]]()
     for module in modules.values():
-        if not module.is_linear:
-            continue
-        for shards in FUSED:
-            if module.last in shards and not module.experts:
-                groups.setdefault(f"{module.parent}.{{{','.join(shards)}}}", []).append(
-                    module
-                )
-        if module.experts:
-            groups.setdefault(module.experts, []).append(module)
+        if module.is_linear:
+            for name in _fused_names(module):
+                groups.setdefault(name, []).append(module)
     yield from groups.items()
 
 
-def is_partial(flags: Sequence[bool]) -> bool:
-    """Return whether something holds for some of the layers that are fused, and not for all.
+def _fused_names(module: Module) -> list[str]:
+    if module.experts:
+        return [module.experts]
+    groups = [",".join(shards) for shards in FUSED if module.last in shards]
+    return [f"{module.parent}.{{{group}}}" for group in groups]
 
-    >>> is_partial([True, False]), is_partial([True, True])
-    (True, False)
+
+def partial_findings(
+    name: str,
+    flags: Sequence[bool],
+    what: str,
+) -> Iterator[Finding]:
+    """Yield fused layers of which some are excluded or quantized, and others are not.
+
+    Args:
+        name: common name of the layers.
+        flags: whether a layer is what the next argument says, for each layer.
+        what: "quantized", or how the layers are excluded.
     """
-    return any(flags) and not all(flags)
+    if any(flags) and not all(flags):
+        text = f"{sum(flags)} of {len(flags)} are {what}"
+        yield broken("shards-excluded", name, text)
 
 
 _DENSE = (
@@ -178,45 +188,51 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     >>> size_of("model.layers.0.mlp.down_proj", {"model_type": "llama", "hidden_size": 8, "intermediate_size": 24})
     (8, 24)
     """  # noqa: E501
-    family = config.get("model_type")
+    family = str(config.get("model_type"))
     if not is_known(config) or not _DECODER.match(name):
         return None
-    experts = ".experts." in name
-    hidden, wide = config.get("hidden_size"), config.get("intermediate_size")
-    if family in _MIXTURES and name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
+    in_mixture = family in _MIXTURES
+    width_key = "intermediate_size"
+    if in_mixture and name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
         count = config.get("num_local_experts", config.get("num_experts"))
-        return (count, hidden) if type(count) is int and type(hidden) is int else None
-    if experts:
-        wide = config.get(_MIXTURES.get(str(family), "intermediate_size"))
-    elif family in _MIXTURES and ".mlp." in name:
+        return _integers(count, config.get("hidden_size"))
+    if ".experts." in name:
+        width_key = _MIXTURES.get(family, width_key)
+    elif in_mixture and ".mlp." in name:
         return None  # dense layers and shared experts, for example, have other sizes
-    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
-    groups = heads if groups is None else groups
-    if not all(
-        type(number) is int and number > 0 for number in (hidden, wide, heads, groups)
-    ):
-        return _mlp(name, hidden, wide)
-    assert (
-        isinstance(hidden, int) and isinstance(heads, int) and isinstance(groups, int)
-    )
-    width = config.get("head_dim") or hidden // heads
-    if type(width) is not int:
-        return None
-    sizes = {"q_proj": (heads * width, hidden), "o_proj": (hidden, heads * width)}
-    sizes |= {"k_proj": (groups * width, hidden), "v_proj": (groups * width, hidden)}
-    return sizes.get(name.rpartition(".")[2]) or _mlp(name, hidden, wide)
+    lengths = _lengths(config, config.get(width_key))
+    out, into = _SIDES.get(name.rpartition(".")[2], ("", ""))
+    return _integers(lengths.get(out), lengths.get(into))
 
 
-def _mlp(name: str, hidden: Any, wide: Any) -> tuple[int, int] | None:
-    if not (type(hidden) is int and type(wide) is int):
-        return None
-    up, down = (wide, hidden), (hidden, wide)
-    sizes = {
-        "gate_proj": up,
-        "up_proj": up,
-        "down_proj": down,
-        "w1": up,
-        "w3": up,
-        "w2": down,
-    }
-    return sizes.get(name.rpartition(".")[2])
+#: Names of the lengths of (out, in), by the last part of a layer's name.
+_SIDES = {
+    "q_proj": ("queries", "hidden"),
+    "k_proj": ("keys", "hidden"),
+    "v_proj": ("keys", "hidden"),
+    "o_proj": ("hidden", "queries"),
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), ("wide", "hidden")),
+    **dict.fromkeys(("down_proj", "w2"), ("hidden", "wide")),
+}
+
+
+def _lengths(config: Mapping[str, Any], wide: Any) -> dict[str, Any]:
+    """Return the lengths of ``_SIDES``; those of an attention only if all sizes are given."""
+    hidden: Any = config.get("hidden_size")
+    heads: Any = config.get("num_attention_heads")
+    groups: Any = config.get("num_key_value_heads")
+    if groups is None:
+        groups = heads
+    lengths = {"hidden": hidden, "wide": wide}
+    if all(map(is_positive, (hidden, wide, heads, groups))):
+        width = config.get("head_dim") or hidden // heads
+        if type(width) is not int:
+            return {}
+        lengths |= {"queries": heads * width, "keys": groups * width}
+    return lengths
+
+
+def _integers(out: Any, into: Any) -> tuple[int, int] | None:
+    if type(out) is int and type(into) is int:
+        return out, into
+    return None

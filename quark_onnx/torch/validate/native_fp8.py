@@ -17,7 +17,7 @@ from quark_onnx.torch.validate.fields import (
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.json_values import strings_of
-from quark_onnx.torch.validate.modules import Module, fused, is_partial, size_of
+from quark_onnx.torch.validate.modules import Module, fused, partial_findings, size_of
 from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -75,9 +75,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if modules[0].experts:
             continue
         out = [module.name in names for module in modules]
-        if is_partial(out):
-            text = f"{sum(out)} of {len(out)} are in ignored_layers"
-            yield broken("shards-excluded", name, text)
+        yield from partial_findings(name, out, "in ignored_layers")
         if block and not any(out):
             yield from _block_findings(block[0], modules)
     end = "weight_scale_inv" if block else "weight_scale"

@@ -16,15 +16,15 @@ from quark_onnx.torch.validate.fields import (
 )
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
-from quark_onnx.torch.validate.modules import fused, is_partial, size_of
+from quark_onnx.torch.validate.json_values import object_of
+from quark_onnx.torch.validate.modules import fused, partial_findings, size_of
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     Shape,
     Slot,
     Slots,
     floats,
-    size_findings,
-    slot_findings,
+    quantized_findings,
 )
 
 Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
@@ -55,7 +55,7 @@ def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
 def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of AutoAWQ."""
     names = checkpoint.quantization.get("modules_to_not_convert") or []
-    skipped = [str(name) for name in names]
+    skipped = [*map(str, names)]
     for module in checkpoint.linears:
         excluded = any(part in module.name for part in skipped)
         if excluded and module.is_quantized:
@@ -124,21 +124,18 @@ def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """
     for name, modules in fused(checkpoint.modules):
         stored = [module.is_quantized for module in modules]
-        if is_partial(stored):
-            text = f"{sum(stored)} of {len(stored)} are quantized"
-            yield broken("shards-excluded", name, text)
+        yield from partial_findings(name, stored, "quantized")
 
 
 def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield experts with a group size of -1, by which vLLM divides the inputs."""
     entries = checkpoint.quantization
-    experts = [
-        module.name
-        for module in checkpoint.modules.values()
-        if module.experts and module.is_quantized
-    ]
-    if experts and _group_size(entries) == -1:
-        yield broken("awq-experts", experts[0], "group_size is -1")
+    if _group_size(entries) != -1:
+        return
+    for module in checkpoint.modules.values():
+        if module.experts and module.is_quantized:
+            yield broken("awq-experts", module.name, "group_size is -1")
+            return
 
 
 def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Finding]:
@@ -146,7 +143,8 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
     group = _group_size(entries)
     for module in checkpoint.modules.values():
         weight = module.weight
-        if weight is None or (not module.is_quantized and "weight" in module.tensors):
+        is_float = "weight" in module.tensors and not module.is_quantized
+        if weight is None or is_float:
             continue
         if not weight.name.endswith(".qweight") or len(weight.shape) != 2:
             yield broken(
@@ -156,19 +154,8 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
             )
             continue
         size, slots = slots_of(weight, entries)
-        if is_positive(group) and size[1] % group:
-            yield broken(
-                "group-divides",
-                module.name,
-                f"groups of {group}, and {size[1]} inputs",
-            )
-            continue
-        yield from size_findings(
-            module,
-            size,
-            size_of(module.name, checkpoint.text_config),
-        )
-        yield from slot_findings(module, slots)
+        demanded = size_of(module.name, checkpoint.text_config)
+        yield from quantized_findings(module, size, demanded, slots, group)
 
 
 def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
@@ -197,12 +184,9 @@ def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
 def _override(name: str, entries: dict[str, Any]) -> int | None:
     """Return the bits of a layer by a rule of GPTQModel's ``dynamic``, or None."""
     for pattern, change in (entries.get("dynamic") or {}).items():
-        if (
-            isinstance(change, dict)
-            and re.match(pattern.removeprefix("+:"), name)
-            and type(change.get("bits")) is int
-        ):
-            return int(change["bits"])
+        bits = object_of(change).get("bits")
+        if type(bits) is int and re.match(pattern.removeprefix("+:"), name):
+            return bits
     return None
 
 

@@ -44,7 +44,7 @@ from quark_onnx.torch.validate.slots import (
     SCALE,
     Slots,
     cache_slots,
-    size_findings,
+    quantized_findings,
     slot_findings,
 )
 
@@ -148,16 +148,9 @@ def tensor_findings(
     if found is None:
         return
     size, slots = found
+    demanded = size_of(module.name, checkpoint.text_config)
     group = group_of(layer)
-    if group and size[1] % group:
-        yield broken(
-            "group-divides",
-            module.name,
-            f"groups of {group}, and {size[1]} inputs",
-        )
-        return
-    yield from size_findings(module, size, size_of(module.name, checkpoint.text_config))
-    yield from slot_findings(module, {**slots, **extra})
+    yield from quantized_findings(module, size, demanded, {**slots, **extra}, group)
 
 
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quark_onnx.torch.validate.fields import QUANTIZATION, is_names
+from quark_onnx.torch.validate.fields import QUANTIZATION, is_names, is_positive
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.modules import Module
@@ -88,6 +88,31 @@ def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
                 f"{module.name}.{name}",
                 f"{tensor}, which the scheme does not have",
             )
+
+
+def quantized_findings(
+    module: Module,
+    size: Shape,
+    demanded: Shape | None,
+    slots: Slots,
+    group: object = None,
+) -> Iterator[Finding]:
+    """Yield errors in the size and the tensors of a quantized layer.
+
+    Args:
+        module: the layer.
+        size: (out, in) of the layer, by the shape of its weight and its scheme.
+        demanded: (out, in) by the configuration; None if unknown.
+        slots: requirements for the tensors.
+        group: number of inputs with a common scale; any other value than a positive integer
+            stands for no groups.
+    """
+    if is_positive(group) and size[1] % group:
+        text = f"groups of {group}, and {size[1]} inputs"
+        yield broken("group-divides", module.name, text)
+        return
+    yield from size_findings(module, size, demanded)
+    yield from slot_findings(module, slots)
 
 
 def size_findings(
