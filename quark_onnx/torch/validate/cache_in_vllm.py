@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 
 from quark_onnx.containers import present, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
@@ -75,11 +76,11 @@ _SIDES = ("q_proj", "k_proj", "v_proj")
 def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Finding]:
     """Yield errors of vLLM in the scales of its KV cache and its attention."""
     yield from _name_findings(checkpoint)
-    for name, module in checkpoint.modules.items():
+    for module in checkpoint.modules.values():
         for end, tensor in without(module.tensors, ["prob_output_scale"]).items():
             if end.startswith("prob_output_"):
                 text = f"{tensor}, which attention does not have"
-                yield broken("tensor-unknown", f"{name}.{end}", text)
+                yield broken("tensor-unknown", f"{module.name}.{end}", text)
     for parent, modules in _attentions(checkpoint):
         cached = [config.is_cached(module) for module in modules]
         yield from _pair_findings(checkpoint, parent, cached)
@@ -93,12 +94,10 @@ def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             place = f"{QUANTIZATION}.kv_cache_scheme"
             yield broken("ct-cache", place, repr(scheme))
             return
-        lost = [
-            f"{name}.output_scale" for name in checkpoint.modules_with("output_scale")
-        ]
+        lost = [*checkpoint.modules_with("output_scale")]
         if lost:
             text = f"no loader finds the {len(lost)} scales that are called so"
-            yield broken("kv-scales-loader", lost[0], text)
+            yield broken("kv-scales-loader", f"{lost[0]}.output_scale", text)
     has_scales = scheme is not None and not object_of(scheme).get("dynamic")
     for parent, modules in _attentions(checkpoint):
         yield from _pair_findings(checkpoint, parent, [has_scales for _ in modules])
@@ -161,9 +160,8 @@ def _pair_findings(
     # compressed-tensors has separate scales, initialized to 1.0
     apart = checkpoint.method == "compressed-tensors"
     if keys is None and values is None:
-        for place, is_cached in zip(places, cached, strict=False):
-            if is_cached:
-                yield broken("kv-scales-missing", place, _ONE)
+        for place in compress(places, cached):
+            yield broken("kv-scales-missing", place, _ONE)
     elif keys is None:
         taken, severity = "no fp8 cache is made", REFUSED
         if apart:

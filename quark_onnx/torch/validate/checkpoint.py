@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.limits import read_text
+from quark_onnx.containers import by_name, subset
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.validate.fields import is_names
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
 from quark_onnx.torch.validate.json_values import object_of
@@ -21,6 +23,9 @@ CONFIG, INDEX, SINGLE = (
     "model.safetensors.index.json",
     "model.safetensors",
 )
+
+
+_NO_MODULE = Module("", {})
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,18 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of the checkpoint; the last tensor if two have a common name."""
-        return {
-            name: tensor
-            for header in self.headers.values()
-            for name, tensor in header.tensors.items()
-        }
+        tensors = dict[str, Tensor]()
+        for header in self.headers.values():
+            tensors |= header.tensors
+        return tensors
+
+    @cached_property
+    def file_names(self) -> dict[str, str]:
+        """Names of the files by the tensors that the files hold."""
+        names = dict[str, str]()
+        for file, header in self.headers.items():
+            names |= dict.fromkeys(header.tensors, file)
+        return names
 
     @cached_property
     def modules(self) -> dict[str, Module]:
@@ -75,9 +87,15 @@ class Checkpoint:
         """The Linear layers, and heads that are quantized like them."""
         return [
             module
-            for module in self.modules.values()
-            if module.is_linear or (module.is_head and module.is_quantized)
+            for module in self.matrices
+            if module.is_linear or module.is_quantized
         ]
+
+    @property
+    def matrices(self) -> list[Module]:
+        """The Linear layers and the heads."""
+        modules = self.modules.values()
+        return [module for module in modules if module.is_linear or module.is_head]
 
     @property
     def experts(self) -> list[str]:
@@ -95,8 +113,8 @@ class Checkpoint:
     def tensor_today(self, name: str) -> Tensor | None:
         """Return the tensor of a current name, which may have an older one in the file."""
         parent, _, end = name.rpartition(".")
-        module = self.modules.get(parent)
-        return module.tensors.get(end) if module else None
+        module = self.modules.get(parent, _NO_MODULE)
+        return module.tensors.get(end)
 
     @property
     def architecture(self) -> str:
@@ -107,14 +125,14 @@ class Checkpoint:
     @cached_property
     def quantization(self) -> dict[str, Any]:
         """The quantization_config of the configuration; empty if missing."""
-        text = self.config.get("text_config")
-        inner = object_of(text).get("quantization_config")
-        found = (
-            self.config.get("quantization_config")
-            or inner
-            or self.config.get("compression_config")
+        inner = object_of(self.config.get("text_config"))
+        places = (
+            self.config.get("quantization_config"),
+            inner.get("quantization_config"),
+            self.config.get("compression_config"),
         )
-        return object_of(found)
+        # an empty object in one place does not hide the settings in a later one
+        return object_of(next(filter(None, places), None))
 
     @property
     def method(self) -> str:
@@ -129,9 +147,9 @@ class Checkpoint:
 
         Empty if the configuration has no dtype.
         """
-        return str(
-            self.text_config.get("dtype") or self.text_config.get("torch_dtype") or "",
-        )
+        # transformers wrote torch_dtype before release 4.56, and reads both keys
+        given = subset(self.text_config, ("dtype", "torch_dtype")).values()
+        return str(next(filter(None, given), ""))
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -185,10 +203,10 @@ def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
     """
     if index is not None:
         return [file for file in files if file.name in set(index.values())]
-    single = [file for file in files if file.name == SINGLE]
-    return single or [
-        file for file in files if not file.name.startswith("consolidated")
-    ]
+    by_file_name = by_name(files)
+    if SINGLE in by_file_name:
+        return [by_file_name[SINGLE]]
+    return [file for file in files if not file.name.startswith("consolidated")]
 
 
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
@@ -211,10 +229,7 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
         return None
     before = len(damage)
     found = _read_json(folder / INDEX, "index-json", damage).get("weight_map")
-    whole = isinstance(found, dict) and all(
-        isinstance(name, str) for name in found.values()
-    )
-    if isinstance(found, dict) and whole:
+    if isinstance(found, dict) and is_names([*found.values()]):
         return found
     if len(damage) == before:
         damage.append(

@@ -22,7 +22,7 @@ from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.json_values import object_of, strings_of
 from quark_onnx.torch.validate.modules import Module, fused, partial_findings, size_of
-from quark_onnx.torch.validate.quark_config import is_glob, is_regular_match
+from quark_onnx.torch.validate.quark_config import is_glob, matches_any
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     SCALAR,
@@ -100,7 +100,7 @@ def _group_findings(
     group: Group,
 ) -> Iterator[Finding]:
     targets, weights = group.get("targets"), group.get("weights")
-    if not (isinstance(targets, list) and isinstance(weights, dict)):
+    if not isinstance(targets, list) or not isinstance(weights, dict):
         yield broken(
             "ct-groups",
             place,
@@ -128,16 +128,15 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if not modules[0].experts:
             out = [_ignores(entries, module.name) for module in modules]
             yield from partial_findings(name, out, "ignored")
-    seen = set[tuple[str, bool]]()
+    first = dict[tuple[str, bool], tuple[Module, Group]]()
     for module in checkpoint.linears:
         found = group_of(entries, module)
-        if found is None:
-            continue
-        # experts have classes of their own, all other layers of a group share a scheme
-        kind = found[0], bool(module.experts)
-        if kind not in seen:
-            seen.add(kind)
-            yield from _scheme_findings(entries, module, *found)
+        if found is not None:
+            place, group = found
+            # experts have classes of their own, all other layers of a group share a scheme
+            first.setdefault((place, bool(module.experts)), (module, group))
+    for (place, _), (module, group) in first.items():
+        yield from _scheme_findings(entries, module, place, group)
 
 
 def _scheme_findings(
@@ -228,7 +227,7 @@ def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | Non
     for name in (module.name, "Linear"):
         for place, group in _groups(entries):
             whole = isinstance(group.get("weights"), dict)
-            if whole and _matches_any(name, strings_of(group.get("targets"))):
+            if whole and matches_any(name, strings_of(group.get("targets"))):
                 return place, group
     return None
 
@@ -612,11 +611,7 @@ def _form(entries: dict[str, Any], group: Group) -> str | None:
 
 
 def _ignores(entries: dict[str, Any], name: str) -> bool:
-    return _matches_any(name, _ignored(entries))
-
-
-def _matches_any(name: str, targets: list[str]) -> bool:
-    return name in targets or any(is_regular_match(target, name) for target in targets)
+    return matches_any(name, _ignored(entries))
 
 
 def _describe(group: Group) -> str:

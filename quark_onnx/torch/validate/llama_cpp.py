@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from quark_onnx.containers import by_name, flattened
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
@@ -62,11 +63,7 @@ class GGUFModel:
     @property
     def tensors(self) -> dict[str, GGUFTensor]:
         """Tensors of the model by name."""
-        return {
-            tensor.name: tensor
-            for header in self.headers.values()
-            for tensor in header.tensors
-        }
+        return by_name(flattened(header.tensors for header in self.headers.values()))
 
 
 def read_models(place: Path) -> list[GGUFModel]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from itertools import filterfalse
 from typing import Any
 
 import numpy as np
 
-from quark_onnx.containers import subset, without
+from quark_onnx.containers import present, subset, without
 from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
 from quark_onnx.torch.validate.fields import NO_KEY_OR_NULL
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
@@ -27,14 +29,14 @@ from quark_onnx.torch.validate.slots import size_findings
 #: Upper bound of any model's number; a greater number is damage.
 _MOST_LAYERS = 10_000
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-#: Keys of the sizes of a model.
-_TOLD = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-)
+#: Keys of the sizes of a model, with the severity of a missing key.
+_TOLD = {
+    "hidden_size": REFUSED,
+    "intermediate_size": REFUSED,
+    "num_hidden_layers": WRONG,  # a layer missing in all files is not noticed
+    "num_attention_heads": REFUSED,
+    "vocab_size": REFUSED,
+}
 #: Families with uniform blocks, and the uniform parts of blocks in other families.
 _ALIKE = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), ""),
@@ -135,12 +137,8 @@ def _has_head(checkpoint: Checkpoint) -> bool:
 
 
 def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
-    numbers = set()
-    for name in checkpoint.tensors:
-        found = _LAYER.search(name)
-        if found:
-            numbers.add(int(found[1]))
-    return numbers
+    matches = present(map(_LAYER.search, checkpoint.tensors))
+    return {int(match[1]) for match in matches}
 
 
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
@@ -152,12 +150,12 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     if not inside:
         return []
     blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
-    uniform = [name for name in sorted(inside) if re.match(alike, name)]
+    uniform = list(filter(re.compile(alike).match, sorted(inside)))
     wanted = [EMBEDDING]
     for block in blocks:
         wanted += [f"{block}.{name}" for name in uniform]
     wanted.append("model.norm")
-    lost = [name for name in wanted if not _holds(checkpoint, name)]
+    lost = list(filterfalse(partial(_holds, checkpoint), wanted))
     if _has_attention_biases(checkpoint.text_config):
         lost += _lost_biases(checkpoint, blocks)
     return lost
@@ -234,13 +232,10 @@ def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     config = checkpoint.config
     if not is_known(config):
         return
-    for key in _TOLD:
+    for key, severity in _TOLD.items():
         if config.get(key) is None:
-            # a layer missing in all files is not noticed
-            severity = WRONG if key == "num_hidden_layers" else REFUSED
-            yield broken(
-                "size-missing", f"config.json, {key}", NO_KEY_OR_NULL, severity
-            )
+            place = f"config.json, {key}"
+            yield broken("size-missing", place, NO_KEY_OR_NULL, severity)
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -289,9 +284,8 @@ def head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield scales without a weight, and KV cache scales without calibration."""
     for module in checkpoint.modules.values():
-        if module.weight is not None:
-            continue
-        if any(name.startswith(_LAYER_SCALES) for name in module.tensors):
+        scales = [name for name in module.tensors if name.startswith(_LAYER_SCALES)]
+        if scales and module.weight is None:
             yield broken(
                 "scale-alone",
                 module.name,
@@ -344,7 +338,7 @@ def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _ranges(numbers: list[int]) -> str:
-    shown = ", ".join(str(number) for number in numbers[:5])
+    shown = ", ".join(map(str, numbers[:5]))
     if len(numbers) <= 5:
         return shown
     return f"{shown}, ... ({len(numbers)} in all)"

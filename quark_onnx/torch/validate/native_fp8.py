@@ -86,9 +86,9 @@ def _block_findings(rows: int, modules: list[Module]) -> Iterator[Finding]:
     """Yield fused layers that end within a block; the last may."""
     for module in modules[:-1]:
         weight = module.weight
-        if weight is None or not module.is_quantized:
-            continue
-        if weight.shape[0] % rows:
+        # fused layers are linear, so that they have a weight
+        assert weight is not None
+        if module.is_quantized and weight.shape[0] % rows:
             text = (
                 f"blocks of {rows}, and {weight.shape[0]} outputs,"
                 " behind which others are fused"
@@ -100,8 +100,8 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield tensors that transformers does not find in the layers."""
     old = []
     for module in checkpoint.modules.values():
-        ends = subset(module.tensors, ("weight_scale", "input_scale"))
-        old += [f"{module.name}.{end}" for end in ends]
+        for end in subset(module.tensors, ("weight_scale", "input_scale")):
+            old.append(f"{module.name}.{end}")
     if old:
         yield broken(
             "fp8-names",

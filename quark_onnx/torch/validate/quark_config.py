@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from typing import Any
 
+from quark_onnx.containers import of_type
 from quark_onnx.torch.validate.json_values import object_of, strings_of
 from quark_onnx.torch.validate.modules import Module
 
 Layer = dict[str, Any]
+_CACHED = ("k_proj", "v_proj", "q_proj", "qkv_proj")
 
 
 def stages(spec: Any) -> list[dict[str, Any]]:
@@ -19,8 +22,12 @@ def stages(spec: Any) -> list[dict[str, Any]]:
     >>> stages(None), stages({"dtype": "int8"})
     ([], [{'dtype': 'int8'}])
     """
-    found = spec if isinstance(spec, list) else [spec]
-    return [stage for stage in found if isinstance(stage, dict)]
+    return of_type(listed(spec), dict)
+
+
+def listed(spec: Any) -> list[Any]:
+    """Return a list as it is, and any other value as a list of one."""
+    return spec if isinstance(spec, list) else [spec]
 
 
 def is_glob(pattern: str) -> bool:
@@ -74,9 +81,7 @@ class QuarkConfig:
     def overrides(self) -> dict[str, Layer]:
         """Configurations of single layers, by name or pattern."""
         layers = object_of(self.entries.get("layer_quant_config"))
-        return {
-            str(key): layer for key, layer in layers.items() if isinstance(layer, dict)
-        }
+        return {key: layer for key, layer in layers.items() if isinstance(layer, dict)}
 
     @property
     def fallback(self) -> Layer:
@@ -108,15 +113,12 @@ class QuarkConfig:
         The experts of a mixture have a common entry.
         """
         name = module.experts or module.name
-        if name in self.exclude:
-            return True
-        if any(is_regular_match(pattern, name) for pattern in self.exclude):
+        if matches_any(name, self.exclude):
             return True
         # a single expert that is excluded excludes them all
         inside = f"{module.experts}."
-        return bool(module.experts) and any(
-            pattern.startswith(inside) for pattern in self.exclude
-        )
+        is_inside = (pattern.startswith(inside) for pattern in self.exclude)
+        return bool(module.experts) and any(is_inside)
 
     def layer(self, name: str) -> Layer:
         """Return a layer's configuration in amd-quark: the first matching pattern."""
@@ -130,9 +132,8 @@ class QuarkConfig:
         name = module.experts or module.name
         for pattern, layer in self.overrides.items():
             if overrides_in_vllm(pattern, name):
-                if self._is_cache_pattern(pattern):
-                    return {**layer, "output_tensors": None}
-                return layer
+                is_cache = self._is_cache_pattern(pattern)
+                return {**layer, "output_tensors": None} if is_cache else layer
         return self.fallback
 
     def _is_cache_pattern(self, pattern: str) -> bool:
@@ -149,12 +150,7 @@ class QuarkConfig:
     def is_cached(self, module: Module) -> bool:
         """Return whether a layer's output is quantized, as KV cache or as queries."""
         output = self.layer(module.name).get("output_tensors")
-        return bool(stages(output)) and module.last in (
-            "k_proj",
-            "v_proj",
-            "q_proj",
-            "qkv_proj",
-        )
+        return bool(stages(output)) and module.last in _CACHED
 
 
 def same(first: Any, second: Any) -> bool:
@@ -168,6 +164,13 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, list):
         return len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)
+
+
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a pattern is a name, or a regular expression after "re:" that matches it."""
+    return any(
+        pattern == name or is_regular_match(pattern, name) for pattern in patterns
+    )
 
 
 def different(first: Layer, second: Layer) -> list[str]:

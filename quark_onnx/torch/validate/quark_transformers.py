@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.containers import without
+from quark_onnx.containers import excluding, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
@@ -137,10 +137,10 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield broken("quark-export-keys", f"{QUANTIZATION}.export", text)
     if config.is_fake:
         yield from _fake_findings(config)
-    for layer_class in object_of(entries.get("layer_type_quant_config")):
-        if layer_class not in _LAYER_CLASSES:
-            place = f"{QUANTIZATION}.layer_type_quant_config"
-            yield broken("quark-layer-class", place, f"it names {layer_class!r}")
+    classes = object_of(entries.get("layer_type_quant_config"))
+    for layer_class in excluding(classes, _LAYER_CLASSES):
+        place = f"{QUANTIZATION}.layer_type_quant_config"
+        yield broken("quark-layer-class", place, f"it names {layer_class!r}")
     yield from _algorithm_findings(entries)
     for spec in stages(entries.get("softmax_quant_spec")):
         place = f"{QUANTIZATION}.softmax_quant_spec"
@@ -179,9 +179,8 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     experts = checkpoint.experts
     if experts:
         yield broken("quark-mixture", experts[0], f"{len(experts)} layers have experts")
-    for module in checkpoint.modules.values():
-        if module.is_linear or module.is_head:
-            yield from _module_findings(checkpoint, config, module)
+    for module in checkpoint.matrices:
+        yield from _module_findings(checkpoint, config, module)
     yield from kv_scale_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
 
@@ -200,10 +199,10 @@ def _module_findings(
         return
     layer = config.layer(module.name)
     weights = stages(layer.get("weight"))
-    dtypes = [spec.get("dtype") for spec in weights]
-    if module.is_quantized or any(dtype in _CASTS for dtype in dtypes):
+    casts = [spec.get("dtype") in _CASTS for spec in weights]
+    if module.is_quantized or any(casts):
         yield from _unloadable(module, weights)
-    if not weights or dtypes[0] in _CASTS or config.is_fake:
+    if not weights or casts[0] or config.is_fake:
         return
     if not module.is_quantized:
         if not module.is_router:  # routers are no Linear in transformers
@@ -328,7 +327,7 @@ def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
     if spec["dtype"] in INTEGERS:
         checks += _INTEGER_CHECKS
     checks += _SIZE_CHECKS.get(qscheme, ())
-    # keys that are missing have their own finding
-    missing = {*TENSOR_KEYS} - {*spec}
-    present = [check for check in checks if check.key not in missing]
-    yield from field_findings(spec, place, present)
+    for check in checks:
+        # keys of TENSOR_KEYS that are missing have their own finding
+        if check.key in spec or check.key not in TENSOR_KEYS:
+            yield from field_findings(spec, place, [check])

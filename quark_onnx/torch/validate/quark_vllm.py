@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fnmatch import filter as fnmatch_filter
 
-from quark_onnx.containers import present, subset
+from quark_onnx.containers import names_of, present, subset
 from quark_onnx.torch.validate.cache_in_vllm import cache_findings
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
@@ -29,6 +29,7 @@ from quark_onnx.torch.validate.quark_config import (
     QuarkConfig,
     different,
     is_glob,
+    listed,
     overrides_in_vllm,
     same,
     stages,
@@ -184,15 +185,13 @@ def attention_findings(
     if not config.rounds_attention:
         return
     for module in checkpoint.linears:
-        if module.last not in _QUERIES:
-            continue
-        if module.parent not in scaled:
-            place = f"{module.parent}.{_PROBABILITIES}"
-            yield broken("attention-scales-missing", place, _ONE)
-        if module.last != "q_proj" or config.excludes(module.name):
-            continue
-        if _lacks_output_scale(config, module):
-            place = f"{module.name}.output_scale"
+        lacking = []
+        if module.last in _QUERIES and module.parent not in scaled:
+            lacking.append(f"{module.parent}.{_PROBABILITIES}")
+        is_query = module.last == "q_proj" and not config.excludes(module.name)
+        if is_query and _lacks_output_scale(config, module):
+            lacking.append(f"{module.name}.output_scale")
+        for place in lacking:
             yield broken("attention-scales-missing", place, _ONE)
 
 
@@ -264,8 +263,8 @@ def _entry_findings(name: str, entry: object) -> Iterator[Finding]:
         return
     for key in ("weight", "input_tensors"):
         spec = entry.get(key)
-        found = spec if isinstance(spec, list) else [spec]
-        if spec is not None and len(stages(spec)) != len(found):
+        # entries that are no object count as no stage
+        if spec is not None and len(stages(spec)) != len(listed(spec)):
             yield broken("malformed", f"{place}.{key}", _short(spec))
 
 
@@ -274,7 +273,7 @@ def _fused_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    excluded = [module.name for module in modules if config.excludes(module.name)]
+    excluded = list(filter(config.excludes, names_of(modules)))
     if not excluded and modules[0].experts:
         yield from _expert_findings(config, name, modules)
     elif not excluded:
@@ -291,7 +290,7 @@ def _expert_findings(
 ) -> Iterator[Finding]:
     shared = config.layer_in_vllm(modules[0])
     differ = [
-        module.name for module in modules if not same(config.layer(module.name), shared)
+        name for name in names_of(modules) if not same(config.layer(name), shared)
     ]
     if differ:
         text = (

@@ -7,11 +7,20 @@ import shutil
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.containers import names_of, of_type, without
+from quark_onnx.containers import (
+    excluding,
+    names_of,
+    of_type,
+    present_values,
+    subset,
+    without,
+)
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
@@ -153,13 +162,13 @@ def _mend_export(
     ]
     found = entries.get("export")
     export = object_of(found)
-    given = {key: export[key] for key in EXPORT_KEYS if export.get(key) is not None}
+    given = present_values(subset(export, EXPORT_KEYS))
     whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
     if whole == found:
         return
     entries["export"] = whole
     gone = without(export, EXPORT_KEYS)
-    new = [key for key in ("kv_cache_group", "pack_method") if key not in given]
+    new = excluding(("kv_cache_group", "pack_method"), given)
     parts = []
     if new:
         parts.append(f"gets {', '.join(new)}")
@@ -197,7 +206,7 @@ def _mend_layers(
 
 def _mend_layer(layer: dict[str, Any]) -> list[str]:
     """Add the keys that a layer's configuration lacks; return their names."""
-    missing = [key for key in LAYER_KEYS[2:] if key not in layer]
+    missing = excluding(LAYER_KEYS[2:], layer)
     layer |= dict.fromkeys(missing)
     changed = missing
     for key in LAYER_KEYS:
@@ -216,12 +225,12 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
         plain["observer_cls"] = "PerBlockMXObserver"
     if dtype in INTEGERS:
         plain |= {"round_method": "half_even", "scale_type": "float"}
-    changed = [key for key in plain if spec.get(key) is None]
+    changed = excluding(plain, present_values(spec))
     if observers and spec.get("observer_cls") not in observers:
         changed.append("observer_cls")
     spec |= {key: plain[key] for key in changed}
     if qscheme == "per_tensor":
-        missing = [key for key in ("ch_axis", "group_size") if key not in spec]
+        missing = excluding(("ch_axis", "group_size"), spec)
         spec |= dict.fromkeys(missing)
         changed += missing
     return changed
@@ -233,24 +242,20 @@ def _mend_exclude(
     notes: list[str],
 ) -> None:
     config = QuarkConfig(entries)
-    patterns = [pattern for pattern in config.exclude if is_glob(pattern)]
-    names = [pattern for pattern in config.exclude if not is_glob(pattern)]
-    matrices = [
-        module
-        for module in checkpoint.modules.values()
-        if module.is_linear or module.is_head
-    ]
+    patterns = list(filter(is_glob, config.exclude))
+    names = excluding(config.exclude, patterns)
+    matrices = checkpoint.matrices
     if patterns:
         meant = QuarkConfig({"exclude": patterns})
-        matched = [name for name in names_of(matrices) if meant.excludes(name)]
-        expanded = [name for name in matched if name not in names]
+        matched = filter(meant.excludes, names_of(matrices))
+        expanded = excluding(matched, names)
         names += expanded
         notes.append(
             f"exclude has {len(expanded)} names in place of {', '.join(patterns)}",
         )
     wanted = QuarkConfig({"exclude": names})
     floats = [module.name for module in matrices if not module.is_quantized]
-    unnamed = [name for name in floats if not wanted.excludes(name)]
+    unnamed = list(filterfalse(wanted.excludes, floats))
     # nothing is known of a checkpoint whose layers are all float
     if unnamed and len(floats) < len(matrices) and not config.is_fake:
         names += unnamed
@@ -261,13 +266,9 @@ def _mend_exclude(
 
 def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """Return the index that matches the files; None if no new index is needed."""
-    found = {
-        name: file
-        for file, header in checkpoint.headers.items()
-        for name in header.tensors
-    }
+    found = checkpoint.file_names
     rules = {finding.rule for finding in checkpoint.damage}
-    missing = {*(checkpoint.index or {}).values()} - {*checkpoint.headers}
+    missing = {*object_of(checkpoint.index).values()} - {*checkpoint.headers}
     # an index of the files that can be read would hide those that are lost
     if missing or "file-damaged" in rules:
         return None
@@ -283,33 +284,27 @@ def _write(
     index: dict[str, Any] | None,
     folder: Path,
 ) -> None:
-    rewritten: dict[str, Callable[[Path], None]] = {}
-    for name, header in checkpoint.headers.items():
+    rewritten: dict[str, Callable[[Path], object]] = {}
+    for file, header in checkpoint.headers.items():
         if any(today(tensor) != tensor for tensor in header.tensors):
-            rewritten[name] = lambda target, name=name, header=header: _rename(  # type: ignore[misc]
-                checkpoint.folder / name,
-                header,
-                target,
-            )
+            rewritten[file] = partial(_rename, checkpoint.folder / file, header)
     if config != checkpoint.config:
-        rewritten[CONFIG] = lambda target: _write_json(target, config)
+        rewritten[CONFIG] = partial(_write_json, value=config)
     names = index
     if not names and checkpoint.index is not None:
         names = json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
     if names is not None:
         mapped = {today(name): file for name, file in names["weight_map"].items()}
-        rewritten[INDEX] = lambda target: _write_json(
-            target,
-            {**names, "weight_map": mapped},
-        )
+        value = {**names, "weight_map": mapped}
+        rewritten[INDEX] = partial(_write_json, value=value)
     for source in sorted(checkpoint.folder.rglob("*")):
-        target = folder / source.relative_to(checkpoint.folder)
+        name = source.relative_to(checkpoint.folder)
+        target = folder / name
         if source.is_dir():
             target.mkdir(parents=True, exist_ok=True)
-        elif source.relative_to(checkpoint.folder).as_posix() in rewritten:
-            rewritten[source.relative_to(checkpoint.folder).as_posix()](target)
-        else:
-            shutil.copyfile(source, target)
+            continue
+        write = rewritten.get(name.as_posix(), partial(shutil.copyfile, source))
+        write(target)
 
 
 def _write_json(target: Path, value: dict[str, Any]) -> None:
