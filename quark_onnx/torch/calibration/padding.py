@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from quark_onnx.containers import subset
+
 
 def unpadded(batch: Any) -> Iterator[Any]:
     """Split a batch into batches without padding, by the length of rows.
@@ -20,18 +22,11 @@ def unpadded(batch: Any) -> Iterator[Any]:
     [[[5, 6]], [[7, 8, 9]]]
     """
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if (
-        not isinstance(mask, torch.Tensor)
-        or mask.ndim != 2
-        or bool(mask.all())
-        or not _is_padding(mask.bool())
-    ):
+    if not isinstance(mask, torch.Tensor) or not _hides_padding(mask):
         yield batch
         return
-    tensors = {
-        key: each for key, each in batch.items() if isinstance(each, torch.Tensor)
-    }
-    if any(each.shape != mask.shape for each in tensors.values()):
+    tensors = subset(batch, [key for key in batch if torch.is_tensor(batch[key])])
+    if {each.shape for each in tensors.values()} != {mask.shape}:
         yield batch
         return
     rows = dict[tuple[int, ...], list[int]]()
@@ -45,7 +40,10 @@ def unpadded(batch: Any) -> Iterator[Any]:
             }
 
 
-def _is_padding(shown: Any) -> bool:
-    """Return whether each row of a mask shows a single run of tokens."""
+def _hides_padding(mask: Any) -> bool:
+    """Return whether a mask of (rows, tokens) hides tokens, and shows a single run of each row."""
+    if mask.ndim != 2 or bool(mask.all()):
+        return False
+    shown = mask.bool()
     starts = shown[:, :1].sum(1) + (shown[:, 1:] & ~shown[:, :-1]).sum(1)
     return bool((starts <= 1).all())

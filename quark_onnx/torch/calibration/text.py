@@ -7,8 +7,9 @@ import logging
 import os
 import zipfile
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,6 @@ import torch
 from calibrators.limits import regular_size
 from quark_onnx.errors import DataError, MissingDependency
 from quark_onnx.torch.calibration.perplexity import windows_of
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 
@@ -112,11 +110,11 @@ def local_source(source: Path | str) -> Path | str:
         name = name.removesuffix(use)
     folder = os.environ.get(DATASETS)
     if folder:
-        for own_name in (name, name.rpartition("/")[2]):
-            for ending in ("", *_TEXT, *_TOKENS):
-                path = Path(folder, own_name + ending)
-                if path.exists():
-                    return path
+        names = (name, name.rpartition("/")[2])
+        for own_name, ending in product(names, ("", *_TEXT, *_TOKENS)):
+            path = Path(folder, own_name + ending)
+            if path.exists():
+                return path
     return name if isinstance(source, str) else source
 
 
@@ -150,9 +148,11 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
             f"{path} has {lengths.dtype} of shape {lengths.shape} as len; it must have"
             f" an integer for each of the {len(ids)} rows of ids",
         )
-    for index, row in enumerate(ids):
-        if len(row) >= length and (lengths is None or lengths[index] >= length):
-            yield torch.from_numpy(row[:length].astype(np.int64))
+    width = ids.shape[1]
+    if lengths is None:
+        lengths = np.full(len(ids), width)
+    for row in ids[np.minimum(lengths, width) >= length]:
+        yield torch.from_numpy(row[:length].astype(np.int64))
 
 
 def _texts(source: Path | str) -> Iterator[str]:
@@ -182,11 +182,10 @@ def _texts_of_file(path: Path) -> Iterator[str]:
         if path.suffix not in (".json", ".jsonl"):
             yield content
             return
+        rows: Any
         if path.suffix == ".jsonl":
             rows = [json.loads(line) for line in content.splitlines() if line.strip()]
         else:
-            rows = None
-        if rows is None:
             rows = json.loads(content)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as text: {error}") from error

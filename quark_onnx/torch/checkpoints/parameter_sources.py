@@ -6,13 +6,13 @@ Names differ if experts are stacked, or if tensors are renamed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark_onnx.containers import without
+from quark_onnx.containers import excluding, flattened, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
@@ -43,19 +43,18 @@ class Sources:
         self._model = model
         self._parallel = set(instances(model, ParallelExperts))
         self.used: set[str] = set()
-        prefix = str(getattr(model, "base_model_prefix", "") or "")
-        self._prefixes = ("", f"{prefix}.") if prefix else ("",)
+        prefix = getattr(model, "base_model_prefix", "")
+        #: With its dot; empty for a model without such a prefix.
+        self._prefix = f"{prefix}." if prefix else ""
         self._usual, self._converted = DiskNames(model), Converted(reader, model)
         groups = dict[int, list[str]]()
         for name, parameter in model.named_parameters(remove_duplicate=False):
             groups.setdefault(id(parameter), []).append(name)
         #: Names of tied parameters, with the name of the stored parameter.
-        self.tied = {
-            name: own
-            for names in groups.values()
-            for name in names
-            if name != (own := self._first(names))
-        }
+        self.tied = dict[str, str]()
+        for names in groups.values():
+            own = self._first(names)
+            self.tied |= dict.fromkeys(excluding(names, [own]), own)
         self._twins = dict(self.tied)
         self._changes: list[tuple[Collection[str], Change]] = []
 
@@ -115,15 +114,14 @@ class Sources:
     def _stored(self, name: str) -> Any:
         found = self._find(name)
         if found is None and name in self._converted:
-            return self._converted.get(
-                name,
-            )  # a caller that writes it marks it; its keys may be copied instead
+            # a caller that writes it marks it; its keys may be copied instead
+            return self._converted.get(name)
         if found is None:
             raise ModelError(
                 f"the checkpoint {self.reader.folder} has no tensor for {name!r}",
             )
         key, expert = found
-        self._use(key)
+        self.used.update(self._stored_keys(key))
         if key in self.reader:
             stored = self.reader.get(key)
         else:
@@ -134,25 +132,23 @@ class Sources:
 
     def mark(self, name: str) -> None:
         """Mark the tensor of a parameter as used."""
-        if found := self._find(name):
-            self._use(found[0])
-        elif name in self._converted:
-            self._use(name)
+        self.used.update(self._keys_of(name))
 
-    def _use(self, key: str) -> None:
-        """Mark a stored tensor, or the tensors of a converted parameter, as used."""
-        self.used.update([key] if key in self.reader else self._converted.keys(key))
+    def _keys_of(self, name: str) -> Iterable[str]:
+        """Return the keys of the tensors from which a parameter is read; none if it is missing."""
+        found = self._find(name)
+        if found is not None:
+            return self._stored_keys(found[0])
+        return self._converted.keys(name) if name in self._converted else ()
+
+    def _stored_keys(self, key: str) -> Iterable[str]:
+        """Return the key of a stored tensor, or those of the parts of a converted one."""
+        return [key] if key in self.reader else self._converted.keys(key)
 
     def stored_parts(self, name: str) -> tuple[StoredTensor, ...]:
         """Return the tensors in files from which a parameter is read; none if it is missing."""
-        if found := self._find(name):
-            key = found[0]
-            keys = [key] if key in self.reader else self._converted.keys(key)
-        elif name in self._converted:
-            keys = self._converted.keys(name)
-        else:
-            return ()
-        return tuple(part for key in keys for part in self.reader.tensors[key].parts)
+        parts = (self.reader.tensors[key].parts for key in self._keys_of(name))
+        return tuple(flattened(parts))
 
     def made_with(self, name: str) -> tuple[str, ...]:
         """Return the names of the parameters converted from the same stored tensors.
@@ -230,15 +226,12 @@ class Sources:
         if found := _EXPERT.fullmatch(name):
             stack, index, side, kind = found.groups()
             names.append(f"{stack}.{index}.{_MIXTRAL[side]}.{kind}")
-        names += [
-            each.replace(".mlp.", ".block_sparse_moe.")
-            for each in names
-            if ".mlp." in each
-        ]
-        for each in names:
+        names += [each.replace(".mlp.", ".block_sparse_moe.") for each in names]
+        # names without ".mlp." come twice, of which the second changes nothing
+        for each in dict.fromkeys(names):
             yield each
-            for prefix in filter(None, self._prefixes):
-                yield each[len(prefix) :] if each.startswith(prefix) else prefix + each
+            without_prefix = each.removeprefix(self._prefix)
+            yield without_prefix if without_prefix != each else self._prefix + each
         # Quantized checkpoints append parts to the layer's name, even if the float weight is stored
         # under that name.
         layer, _, part = name.rpartition(".")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from quark_onnx.containers import without
+from quark_onnx.containers import subset, without
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.number_formats import (
@@ -218,24 +218,16 @@ def with_layers(  # noqa: PLR0913
             )
         cache = KVCache(outputs[0], tuple(kv_layers), least, where)
     attention = None if probabilities is None else _attention(layers, probabilities)
-    rounded = [
-        *(cache.layers if cache else ()),
-        *(attention.layers if attention and attention.queries else ()),
-    ]
-    own = {glob: layers[glob].with_(output=None) for glob in rounded if glob in layers}
+    config = config.with_(kv_cache=cache, attention=attention)
+    own = {
+        glob: spec.with_(output=None)
+        for glob, spec in subset(layers, config.rounded).items()
+    }
     others = without(layers, own)
-    if (
-        own
-        and not others
-        and not config.types
-        and all(spec == config.default for spec in own.values())
-    ):
-        own = {}  # nothing comes in between
-    return config.with_(
-        layers=tuple((own | others).items()),
-        kv_cache=cache,
-        attention=attention,
-    )
+    # without other entries, the default applies to the rounded layers, too
+    if {*own.values()} == {config.default} and not others and not config.types:
+        own = {}
+    return config.with_(layers=tuple((own | others).items()))
 
 
 def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> Attention:

@@ -181,23 +181,7 @@ class CompressedTensorsLayout(Layout):
         }
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
-        form = format_of(spec.with_(output=None))
-        if form == PACKED:
-            return _packed(weight)
-        if form == INTEGERS:
-            return _integers(weight)
-        if form == FLOATS:
-            return {"weight": weight.matrix, "weight_scale": _column(weight.scale)}
-        if form == MXFP8:
-            codes = weight.matrix.contiguous().view(torch.float8_e4m3fn)
-            return {"weight": codes, "weight_scale": weight.scale}
-        parts = {
-            "weight_packed": pack_bits(weight.matrix, 4),
-            "weight_scale": weight.scale,
-        }
-        if weight.whole is None:
-            return parts
-        return parts | {"weight_global_scale": _inverse(weight.whole)}
+        return _STORED[format_of(spec.with_(output=None))](weight)
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         assert rounding.scale is not None
@@ -329,6 +313,36 @@ def _packed(weight: Quantized) -> dict[str, Any]:
 def _integers(weight: Quantized) -> dict[str, Any]:
     codes = unsigned(weight)[0] - (1 << weight.spec.dtype.bits - 1)
     return {"weight": codes.to(torch.int8), "weight_scale": _column(weight.scale)}
+
+
+def _floats(weight: Quantized) -> dict[str, Any]:
+    return {"weight": weight.matrix, "weight_scale": _column(weight.scale)}
+
+
+def _mxfp8(weight: Quantized) -> dict[str, Any]:
+    codes = weight.matrix.contiguous().view(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": weight.scale}
+
+
+def _fp4(weight: Quantized) -> dict[str, Any]:
+    parts = {
+        "weight_packed": pack_bits(weight.matrix, 4),
+        "weight_scale": weight.scale,
+    }
+    if weight.whole is None:
+        return parts
+    return parts | {"weight_global_scale": _inverse(weight.whole)}
+
+
+#: Functions from the codes of a weight to the stored tensors, by the name of the format.
+_STORED: dict[str, Callable[[Quantized], dict[str, Any]]] = {
+    PACKED: _packed,
+    INTEGERS: _integers,
+    FLOATS: _floats,
+    MXFP8: _mxfp8,
+    MXFP4: _fp4,
+    NVFP4: _fp4,
+}
 
 
 def _column(scale: torch.Tensor) -> Any:

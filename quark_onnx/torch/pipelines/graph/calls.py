@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from quark_onnx.containers import flattened, subset, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
 
@@ -193,12 +194,12 @@ def layers_of_graph(
     calls, kept = dict[str, list[Any]](), dict[str, str]()
     for node in module.graph.nodes:
         kind = KINDS.get(operator_of(node))
+        if operator_of(node) in _OTHER_LAYERS:
+            own = f"aten.{operator_of(node)}, which is none of {', '.join(KINDS)}"
+            kept[operator_name(node)] = (
+                f"it is {own}; export it without run_decompositions() if it was one"
+            )
         if kind is None:
-            if operator_of(node) in _OTHER_LAYERS:
-                own = f"aten.{operator_of(node)}, which is none of {', '.join(KINDS)}"
-                kept[operator_name(node)] = (
-                    f"it is {own}; export it without run_decompositions() if it was one"
-                )
             continue
         weight = arguments(node)["weight"]
         name, cls = _module_of(node)
@@ -230,10 +231,7 @@ def layers_of_graph(
 
 
 def _settings(node: Node) -> dict[str, Any]:
-    operands = {"input", *(name for names in _OPERANDS.values() for name in names)}
-    return {
-        name: value for name, value in arguments(node).items() if name not in operands
-    }
+    return without(arguments(node), ["input", *flattened(_OPERANDS.values())])
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
@@ -247,23 +245,18 @@ def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
 def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> Any:
     """Build the float module that computes a call."""
     weight = attribute(module, settings["weight"].target)
-    bias = (
-        None
-        if settings.get("bias") is None
-        else attribute(module, settings["bias"].target)
-    )
-    rest = {
-        name: value
-        for name, value in settings.items()
-        if name not in ("weight", "bias")
-    }
+    bias = None
+    if settings.get("bias") is not None:
+        bias = attribute(module, settings["bias"].target)
+        bias = nn.Parameter(bias.detach(), requires_grad=False)
+    rest = without(settings, ("weight", "bias"))
     rows, columns = weight.shape[:2]
     if kind == "Linear":
         layer: Any = nn.Linear(columns, rows, bias=False, device="meta")
     elif kind == "Embedding":  # further settings only affect gradients
         layer = nn.Embedding(rows, columns, device="meta")
     elif kind == "EmbeddingBag":
-        own = {name: rest[name] for name in ("include_last_offset", "padding_idx")}
+        own = subset(rest, ("include_last_offset", "padding_idx"))
         layer = nn.EmbeddingBag(
             rows,
             columns,
@@ -285,9 +278,7 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
         )
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
     if kind not in _OPERANDS:
-        layer.bias = (
-            None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        )
+        layer.bias = bias
     return layer
 
 
@@ -322,14 +313,18 @@ def operators_of(module: GraphModule) -> Iterator[Any]:
             yield node
 
 
+#: The parameters that tell an export in training mode, by operators that then compute otherwise.
+_IN_TRAINING = {
+    "batch_norm": "training",
+    "dropout": "train",
+    "feature_dropout": "train",
+}
+
+
 def check_evaluation(graph: Graph) -> None:
     """Raise ModelError if a graph was exported in training mode."""
     for node in graph.nodes:
-        named = {
-            "batch_norm": "training",
-            "dropout": "train",
-            "feature_dropout": "train",
-        }.get(operator_of(node))
+        named = _IN_TRAINING.get(operator_of(node))
         if named is not None and arguments(node)[named]:
             raise ModelError(
                 f"{operator_name(node)} was exported in training mode; export model.eval()",

@@ -136,13 +136,7 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     Raises:
         ConfigError: the settings are not supported, or contradictory.
     """
-    stages = (
-        [given]
-        if isinstance(given, QTensorConfig)
-        else list(given)
-        if isinstance(given, list | tuple)
-        else []
-    )
+    stages: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     if not stages or not all(isinstance(each, QTensorConfig) for each in stages):
         raise ConfigError(
             f"{where} is {given!r}; it must be a QTensorConfig; a helper has one:"
@@ -151,11 +145,8 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     for each in stages:
         _check(each, where)
     first = stages[0]
-    if (
-        len(stages) == 1
-        and first.dtype in _IN_BLOCKS
-        and first.scale_format not in ("e8m0", "e5m3")
-    ):
+    has_shared_exponents = first.scale_format in ("e8m0", "e5m3")
+    if len(stages) == 1 and first.dtype in _IN_BLOCKS and not has_shared_exponents:
         raise ConfigError(
             f"{where}: scale_format is {first.scale_format!r}; blocks of"
             f" {_name(first.dtype)} have scales in 'e8m0' (OCP_MX... specs), or in two"
