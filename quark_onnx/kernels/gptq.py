@@ -84,6 +84,7 @@ class Compensation:
         np.put_along_axis(result, np.broadcast_to(order, result.shape), Q, 2)
         error = error_of(weight, result, self._gram)
         nearest_error = error_of(weight, nearest, self._gram)
+        # An output for which the compensation does not pay keeps RTN.
         better = error < nearest_error
         return (
             np.where(better[..., None], result, nearest),
@@ -144,6 +145,8 @@ def _sweep(W: Doubles, Hinv: Doubles, lattice: Levels) -> Floats:
                 greatest,
             ).nearest(W[:, :, j])
             Q[:, :, j] = column
+            # GPTQ, algorithm 1: an error spreads to the rest of its batch at once, and to later
+            # columns by a single product after the batch.
             error = (W[:, :, j] - column) / Hinv[:, None, j, j]
             W[:, :, j:stop] -= error[:, :, None] * Hinv[:, None, j, j:stop]
             Err[:, :, j - start] = error
@@ -167,6 +170,7 @@ def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Do
         diagonal.mean(axis=1, keepdims=True),
         np.finfo(np.float64).tiny,
     )
+    # In units of the mean diagonal, of which damping is a share.
     base = permuted / mean[..., None]
     base[:, index, index] += np.where(diagonal == 0, 1.0, 0.0)
     return _escalate(lambda share: _factor(base, index, share), damping)
@@ -181,6 +185,7 @@ def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
                 return factor
         except np.linalg.LinAlgError:
             pass
+        # Damping of 0 cannot be multiplied: it goes on from a millionth.
         share = max(share, 1e-6) * _ESCALATION
         if share > _MOST_DAMPING:
             raise np.linalg.LinAlgError("the products of the inputs are not finite")
@@ -189,6 +194,7 @@ def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
 def _factor(base: Doubles, index: NDArray[np.int64], share: float) -> Doubles:
     damped = base.copy()
     damped[:, index, index] += share
+    # H = L L^T, so that H^-1 = L^-T L^-1, whose upper Cholesky factor is Hinv of the paper.
     inverse = np.linalg.inv(np.linalg.cholesky(damped))
     full_inverse = inverse.swapaxes(1, 2) @ inverse
     upper: Doubles = np.linalg.cholesky(full_inverse).swapaxes(1, 2)

@@ -59,6 +59,8 @@ class Rotation:
         result = moved.reshape(-1, self.size)
         if self.signs is not None:
             result = result * self.signs
+        # A Kronecker product acts on each digit of a mixed-radix index by one factor: size * sum
+        # of orders multiplications for a vector, in place of size^2.
         inner = self.size
         for factor in self.factors:
             inner //= len(factor)
@@ -147,8 +149,10 @@ def _keeping_ones(order: int, random: np.random.Generator) -> Floats:
     best = np.eye(order)
     for _ in range(min(_TRIALS, _STEPS // order**3)):
         signs = random.choice([-1.0, 1.0], order)
+        # The first row of H is constant: with sign 1 there, the vector of ones is kept.
         signs[0] = 1.0
         candidate = base.T @ (signs[:, None] * base)
+        # Within rounding errors the earlier candidate stays, whatever the BLAS.
         if np.abs(candidate).max() < np.abs(best).max() - 1e-12:
             best = candidate
     return best
@@ -176,6 +180,7 @@ def _parts(size: int) -> tuple[tuple[int, ...], int] | None:
 
     None if there is no such matrix.
     """
+    # The greatest power of two that divides the size.
     power = size & -size
     odd = size // power
     if odd == 1:
@@ -193,8 +198,10 @@ def _signs(order: int) -> Floats | None:
     """Return a matrix of signs with orthogonal rows; None for an unknown order."""
     if order in (1, 2):
         return np.array([[1.0, 1.0], [1.0, -1.0]])[:order, :order]
+    # 4 divides every order above 2.
     if order < 1 or order % 4:
         return None
+    # Powers of two are left to the doubling of Sylvester below.
     if order & (order - 1):
         for construct in (_paley_first, _paley_second, _williamson):
             matrix = construct(order)
@@ -218,6 +225,7 @@ def _is_prime(number: int) -> bool:
 def _residues(prime: int) -> Floats:
     """Return the Jacobsthal matrix: Legendre symbols of the differences of rows and columns."""
     symbol = np.full(prime, -1.0)
+    # Squares have the symbol 1, other numbers -1, and 0 has 0.
     symbol[np.arange(prime) ** 2 % prime] = 1.0
     symbol[0] = 0.0
     place = np.arange(prime)
@@ -265,6 +273,7 @@ def _williamson(order: int) -> Floats | None:
         if rows is not None:
             place = np.arange(m)
             a, b, c, d = (row[(place[:, None] - place) % m] for row in rows)
+            # Williamson's array: symmetric circulants commute, which makes its rows orthogonal.
             return np.block(
                 [[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]],
             )
@@ -300,6 +309,8 @@ def _four_circulants(m: int, cosets: list[list[int]]) -> list[Floats] | None:
     ):
         for coset, sign in zip(cosets, signs, strict=True):
             row[coset] = sign
+    # Cosets of a group of even size hold -k with k: the rows are symmetric, their spectra real.
+    # Spectra are constant on cosets as well, so that one frequency of each is enough.
     spectra = np.fft.fft(rows).real[:, [0, *(coset[0] for coset in cosets)]] ** 2
     one, other = np.triu_indices(len(rows))
     sums = spectra[one] + spectra[other]

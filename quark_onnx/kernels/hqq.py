@@ -220,6 +220,7 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
     best_scale = scale
     best_zero = zero
     least = np.full(scale.shape, np.inf, np.float32)
+    # One pass more than updates: the parameters of the last update are judged, too.
     for iteration in range(settings.iterations + 1):
         steps = values / scale[:, None]
         codes = _codes(steps, zero[:, None], bits)
@@ -237,6 +238,7 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
             continue
 
         target = steps - shrink(error, beta, settings.p)
+        # The zero point of least squares for fixed codes.
         moved = (codes - target).mean(axis=1)
         if not floating:
             moved = np.clip(np.rint(moved), 0, (1 << bits) - 1)

@@ -53,6 +53,9 @@ class MiniFloat:
         return 1 - self.bias
 
 
+# OCP FP8: E4M3 has no infinities, and above 448 = 1.75 * 2^8 NaN alone. E5M2 is like IEEE 754,
+# whose last exponent stands for infinities and NaN. FP6 and FP4 (OCP MX) have finite values
+# alone.
 E4M3 = MiniFloat("E4M3", 4, 3, 7, 448.0, 8)
 E5M2 = MiniFloat("E5M2", 5, 2, 15, 57344.0, 15)
 E3M2 = MiniFloat("E3M2", 3, 2, 3, 28.0, 4)
@@ -63,6 +66,7 @@ BF16 = MiniFloat("BF16", 8, 7, 127, 255 * 2.0**120, 127)
 
 
 def _half_away(v: Floats) -> Floats:
+    # Magnitudes are rounded, so that ties move away from zero on both sides of it.
     rounded: Floats = np.copysign(
         np.floor(np.abs(v) + 0.5),
         v,

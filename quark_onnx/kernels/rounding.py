@@ -104,6 +104,7 @@ class Part:
         """
         count = self.wanted.shape[1]
         size = min(size, count)
+        # Windows of equal size, which wrap around before the last rows run out.
         start = turn * size % max(1, count - size + 1)
         x = self.inputs[:, start : start + size]
         z = x @ weight.swapaxes(-1, -2)
@@ -159,6 +160,7 @@ def in_parts(  # noqa: PLR0913  the sizes of a weight
     group_slices = _split(groups, groups_at_once, least)
     output_slices = _split(outputs, outputs_at_once, -(-least // len(group_slices)))
     parts = list(product(group_slices, output_slices))
+    # The pool takes all cores, and sums must not depend on the threads of BLAS.
     with one_thread(), ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(lambda part: work(*part), parts):
             pass
@@ -207,6 +209,7 @@ def adaround(  # noqa: PLR0913  the arrays of a layer
     middle = below + half
     # Inner derivative by u / 2.
     pull = half * part.share(settings.rows)[..., None] * (stretch / 2)
+    # The stretch keeps the argument within 1 / 1.2, where arctanh is finite.
     u = xp.arctanh((xp.clip(share, 0.0, 1.0) * 2 - 1) / stretch)
     adam = _Adam(u, settings.rate / 2, xp)
     warm = int(settings.warm * settings.iterations)
@@ -220,6 +223,8 @@ def adaround(  # noqa: PLR0913  the arrays of a layer
         if turn >= warm:
             done = (turn - warm) / max(1, settings.iterations - warm)
             power = settings.end + (settings.start - settings.end) * (1 - done)
+            # |2 h - 1|^(power - 2), by logarithms; 1e-12 keeps them finite halfway between two
+            # codes.
             push = square + 1e-12
             push *= stretch * stretch
             push = xp.log(push)
@@ -229,6 +234,7 @@ def adaround(  # noqa: PLR0913  the arrays of a layer
             push *= power * settings.push * stretch / 2
             gradient -= push
         slope = 1 - square
+        # Where the stretched sigmoid is clipped, at a code, its slope is 0.
         slope *= square < 1 / (stretch * stretch)
         gradient *= slope
         u = adam.moved(u, gradient)

@@ -168,6 +168,8 @@ def encode(x: torch.Tensor, params: Params, spec: TensorSpec) -> torch.Tensor:
         scale = params.scale
         if x.dtype != scale.dtype:
             x, scale = x.float(), scale.float()
+        # Clamped first: E5M2 would overflow to infinities, and E4M3, in older releases of torch,
+        # to NaN.
         scaled: torch.Tensor = x / scale
         return scaled.clamp(grid.qmin, grid.qmax).to(code_type(spec))
     work = _work(code_type(spec))
@@ -195,6 +197,7 @@ def decode(
     >>> decode(torch.tensor([1, 3], dtype=torch.int8), Params(torch.tensor(0.5), torch.tensor(1.0)))
     tensor([0., 1.])
     """
+    # A copy, as the operations below work in place.
     reals = codes.to(work := _work(codes.dtype), copy=True)
     if params.zero is not None:
         reals -= params.zero
@@ -234,6 +237,7 @@ def rounded(
 
 def extremes(x: torch.Tensor) -> tuple[Any, Any]:
     """Return minimum and maximum along the last axis (kept), including zero."""
+    # amin of an empty axis is an error.
     if not x.shape[-1]:
         none = x.new_zeros((*x.shape[:-1], 1))
         return none, none

@@ -91,6 +91,7 @@ def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     )
     for lane in range(32):
         word, place = divmod(lane * bits, 32)
+        # A shift drops the bits beyond an int32; they begin the next word.
         words[..., word] |= lanes[..., lane] << place
         if place + bits > 32:
             words[..., word + 1] |= lanes[..., lane] >> 32 - place

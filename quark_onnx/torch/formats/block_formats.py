@@ -66,6 +66,8 @@ def encode(
     if element is None and spec.dtype.name != "mxint8":
         return Shared(_bfp(x, spec.dtype))
     exponent = _exponent_of(x, spec.exponent, element)
+    # A product with a power of two is exact, but where it underflows: such an element is 0
+    # anyway.
     elements = _times_power(x, -exponent)
     byte = (exponent + BIAS).to(torch.uint8).squeeze(-1)
     if element is None:
@@ -133,11 +135,13 @@ def _exponent_of(x: torch.Tensor, rule: str, element: MiniFloat | None) -> torch
     plain = shared_exponent(greatest, "floor" if rule == "best" else rule, element)
     if rule != "best" or element is None:
         return plain
+    # E8M0 ends at 2^127; the byte after that is NaN.
     next_one = (plain + 1).clamp(max=BIAS)
     errors = []
     for exponent in (plain, next_one):
         left = _times_power(round_to(_times_power(x, -exponent), element), exponent)
         errors.append(left.sub_(x).square_().sum(-1, keepdim=True))
+    # Of equal errors, the exponent of the specification stays.
     return torch.where(errors[1] < errors[0], next_one, plain)
 
 
@@ -157,6 +161,8 @@ def shared_exponent(
     Returns:
         int32 of the shape of ``greatest``.
     """
+    # Magnitudes: 8 bits of exponent above 23 of mantissa. As integers they have the order of the
+    # values, and a carry out of the mantissa raises the exponent by 1.
     bits = greatest.view(torch.int32)
     if rule != "floor":
         share, inclusive = threshold(rule, element)
@@ -184,6 +190,7 @@ def round_to(x: torch.Tensor, format: MiniFloat) -> torch.Tensor:
     >>> round_to(torch.tensor([0.26, 2.5, 100.0]), E2M1)
     tensor([0.5000, 2.0000, 6.0000])
     """
+    # Finite formats saturate (OCP MX 1.0, section 6.3): no value becomes an infinity.
     x = x.clamp(-format.largest, format.largest)
     # the power of two below the value; 1.5 * 2^n times greater, float32 has the steps of the
     # format
@@ -204,12 +211,15 @@ def code_of(values: torch.Tensor, format: MiniFloat) -> torch.Tensor:
     tensor([ 0,  1, 10,  7], dtype=torch.uint8)
     """
     magnitude = values.abs()
+    # Subnormals are multiples of the least value, and their codes are the factors.
     subnormal = (magnitude * 2.0 ** (format.mantissa_bits - format.emin)).to(
         torch.int32,
     )
     bits = magnitude.view(torch.int32) >> 23 - format.mantissa_bits
+    # Both formats have the exponent above the mantissa: one subtraction changes its bias.
     normal = bits - (127 - format.bias << format.mantissa_bits)
     code = torch.where(magnitude < 2.0**format.emin, subnormal, normal)
+    # A negative zero gets the code of zero.
     sign = (values < 0).to(torch.int32) << (format.exponent_bits + format.mantissa_bits)
     return (code + sign).to(torch.uint8)
 
@@ -222,6 +232,7 @@ def value_table(format: MiniFloat) -> torch.Tensor:
     exponent = (
         (code >> format.mantissa_bits).clamp(min=1) - format.bias - format.mantissa_bits
     )
+    # Exponent field 0 means the exponent of field 1, without the leading 1 (subnormals).
     hidden = (code >> format.mantissa_bits > 0).to(torch.int32) << format.mantissa_bits
     mantissa = (code & (1 << format.mantissa_bits) - 1) + hidden
     values = torch.ldexp(mantissa.float(), exponent)
@@ -255,6 +266,7 @@ def _two_levels(x: torch.Tensor, whole: torch.Tensor | None) -> Shared:
             greatest.max() if greatest.numel() else greatest.new_zeros(()),
         )
     whole = whole.float()
+    # Clamped, as older releases of torch convert values above 448 to NaN.
     scale = (
         (greatest / (E2M1.largest * whole))
         .clamp(max=E4M3.largest)

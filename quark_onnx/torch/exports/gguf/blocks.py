@@ -136,6 +136,8 @@ def form_of(weight: Quantized, name: str = "weight") -> Form:
         and len(weight.shape) == 2
         and spec.group % SIZE == 0
     ):
+        # No groups (0) are a multiple, too: the scale of a row or tensor is repeated for its
+        # blocks.
         if spec.dtype.bits <= 4:
             return Q4_0 if weight.zero is None and spec.grid.qmin < 0 else Q4_1
         if spec.dtype.name == "int8" and weight.zero is None:
@@ -199,6 +201,7 @@ def _start(x: torch.Tensor, form: Form) -> tuple[Any, Any]:
 
 def _least_squares(x: torch.Tensor, codes: torch.Tensor, form: Form) -> tuple[Any, Any]:
     """Return the scale and offset (..., 1) of least squared error for given codes."""
+    # Equal codes give 0 / 0, or a scale of NaN, whose error is never less: the caller drops it.
     codes = codes.float()
     if not form.offset:
         scale = (x * codes).sum(-1, keepdim=True) / (codes * codes).sum(
@@ -216,6 +219,7 @@ def _least_squares(x: torch.Tensor, codes: torch.Tensor, form: Form) -> tuple[An
 
 
 def _nearest(x: torch.Tensor, scale: torch.Tensor, offset: Any, form: Form) -> Any:
+    # A block of zeros has scale 0: NaN and infinities take code 0.
     steps = (x - offset.float()) / scale.float()
     return (
         torch.round(steps)
@@ -228,6 +232,7 @@ def _nearest(x: torch.Tensor, scale: torch.Tensor, offset: Any, form: Form) -> A
 def _error(
     x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: Any
 ) -> Any:
+    # In float64, as squares of great float32 numbers overflow.
     left = x - (codes.float() * scale.float() + offset.float())
     return (left.double() ** 2).sum(-1)
 
@@ -259,6 +264,7 @@ def _packed(
 
     The low nibbles hold the first 16 codes of 4 bits.
     """
+    # The structs block_q4_0, block_q4_1, block_q8_0 and block_mxfp4 of ggml/src/ggml-common.h.
     if form.bits == 4:
         nibbles = (codes - form.least).to(torch.uint8)
         octets = nibbles[..., : SIZE // 2] | nibbles[..., SIZE // 2 :] << 4
