@@ -83,6 +83,18 @@ def flattened(parts: Iterable[Iterable[T]]) -> list[T]:
     return list(chain.from_iterable(parts))
 
 
+def merged(parts: Iterable[Mapping[K, T]]) -> dict[K, T]:
+    """Return the entries of several mappings; of equal keys, the last value stays.
+
+    >>> merged([{"a": 1, "b": 2}, {"b": 3}])
+    {'a': 1, 'b': 3}
+    """
+    found = dict[K, T]()
+    for part in parts:
+        found |= part
+    return found
+
+
 def subset(values: Mapping[K, T], keys: Iterable[K]) -> dict[K, T]:
     """Return the part of a mapping under some keys, in the order of the keys.
 

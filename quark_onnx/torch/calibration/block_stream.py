@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import nn
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.torch.calibration.hidden_states import HiddenStates
 from quark_onnx.torch.calibration.padding import unpadded
+from quark_onnx.torch.models.names import replaced_forwards
 
 #: Arguments of a model: a tensor, keywords, or positional arguments.
 Sample = torch.Tensor | Mapping[str, Any] | Sequence[Any]
@@ -93,7 +95,7 @@ def batches(data: Iterable[Sample]) -> Iterator[Any]:
             f"the calibration data is a {type(data).__name__}; a list of batches, or a"
             " loader, is needed",
         )
-    return (part for batch in data for part in unpadded(batch))
+    return chain.from_iterable(map(unpadded, data))
 
 
 @contextlib.contextmanager
@@ -256,11 +258,15 @@ class BlockStream:
             name: the name of the block.
             quantized: whether to use the hidden states of the quantized model.
         """
-        hidden = (self.quantized if quantized else None) or self.hidden
+        hidden = self._hidden(quantized)
         return [
             Call(each, *rest)
             for each, rest in zip(hidden, self._arguments[name], strict=False)
         ]
+
+    def _hidden(self, quantized: bool) -> HiddenStates:
+        """Return hidden states; before ``split``, the float ones are the quantized ones, too."""
+        return (self.quantized if quantized else None) or self.hidden
 
     def run(
         self,
@@ -282,7 +288,7 @@ class BlockStream:
         Yields:
             The number of finished samples.
         """
-        own = (self.quantized if quantized else None) or self.hidden
+        own = self._hidden(quantized)
         for index, rest in enumerate(self._arguments[name]):
             call = Call(own[index], *rest)
             own[index] = call.run(block) if run is None else run(index, call)
@@ -388,11 +394,9 @@ class _Recorder:
         forwards: Mapping[str, Any],
     ) -> None:
         """Run the model with replaced forward methods of its blocks."""
-        own = {name: vars(block).get("forward") for name, block in self._blocks.items()}
-        for name, block in self._blocks.items():
-            block.forward = forwards[name]
         try:
-            call(model, batch)
+            with replaced_forwards(self._blocks, forwards):
+                call(model, batch)
         except _Enough:
             pass
         except (DataError, ModelError):
@@ -402,11 +406,6 @@ class _Recorder:
                 f"the model cannot be run on sample {sample}: {type(error).__name__}:"
                 f" {error}",
             ) from error
-        finally:
-            for name, block in self._blocks.items():
-                del block.forward
-                if own[name] is not None:  # set by a different library
-                    block.forward = own[name]
 
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import flattened
+from quark_onnx.containers import flattened, subset
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.meta_model import is_tied
@@ -17,13 +17,19 @@ from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import (
     DEFAULT_TYPES,
     TorchConfig,
+    matching,
     require_config,
 )
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import UNFUSED
 from quark_onnx.torch.models.fused_groups import experts_of
 from quark_onnx.torch.models.mixtures import routers_of
-from quark_onnx.torch.models.names import instances, joined, within_any
+from quark_onnx.torch.models.names import (
+    instances,
+    joined,
+    persistent_buffers,
+    within_any,
+)
 from quark_onnx.torch.models.online_rotation import OnlineRotation
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding, kind_of
 
@@ -131,15 +137,10 @@ def check_experts(
     sources = flattened(
         conversion.source_patterns for conversion in get_model_conversion_mapping(model)
     )
-    known = [
-        re.escape(each).replace(r"\*", r"\d+")
-        for each in sources
-        if "experts.*" in each
-    ]
+    stacked = [re.escape(each) for each in sources if "experts.*" in each]
+    known = re.compile("|".join(f"{each}$" for each in stacked).replace(r"\*", r"\d+"))
     for name in taken:
-        if not any(
-            re.search(f"{pattern}$", f"{keys[name]}.weight") for pattern in known
-        ):
+        if not stacked or not known.search(f"{keys[name]}.weight"):
             raise ConfigError(
                 f"what reads the layout {layout.name!r} would not find {keys[name]}:"
                 f" checkpoints of {model.config.model_type} have all experts in one"
@@ -223,7 +224,7 @@ def _of_rounded(
     """
     given = dict(config.layers)
     for glob in config.rounded:
-        found = {name: spec for name, spec in own.items() if fnmatchcase(name, glob)}
+        found = subset(own, matching(own, glob))
         if len(set(found.values())) == 1:
             yield glob, next(iter(found.values()))
         else:
@@ -303,11 +304,7 @@ def tensors_of(model: nn.Module, layout: Layout) -> Iterator[tuple[str, Any]]:
                 yield joined(prefix, name), tensor
             continue
         own = dict(module.named_parameters(recurse=False))
-        own |= {
-            k: v
-            for k, v in module.named_buffers(recurse=False)
-            if k not in module._non_persistent_buffers_set
-        }
+        own |= persistent_buffers(module)
         for name, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))

@@ -18,7 +18,7 @@ from quark_onnx.torch.checkpoints.converted import Converted
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
-from quark_onnx.torch.models.names import instances, joined
+from quark_onnx.torch.models.names import instances, joined, persistent_buffers
 
 _EXPERT = re.compile(r"(.*\bexperts)\.(\d+)\.(gate|up|down)_proj\.(\w+)")
 #: Computes the tensor of a name from tensors that a function returns by name.
@@ -293,9 +293,9 @@ def fill(  # noqa: PLR0913
             value = value.to(parameter.dtype if dtype is None else dtype)
             value = _aligned(value) if device is None else value.to(device)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
-        for name, _ in list(owner.named_buffers(recurse=False)):
+        for name in persistent_buffers(owner):
             key = joined(place, name)
-            if name not in owner._non_persistent_buffers_set and key in sources:
+            if key in sources:
                 setattr(owner, name, sources.get(key).to(device))
 
 

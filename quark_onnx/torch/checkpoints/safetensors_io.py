@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from calibrators.limits import read_text
+from quark_onnx.containers import merged
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 
@@ -104,9 +105,7 @@ class Reader:
             files = [single]
         else:
             files = sorted(folder.glob("*.safetensors"))
-        self.tensors = {
-            name: tensor for file in files for name, tensor in _heads(file).items()
-        }
+        self.tensors = merged(map(_heads, files))
         if not self.tensors:
             raise ModelError(
                 f"{folder} holds no *.safetensors; save the model there with"
@@ -166,8 +165,9 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
             f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which {INDEX}"
             " lists there",
         )
-    found = {name: tensor for file in files.values() for name, tensor in file.items()}
-    return found | {name: files[file][name] for name, file in listed.items()}
+    return merged(files.values()) | {
+        name: files[file][name] for name, file in listed.items()
+    }
 
 
 def _heads(path: Path) -> dict[str, StoredTensor]:

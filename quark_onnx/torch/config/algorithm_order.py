@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -58,10 +59,16 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
                 else "works on the float model"
             )
             raise ConfigError(f"{other.name} {what}; name it in front of {one.name}")
-    if any(each.stage == "weights" for each in found):
+    if at_stage(found, "weights"):
         return found
     followers = tuple(
         algorithm(each.follower) for each in found if getattr(each, "follower", "")
     )
-    ends = sum(each.stage == "end" for each in found)
-    return (*found[: len(found) - ends], *followers, *found[len(found) - ends :])
+    # algorithms of the last stage come last, as checked above
+    ends = at_stage(found, "end")
+    return (*found[: len(found) - len(ends)], *followers, *ends)
+
+
+def at_stage(algorithms: Iterable[Any], *stages: str) -> list[Any]:
+    """Return the algorithms of one of some stages."""
+    return [algorithm for algorithm in algorithms if algorithm.stage in stages]

@@ -25,6 +25,11 @@ OPERATORS = (
 )
 
 
+def matching(names: Iterable[str], glob: str) -> list[str]:
+    """Return the names that a glob matches."""
+    return [name for name in names if fnmatchcase(name, glob)]
+
+
 def matches(name: str, globs: Iterable[str]) -> bool:
     """Return whether one of some globs matches a name."""
     return any(fnmatchcase(name, glob) for glob in globs)
@@ -196,6 +201,11 @@ class TorchConfig:
         return self.attention.probabilities
 
     @property
+    def named(self) -> list[str]:
+        """Globs of the layers with a specification of their own."""
+        return [glob for glob, _ in self.layers]
+
+    @property
     def cached(self) -> tuple[str, ...]:
         """Globs of the layers that compute quantized keys and values."""
         return self.kv_cache.layers if self.kv_cache else ()
@@ -243,7 +253,7 @@ class TorchConfig:
         ]
         globs = {
             "exclude": own_excludes,
-            "layers": [glob for glob, _ in self.layers],
+            "layers": self.named,
             "kv_cache": self.cached,
             "attention": self.attending,
         }
@@ -252,7 +262,7 @@ class TorchConfig:
                 self._check_glob(where, glob, names)
 
     def _check_glob(self, where: str, glob: str, names: list[str]) -> None:
-        found = [name for name in names if fnmatchcase(name, glob)]
+        found = matching(names, glob)
         if not found:
             ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
             last = glob.rsplit(".", 1)[-1].strip("*")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quark_onnx.containers import without
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,6 +21,30 @@ def joined(owner: str, name: str) -> str:
     ('layers.0.weight', 'weight', 'layers.0')
     """
     return ".".join(filter(None, (owner, name)))
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, Any]:
+    """Return the buffers of a module itself that belong to its state, by name."""
+    buffers = dict(module.named_buffers(recurse=False))
+    return without(buffers, module._non_persistent_buffers_set)
+
+
+@contextlib.contextmanager
+def replaced_forwards(
+    modules: Mapping[str, Any],
+    forwards: Mapping[str, Any],
+) -> Iterator[None]:
+    """Let modules run other functions in place of their forward methods inside the context."""
+    own = {name: vars(module).get("forward") for name, module in modules.items()}
+    for name, module in modules.items():
+        module.forward = forwards[name]
+    try:
+        yield
+    finally:
+        for name, module in modules.items():
+            del module.forward
+            if own[name] is not None:  # set by another library
+                module.forward = own[name]
 
 
 def within(name: str, block: str) -> bool:

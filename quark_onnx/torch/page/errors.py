@@ -17,11 +17,6 @@ _BESIDE, _LEAST, _GREATEST = 7.0, 1.2, 3.6
 _APART = 3.0
 
 
-def algorithms_of(report: TorchReport) -> list[str]:
-    """Return the names of the algorithms with outcomes, in the order of execution."""
-    return list(dict.fromkeys(each.algorithm for each in report.outcomes))
-
-
 def shown(outcome: Outcome) -> bool:
     """Return whether an outcome has errors that a logarithmic scale can show."""
     return (
@@ -57,7 +52,7 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
         flattened((each.before, each.after) for each in outcomes),
     )
     places = {name: place for place, name in enumerate(names)}
-    algorithms = algorithms_of(report)
+    algorithms = report.algorithms
     step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
     parts = []
     for outcome in outcomes:

@@ -16,7 +16,7 @@ from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.page import mixture as mixed
-from quark_onnx.torch.page.errors import algorithms_of, errors, shown
+from quark_onnx.torch.page.errors import errors, shown
 from quark_onnx.torch.page.experts import experts, tokens_of
 from quark_onnx.torch.page.frame import STYLE, block_of, series
 from quark_onnx.torch.pipelines.estimate import size
@@ -199,7 +199,7 @@ def _errors(report: TorchReport) -> str:
     key = "".join(
         f'<li class="{series(place)}"><i class="own"></i>{escape(each)}:'
         f" {escape(gains[each])}</li>"
-        for place, each in enumerate(algorithms_of(report))
+        for place, each in enumerate(report.algorithms)
     )
     figure = _figure([lambda *size: errors(report, *size)], key, (340.0, 300.0))
     return (

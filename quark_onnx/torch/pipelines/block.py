@@ -9,6 +9,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.calibration.block_stream import BlockStream
 from quark_onnx.torch.calibration.observers import ActivationObservers
+from quark_onnx.torch.config.algorithm_order import STAGES, at_stage
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -121,35 +122,30 @@ def check_unshared(
     An algorithm that rewrites weights needs blocks without parameters that other modules share. All
     block-wise algorithms need blocks that contain layers and are not layers themselves.
     """
-    bare = next(
-        (name for name, block in blocks.items() if kind_of(block) is not None),
-        None,
-    )
-    if bare is not None and any(each.stage != "model" for each in config.algorithms):
+    bare = next((name for name in blocks if kind_of(blocks[name]) is not None), None)
+    inner = at_stage(config.algorithms, *STAGES[1:])
+    if bare is not None and inner:
         raise ModelError(
             f"{bare} is a {type(blocks[bare]).__name__} alone, and no block of layers",
         )
     name = shared_parameter(model, blocks)
-    rewriting = next(
-        (each.name for each in config.algorithms if each.stage == "block"),
-        None,
-    )
-    if rewriting is not None and name is not None:
+    rewriting = transforms_of(config)
+    if rewriting and name is not None:
         raise ModelError(
             f"{name} is a parameter of something outside of its block, too, which"
-            f" {rewriting} would change with it; give each its own, or leave the"
+            f" {rewriting[0].name} would change with it; give each its own, or leave the"
             " algorithm out",
         )
 
 
 def weight_algorithms(config: TorchConfig) -> list[Any]:
     """Return the algorithms that choose integer codes."""
-    return [each for each in config.algorithms if each.stage == "weights"]
+    return at_stage(config.algorithms, "weights")
 
 
 def transforms_of(config: TorchConfig) -> list[Any]:
     """Return the algorithms that rewrite blocks."""
-    return [each for each in config.algorithms if each.stage == "block"]
+    return at_stage(config.algorithms, "block")
 
 
 def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
@@ -169,12 +165,12 @@ def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
 
 def rotations_of(config: TorchConfig) -> list[Any]:
     """Return the algorithms that rewrite the full model."""
-    return [each for each in config.algorithms if each.stage == "model"]
+    return at_stage(config.algorithms, "model")
 
 
 def finalizers(config: TorchConfig) -> list[Any]:
     """Return the algorithms that run on the full model after quantization."""
-    return [each for each in config.algorithms if each.stage == "end"]
+    return at_stage(config.algorithms, "end")
 
 
 def refined(

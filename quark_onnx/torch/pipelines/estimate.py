@@ -23,6 +23,7 @@ from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.meta_model import dtype_of
 from quark_onnx.torch.checkpoints.quark_tensors import stored
+from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.models.mixtures import token_shares
@@ -280,7 +281,7 @@ class Estimator:
         if not self._spilled:
             hidden = int(getattr(model.config, "hidden_size", 0) or 0)
             states = tokens * hidden * self._dtype.itemsize
-        if any(each.stage == "weights" for each in algorithms):
+        if at_stage(algorithms, "weights"):
             states *= 2
         length = tokens // max(shapes.samples, 1)
         probabilities = _probabilities(self._source, self._chosen, length, self._dtype)

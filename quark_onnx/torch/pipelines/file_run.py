@@ -34,11 +34,12 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
 from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
+from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
-from quark_onnx.torch.models.names import within
+from quark_onnx.torch.models.names import persistent_buffers, within, within_any
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
@@ -96,11 +97,8 @@ class FileRun:
         Raises:
             ModelError: a layer has no stored weight, or the layout cannot store its codes.
         """
-        lost = [
-            name
-            for name, _ in self.model.named_parameters()
-            if name not in self.sources
-        ]
+        names = dict(self.model.named_parameters())
+        lost = [name for name in names if name not in self.sources]
         if lost:
             self.report.notes.append(
                 f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}",
@@ -127,7 +125,7 @@ class FileRun:
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
         """Yield tensors layer by layer, without running the model."""
-        names = [name for name, _ in self.model.named_modules()]
+        names = [*dict(self.model.named_modules())]
         with (
             Progress(progress, len(names), "quantizing", "layer") as bar,
             ReadAhead() as ahead,
@@ -172,12 +170,8 @@ class FileRun:
         A tied parameter is yielded once, if its twin stays float.
         """
         start = f"{name}." if name else ""
-        own = [key for key, _ in module.named_parameters(recurse=False)]
-        own += [
-            key
-            for key, _ in module.named_buffers(recurse=False)
-            if key not in module._non_persistent_buffers_set
-        ]
+        own = [*dict(module.named_parameters(recurse=False))]
+        own += persistent_buffers(module)
         for key in own:
             twin = self.sources.tied.get(start + key)
             written = twin is None or twin.rpartition(".")[0] in self.chosen
@@ -324,7 +318,7 @@ class FileRun:
         self.report.note_borrowing(watching.borrowing)
         modules = list(self.model.named_modules())
         for name in [name for name in self.chosen if watching.unseen(name, scales)]:
-            if any(within(name, block) for block in blocks):
+            if within_any(name, blocks):
                 self.chosen[name] = (
                     self.chosen[name][0],
                     self.report.weight_only(name),
@@ -574,14 +568,10 @@ class FileRun:
         They are copied if no layer that is converted from them is quantized or rewritten.
         """
         made = self.sources.made_with(name)
-        rewritten = any(
-            each.stage in ("model", "block") for each in self.config.algorithms
-        )
-        return (
-            bool(made)
-            and not rewritten
-            and not any(each.rpartition(".")[0] in self.chosen for each in made)
-        )
+        rewritten = at_stage(self.config.algorithms, "model", "block")
+        if not made or rewritten:
+            return False
+        return not any(each.rpartition(".")[0] in self.chosen for each in made)
 
     def _mark(self, name: str, module: Any) -> None:
         """Mark a module's tensors as written, except copied tensors."""

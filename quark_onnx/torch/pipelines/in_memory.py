@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from quark_onnx.containers import merged, without
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
@@ -19,7 +19,12 @@ from quark_onnx.torch.calibration.block_stream import (
 )
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.config.spec import LayerSpec
-from quark_onnx.torch.config.torch_config import OPERATORS, TorchConfig, require_config
+from quark_onnx.torch.config.torch_config import (
+    OPERATORS,
+    TorchConfig,
+    matching,
+    require_config,
+)
 from quark_onnx.torch.models.attention import install_attention_hooks, notes_of
 from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.float_weights import (
@@ -89,16 +94,15 @@ def chosen_layers(
         for name, module in model.named_modules()
         if (why := unlike_its_base(module))
     }
-    for glob, _ in config.layers:
-        if not any(fnmatchcase(name, glob) for name in found):
-            for name in (name for name in unlike if fnmatchcase(name, glob)):
+    for glob in config.named:
+        if not matching(found, glob):
+            for name in matching(unlike, glob):
                 raise ConfigError(
                     f"layers names {glob!r}, but {name} cannot be quantized:"
                     f" {unlike[name]}",
                 )
     config.check(found)
-    named = [glob for glob, _ in config.layers]
-    routers = {name for name in routers_of(model) if name not in named}
+    routers = {*routers_of(model)} - {*config.named}
     chosen, kept = dict[str, tuple[Any, LayerSpec]](), dict[str, str]()
     for name, (module, kind) in found.items():
         spec = config.spec_of(name, kind)
@@ -280,11 +284,7 @@ def _walk(  # noqa: C901, PLR0913
     """
     blocks = blocks_of(model)
     parts = {block: inside(chosen, block) for block in blocks}
-    rest = {
-        name: entry
-        for name, entry in chosen.items()
-        if not any(name in part for part in parts.values())
-    }
+    rest = without(chosen, merged(parts.values()))
     try:
         if not blocks:
             raise ModelError("the model has no list of blocks")

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark_onnx.containers import excluding, flattened
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
@@ -31,8 +31,9 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.quark_tensors import stored
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.torch_config import TorchConfig, matches
 from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import blocks_of, put_modules, usually_float
 from quark_onnx.torch.pipelines.block import inside, weight_of
@@ -138,22 +139,21 @@ def mix(  # noqa: PLR0913
         raise DataError("the data is empty; sensitivities are measured on it")
     unfuse_experts(model)
     wanted = config.with_(default=next(iter(specs.values())), types=())
-    named = [name for name, _ in config.layers]
     chosen, _ = chosen_layers(model, wanted)
     chosen = {
-        name: entry
-        for name, entry in chosen.items()
-        if not any(fnmatchcase(name, glob) for glob in named)
+        name: entry for name, entry in chosen.items() if not matches(name, config.named)
     }
     with inference(model):
         groups = _groups(model, chosen, samples)
         found = _measured(model, chosen, groups, specs, samples, progress)
     picked = spend(found, bits)
-    layers = tuple(
-        (name, specs[group.chosen.scheme]) for group in picked for name in group.layers
-    )
+    layers = dict[str, LayerSpec]()
+    for group in picked:
+        layers |= dict.fromkeys(group.layers, specs[group.chosen.scheme])
     return Mixture(
-        config.with_(default=LayerSpec(), types=(), layers=(*config.layers, *layers)),
+        config.with_(
+            default=LayerSpec(), types=(), layers=(*config.layers, *layers.items())
+        ),
         picked,
     )
 
@@ -217,19 +217,13 @@ def _groups(
         )
     walk = BlockStream(model, blocks, samples[:1])
     walk.check_once(model)
-    experts = [
-        f"{name}."
-        for name, module in model.named_modules()
-        if isinstance(module, UNFUSED)
-    ]
+    experts = [f"{name}." for name in instances(model, UNFUSED)]
     found: dict[Any, list[str]] = {}
     for name, block in blocks.items():
         part = inside(chosen, name)
         calls = walk.calls(name)
         stages = stages_of(block, part, calls[0]) if part and calls else []
-        for place, group in enumerate(
-            group for stage in stages for group in stage.groups
-        ):
+        for place, group in enumerate(flattened(stage.groups for stage in stages)):
             for layer in group:
                 key = next(
                     (prefix for prefix in experts if layer.startswith(prefix)),
@@ -237,8 +231,8 @@ def _groups(
                 )
                 found.setdefault(key, []).append(layer)
     together = [tuple(names) for names in found.values()]
-    inner = {name for names in together for name in names}
-    return together + [(name,) for name in chosen if name not in inner]
+    alone = excluding(chosen, flattened(together))
+    return together + [(name,) for name in alone]
 
 
 Measured = list[tuple[tuple[str, ...], int, tuple[Option, ...]]]
@@ -295,15 +289,13 @@ def _size(option: Option) -> tuple[int, float]:
 
 def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
     """Return the bits of weights and their scales in a checkpoint."""
-    return sum(
-        8 * tensor.nbytes
-        for layer in layers.values()
-        for tensor in (
-            stored(layer.quantized).values()
-            if layer.quantized is not None
-            else (layer.weight,)
-        )
-    )
+    tensors = list[Any]()
+    for layer in layers.values():
+        if layer.quantized is None:
+            tensors.append(layer.weight)
+        else:
+            tensors += stored(layer.quantized).values()
+    return sum(8 * tensor.nbytes for tensor in tensors)
 
 
 def _predicted(found: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from quark_onnx.report import percentage
 from quark_onnx.reported import Reported
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
+from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.spec import LayerSpec
 
 
@@ -55,6 +56,11 @@ class TorchReport(Reported):
             "algorithms": [asdict(outcome) for outcome in self.outcomes],
         }
 
+    @property
+    def algorithms(self) -> list[str]:
+        """The names of the algorithms with outcomes, in the order of execution."""
+        return list(dict.fromkeys(outcome.algorithm for outcome in self.outcomes))
+
     def gains(self) -> dict[str, str]:
         """Return a one-line summary of the error reduction of each algorithm, by name.
 
@@ -62,7 +68,7 @@ class TorchReport(Reported):
         {'gptq': 'the error of 1 of 2 is less, by 50 % (median)'}
         """  # noqa: E501
         found = dict[str, str]()
-        for name in dict.fromkeys(each.algorithm for each in self.outcomes):
+        for name in self.algorithms:
             own = [each for each in self.outcomes if each.algorithm == name]
             less = sorted(
                 1 - each.after / each.before for each in own if each.after < each.before
@@ -73,7 +79,7 @@ class TorchReport(Reported):
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
         """Add notes on algorithms without an outcome, and on inactive layers."""
-        for name in dict.fromkeys(each.algorithm for each in self.outcomes):
+        for name in self.algorithms:
             layers = [
                 each.layer
                 for each in self.outcomes
@@ -88,9 +94,8 @@ class TorchReport(Reported):
                     f"{layers[0]}{others} {verb} not reached by the data: {name} rounds"
                     " to nearest there",
                 )
-        told = {each.algorithm for each in self.outcomes}
         for each in algorithms:
-            if each.stage != "model" and each.name not in told:
+            if each.stage != "model" and each.name not in self.algorithms:
                 self.notes.append(
                     f"{each.name} has changed nothing: it has found nothing in the"
                     " blocks that it works on",
@@ -103,7 +108,7 @@ class TorchReport(Reported):
             names: the names of the layers.
             algorithms: the algorithms of the configuration.
         """
-        rounders = [each for each in algorithms if each.stage == "weights"]
+        rounders = at_stage(algorithms, "weights")
         learning = " and ".join(each.name for each in rounders if each.needs_data)
         alone = " and ".join(each.name for each in rounders if not each.needs_data)
         how = f"by {alone} alone" if alone else "to the nearest"

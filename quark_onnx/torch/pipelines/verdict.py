@@ -20,6 +20,7 @@ from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
@@ -237,7 +238,7 @@ def _compared_models(  # noqa: PLR0913
         return replace(sizes, skipped="there is no text of two tokens or more")
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
     rewritten_by = tuple(
-        each.name for each in config.algorithms if each.stage in ("model", "block")
+        each.name for each in at_stage(config.algorithms, "model", "block")
     )
     errors = dict[str, float]()
     with inference(model), inference(quantized):

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
 from quark_onnx.torch.calibration.block_stream import call
-from quark_onnx.torch.models.names import joined, outside_of
+from quark_onnx.torch.models.names import joined, outside_of, replaced_forwards
 
 
 @dataclass(frozen=True)
@@ -46,45 +46,34 @@ class EmbeddingsAndHead:
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             front.append(args[0] if args else kwargs["hidden_states"])
-            if hidden is None:
-                result = front[0]
-            else:
-                result = hidden
+            result = front[0] if hidden is None else hidden
             if isinstance(self.form, torch.Tensor):
                 return result
             return (result, *self.form[1:])
 
-        own = {name: vars(block).get("forward") for name, block in self.blocks.items()}
         tensors = self.tensors() | dict(changed or {})
-        for block in self.blocks.values():
-            block.forward = stand_in
-        try:
-            with torch.no_grad():
-                found = call(
-                    lambda *args, **kwargs: functional_call(
-                        self.model,
-                        tensors,
-                        args,
-                        kwargs,
-                        tie_weights=False,
-                    ),
-                    self.batch,
-                )
-        finally:
-            for name, block in self.blocks.items():
-                del block.forward
-                if own[name] is not None:
-                    block.forward = own[name]
+        stand_ins = dict.fromkeys(self.blocks, stand_in)
+        with replaced_forwards(self.blocks, stand_ins), torch.no_grad():
+            found = call(
+                lambda *args, **kwargs: functional_call(
+                    self.model,
+                    tensors,
+                    args,
+                    kwargs,
+                    tie_weights=False,
+                ),
+                self.batch,
+            )
         found = getattr(found, "logits", found)
         return front[0], found if isinstance(found, torch.Tensor) else found[0]
 
     def tensors(self) -> dict[str, Any]:
         """Return parameters and buffers outside of blocks, floats as float32."""
-        return {
-            joined(name, key): tensor
-            for name, module in self._modules().items()
-            for key, tensor in floats_of(module, recurse=False).items()
-        }
+        tensors = dict[str, Any]()
+        for name, module in self._modules().items():
+            for key, tensor in floats_of(module, recurse=False).items():
+                tensors[joined(name, key)] = tensor
+        return tensors
 
     def front(self) -> Part:
         """Return the part before the blocks."""

@@ -22,6 +22,7 @@ from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor
 from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.names import replaced_forwards
 
 #: Bytes for the stored tensors of all samples; the size of the block, if that is greater.
 LEAST = 1 << 26
@@ -159,40 +160,33 @@ class Replay:
         modules = dict[str, Any]()
         forwards = dict[str, Any]()
         for index, leader, name in self._before():
-            module = modules[name] = self._job.block.get_submodule(
-                self._job.local(name),
-            )
-            forwards[name] = vars(module).get("forward")
+            module = self._job.block.get_submodule(self._job.local(name))
+            modules[name] = module
             until = self._stages[index].until[name]
             keep = until > self._stage
             if index == self._stage - 1:
-                module.forward = self._computing(
+                forwards[name] = self._computing(
                     name,
                     kept.reads.get(leader),
                     new,
                     keep=keep,
                 )
             elif name in kept.results:
-                module.forward = _returning(kept.results[name])
+                forwards[name] = _returning(kept.results[name])
                 if keep:
                     new.results[name] = kept.results[name]
                 else:
                     new.blanks[name] = kept.results[name].to("meta")
             elif name in kept.blanks:
-                module.forward = _returning(
+                forwards[name] = _returning(
                     MetaTensor.of(kept.blanks[name], module.weight.device),
                 )
             else:
                 # earlier runs have stopped before this layer, although the layers of its stage do
                 # not depend on the layers between
-                module.forward = self._computing(name, None, new, keep=keep)
-        try:
+                forwards[name] = self._computing(name, None, new, keep=keep)
+        with replaced_forwards(modules, forwards):
             yield
-        finally:
-            for name, module in modules.items():
-                del module.forward
-                if forwards[name] is not None:  # set by another library
-                    module.forward = forwards[name]
 
     def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
         """Return a forward that computes with the codes of a layer, and stores the result.

@@ -242,7 +242,7 @@ def _chosen(
     )
     for name, calls in found.items():
         spec = config.spec_of(name, calls.kind)
-        if name in routers and name not in [glob for glob, _ in config.layers]:
+        if name in routers and name not in config.named:
             report.kept[name] = ROUTER
         elif spec is None:
             report.kept[name] = reason_of(name, config)
