@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
-from quark_onnx.containers import of_type
+from quark_onnx.containers import flattened, of_type
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.passes.base import register
@@ -64,13 +64,11 @@ def fold_constants(graph: Graph) -> int:
 def _read_elsewhere(graph: Graph, nodes: list[Node]) -> list[str]:
     """Return the results of nodes for readers outside, and outputs."""
     inside = set(nodes)
-    names = []
-    for node in nodes:
-        for name in node.outputs:
-            outside = any(reader not in inside for reader in graph.consumers(name))
-            if outside or graph.is_output(name):
-                names.append(name)
-    return names
+    return [
+        name
+        for name in flattened(node.outputs for node in nodes)
+        if graph.is_output(name) or not inside.issuperset(graph.consumers(name))
+    ]
 
 
 def _foldable(graph: Graph) -> list[Node]:
@@ -117,7 +115,7 @@ def _compute(
     """Return the values of the wanted tensors, except oversized ones."""
     if not wanted:
         return {}
-    inputs = {name for node in nodes for name in node.inputs if graph.is_constant(name)}
+    inputs = set(filter(graph.is_constant, flattened(node.inputs for node in nodes)))
     proto = helper.make_graph(
         [node.to_proto() for node in nodes],
         "constants",

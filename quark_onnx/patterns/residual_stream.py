@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from quark_onnx.containers import merged
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.kernels.hadamard import Rotation
@@ -157,7 +158,7 @@ class _Search:
         self.graph = graph
         self.stream = stream
         self.todo = list[str]()
-        self.by_node = {node: norm for norm in norms for node in norm.nodes}
+        self.by_node = merged(dict.fromkeys(norm.nodes, norm) for norm in norms)
         self.results = {norm.result: norm for norm in norms}
 
     def run(self, start: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quark_onnx.containers import flattened, of_type
+from quark_onnx.containers import flattened, merged, of_type
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.models.experts import stack_names
@@ -127,9 +127,9 @@ class Converted:
         mapping = get_model_conversion_mapping(model)
         renamings = of_type(mapping, WeightRenaming)
         converters = of_type(mapping, WeightConverter)
-        owners = {
-            pattern: each for each in converters for pattern in each.source_patterns
-        }
+        owners = merged(
+            dict.fromkeys(each.source_patterns, each) for each in converters
+        )
         known = dict(model.named_parameters(remove_duplicate=False)) | dict(
             model.named_buffers(),
         )

@@ -10,9 +10,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from quark_onnx.config.checks import require_known
 from quark_onnx.containers import subset, without
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.number_formats import (
     FloatScaled,
     Progressive,
@@ -447,8 +448,7 @@ def _with_scales(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec:
     spec = TensorSpec(_NAMES.get(name, name))
     scales = {theirs: ours for ours, theirs in _SCALES.items()} | {"pof2": "model"}
     kind = str(entry.get("scale_type") or "float")
-    if kind not in scales:
-        raise ConfigError(f"{where} has scales of type {kind!r}{nearest(kind, scales)}")
+    require_known(kind, scales, f"{where} has scales of type")
     settings: dict[str, Any] = {
         "dynamic": bool(entry.get("is_dynamic")),
         "scale": scales[kind],

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.safetensors_io import (
     Reader,
     Writer,
@@ -37,8 +38,7 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
             the type.
         ModelError: a file is missing or damaged.
     """
-    if dtype not in TYPES:
-        raise ConfigError(f"dtype is {dtype!r}{nearest(dtype, TYPES)}")
+    require_known(dtype, TYPES, "dtype is")
     content = read_json(source / "config.json")
     key = "torch_dtype" if "torch_dtype" in content else "dtype"
     if content.get(key) == dtype:

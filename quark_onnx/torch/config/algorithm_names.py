@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib.util import find_spec
 
+from quark_onnx.config.checks import require_known
 from quark_onnx.config.text import parse_call
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
@@ -67,10 +68,7 @@ def check_algorithm(text: str) -> None:
         refusal = _refused_setting(name, setting)
         if refusal is not None:
             raise ConfigError(f"{name} has no setting {setting!r}: {refusal}")
-        if setting not in known:
-            raise ConfigError(
-                f"{name} has no setting {setting!r}{nearest(setting, known)}",
-            )
+        require_known(setting, known, f"{name} has no setting")
 
 
 def _refused_setting(name: str, setting: str) -> Refusal | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quark_onnx.config.checks import require
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.refusals import REFUSED_CACHES
 from quark_onnx.torch.config.schemes import scheme
@@ -44,19 +45,23 @@ def config_for(  # noqa: PLR0913
     """
     if kv_cache in REFUSED_CACHES:
         raise ConfigError(f"kv_cache is {kv_cache!r}: {REFUSED_CACHES[kv_cache]}")
-    if kv_cache not in (None, *KV_CACHES):
-        raise ConfigError(
-            f"kv_cache is {kv_cache!r}; it must be one of: {', '.join(KV_CACHES)}",
-        )
+    require(
+        kv_cache in (None, *KV_CACHES),
+        "kv_cache",
+        kv_cache,
+        f"one of: {', '.join(KV_CACHES)}",
+    )
     if kv_cache is None and least_kv_scale:
         raise ConfigError(
             f"the least scale of the KV cache is {least_kv_scale}, but keys and values"
             " stay float",
         )
-    if attention not in (None, *ATTENTIONS):
-        raise ConfigError(
-            f"attention is {attention!r}; it must be one of: {', '.join(ATTENTIONS)}",
-        )
+    require(
+        attention in (None, *ATTENTIONS),
+        "attention",
+        attention,
+        f"one of: {', '.join(ATTENTIONS)}",
+    )
     fp8 = TensorSpec("fp8e4m3")
     where = "rope" if kv_cache == "fp8-rope" else "projection"
     if kv_cache is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
 
 #: Names of efforts, in the order of runtime.
 EFFORTS = ("fast", "balanced", "best")
@@ -122,8 +122,6 @@ def recipe_for(target: str, effort: str) -> LanguageRecipe:
     >>> recipe_for("ryzen-ai", "balanced").options
     '--scheme uint4_wo_128 --algorithm awq --layout oga'
     """
-    if target not in RECIPES:
-        raise ConfigError(f"unknown target {target!r}{nearest(target, RECIPES)}")
-    if effort not in EFFORTS:
-        raise ConfigError(f"unknown recipe {effort!r}{nearest(effort, EFFORTS)}")
+    require_known(target, RECIPES, "unknown target")
+    require_known(effort, EFFORTS, "unknown recipe")
     return RECIPES[target][effort]

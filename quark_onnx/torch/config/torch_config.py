@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from quark_onnx.config.checks import require
 from quark_onnx.config.spec import check_names
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.algorithm_order import in_order
@@ -64,11 +65,9 @@ class KVCache:
                 f"kv_cache is {self.spec}; keys and values have a scale that data"
                 " tells",
             )
-        if not self.least >= 0:
-            raise ConfigError(
-                f"the least scale of the KV cache is {self.least!r}; it must be 0 or"
-                " more",
-            )
+        require(
+            self.least >= 0, "the least scale of the KV cache", self.least, "0 or more"
+        )
         if self.where not in ("projection", "rope"):
             raise ConfigError(
                 f"where is {self.where!r}{nearest(self.where, ('projection', 'rope'))}",
@@ -161,8 +160,9 @@ class TorchConfig:
                     f"types names {key!r}, which cannot be"
                     f" quantized{nearest(key, (*TYPES, *OPERATORS))}",
                 )
-        if not isinstance(self.default, LayerSpec):
-            raise ConfigError(f"default is {self.default!r}; it must be a LayerSpec")
+        require(
+            isinstance(self.default, LayerSpec), "default", self.default, "a LayerSpec"
+        )
 
     def with_(self, **changes: Any) -> TorchConfig:
         """Return a copy with changed settings."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark_onnx.config.checks import require, require_known
 from quark_onnx.convert import convert
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError
 from quark_onnx.graph.io import staged
 from quark_onnx.torch.checkpoints import export
 from quark_onnx.torch.checkpoints.layouts import read_layout
@@ -208,10 +209,7 @@ def export_onnx(  # noqa: PLR0913
     from quark_onnx.torch.exports.onnx.rename import rename
 
     for name in others:
-        if name not in _TRACING:
-            raise ConfigError(
-                f"export_onnx has no argument {name!r}{nearest(name, _TRACING)}",
-            )
+        require_known(name, _TRACING, "export_onnx has no argument")
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     path = Path(output_dir) / "model.onnx"
     write_onnx(model, input_args, path)
@@ -319,11 +317,12 @@ def config_of(model: nn.Module) -> TorchConfig:
 
 
 def _check_layout(custom_mode: str) -> None:
-    if custom_mode not in CUSTOM_MODES:
-        raise ConfigError(
-            f"custom_mode is {custom_mode!r}; it must be one of:"
-            f" {', '.join(CUSTOM_MODES)}",
-        )
+    require(
+        custom_mode in CUSTOM_MODES,
+        "custom_mode",
+        custom_mode,
+        f"one of: {', '.join(CUSTOM_MODES)}",
+    )
 
 
 def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:

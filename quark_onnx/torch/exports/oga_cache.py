@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import Params, rounded
 from quark_onnx.torch.models.attention import attention_function
@@ -67,10 +68,7 @@ class CacheScales:
 
 def check_cache(format: str) -> None:
     """Raise ConfigError for an unknown format of a cache."""
-    if format not in CACHES:
-        raise ConfigError(
-            f"the KV cache of onnxruntime-genai is {format!r}{nearest(format, CACHES)}",
-        )
+    require_known(format, CACHES, "the KV cache of onnxruntime-genai is")
 
 
 def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScales:

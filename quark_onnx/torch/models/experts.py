@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from inspect import signature
+from itertools import product
 from typing import Any
 
 import torch
@@ -238,7 +239,7 @@ _STACKED = {
 def stack_names(model: nn.Module) -> list[str]:
     """Return the parameter names of a model's expert stacks before unfusing."""
     stacks = instances(model, Experts)
-    return [f"{name}.{own}" for name in stacks for own in sorted(_STACKED)]
+    return [".".join(names) for names in product(stacks, sorted(_STACKED))]
 
 
 def _is_stacked(module: Any) -> bool:
@@ -263,7 +264,7 @@ def _is_parallel(module: Any) -> bool:
     The forward of the class runs on small random weights. The module itself may be on device
     "meta".
     """
-    names = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+    names = [*dict(module.named_parameters()), *dict(module.named_buffers())]
     if (
         names != ["weight"]
         or module.weight.ndim != 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from quark_onnx.containers import flattened, merged
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.page.frame import Frame, series
 from quark_onnx.torch.pipelines.mixed_precision import Group, Mixture
@@ -15,12 +16,13 @@ _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0
 
 def schemes_of(mixture: Mixture) -> list[str]:
     """Return the names of the candidate schemes by ascending size."""
-    sizes = {
-        each.scheme: each.bits / group.weights
-        for group in mixture.groups
-        for each in group.options
-    }
+    sizes = merged(map(_sizes, mixture.groups))
     return sorted(sizes, key=sizes.__getitem__)
+
+
+def _sizes(group: Group) -> dict[str, float]:
+    """Return the bits per weight of each option of a group, by scheme."""
+    return {option.scheme: option.bits / group.weights for option in group.options}
 
 
 def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
@@ -30,9 +32,7 @@ def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
         SVG.
     """
     names = [group.layers[0] for group in mixture.groups]
-    most = max(
-        each.bits / group.weights for group in mixture.groups for each in group.options
-    )
+    most = max(max(_sizes(group).values()) for group in mixture.groups)
     frame = Frame(names, width, height, 0.0, 1.08 * most, log=False)
     schemes, parts, wide = schemes_of(mixture), [], _BAR * frame.slot
     for place, group in enumerate(mixture.groups):
@@ -68,11 +68,12 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
         SVG.
     """
     names = [group.layers[0] for group in mixture.groups]
+    options = flattened(group.options for group in mixture.groups)
     frame = Frame.around(
         names,
         width,
         height,
-        (each.divergence for group in mixture.groups for each in group.options),
+        (option.divergence for option in options),
     )
     schemes, parts = schemes_of(mixture), []
     radius = min(max(0.35 * frame.slot, _LEAST), _GREATEST)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.calibration.block_stream import BlockStream
@@ -79,9 +80,7 @@ def quantize_block(  # noqa: PLR0913
     floats = walk.calls(name)
     calls = walk.calls(name, quantized=True) if rounders else floats
     job = BlockJob(name, block, layers, floats, calls, known=walk.known)
-    outcomes = [
-        found for transform in transforms_of(config) for found in transform(job)
-    ]
+    outcomes = flattened(transform(job) for transform in transforms_of(config))
     # After the transforms, as they change what the layers read, and before any rounding.
     with ActivationObservers(layers) as watching:
         yield from walk.run(name, block)

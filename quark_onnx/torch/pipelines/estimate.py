@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quark_onnx.containers import flattened
 from quark_onnx.torch.algorithms.cost import (
     BATCH_TOKENS,
     Cost,
@@ -317,7 +318,7 @@ def shapes_of(
         samples: number of calibration samples.
     """
     blocks = [list(block.parameters()) for block in blocks_of(model).values()]
-    inside = {id(parameter) for block in blocks for parameter in block}
+    inside = set(map(id, flattened(blocks)))
     layers: dict[str, Any] = {
         name: tuple(outputs_first(module.weight, kind_of(module)).flatten(1).shape)
         for name, (module, spec) in chosen.items()
@@ -434,16 +435,13 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
     Heads are not run.
     """
     model = source.model
-    heads = {
-        id(each)
-        for name in source.heads
-        for each in model.get_submodule(name).parameters()
-    }
+    modules = map(model.get_submodule, source.heads)
+    heads = set(map(id, flattened(head.parameters() for head in modules)))
     embedding = embedding_of(model)
-    heads -= (
-        set() if embedding is None else {id(each) for each in embedding.parameters()}
-    )
-    others = heads | {id(each) for block in blocks for each in block}
+    if embedding is not None:
+        # a tied head has the weight of the embedding, which is run
+        heads -= set(map(id, embedding.parameters()))
+    others = heads | set(map(id, flattened(blocks)))
     return [
         parameter for parameter in model.parameters() if id(parameter) not in others
     ]

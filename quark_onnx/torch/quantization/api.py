@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from quark_onnx.config.checks import require
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
@@ -33,8 +34,7 @@ class ModelQuantizer:
     """
 
     def __init__(self, config: QConfig, multi_device: bool = False) -> None:
-        if not isinstance(config, QConfig):
-            raise ConfigError(f"config is {config!r}; it must be a QConfig")
+        require(isinstance(config, QConfig), "config", config, "a QConfig")
         if multi_device:
             logger.warning(
                 "multi_device has no effect: a model is quantized where it is",

@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.models.experts import unfuse_experts
 
@@ -76,8 +76,7 @@ def get_model(  # noqa: PLR0913
     Raises:
         ConfigError: the type is unknown.
     """
-    if data_type not in _TYPES:
-        raise ConfigError(f"data_type is {data_type!r}{nearest(data_type, _TYPES)}")
+    require_known(data_type, _TYPES, "data_type is")
     spread: dict[str, Any] = {"device_map": "auto"} if multi_gpu or multi_device else {}
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         ckpt_path,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.validate import (
     cache_in_vllm,
@@ -283,8 +284,8 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
 
 def _validate_gguf(place: Path) -> Validation:
     models = llama_cpp.read_models(place)
-    found = [finding for each in models for finding in llama_cpp.findings(each)]
-    schemes = Counter(scheme for each in models for scheme in llama_cpp.schemes(each))
+    found = flattened(map(llama_cpp.findings, models))
+    schemes = Counter(flattened(map(llama_cpp.schemes, models)))
     if not models:
         found.append(broken("gguf-none", str(place), "there is no *.gguf"))
     return _validation(place, "llama.cpp", "gguf", dict(schemes), (), found)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.containers import flattened
 from quark_onnx.errors import DataError
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic_form
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
@@ -133,11 +134,8 @@ class _Collector:
                 second = self._second
             self._second = distributed.summed(second)
         else:
-            self._tokens = [
-                tensor.to(zeros.device)
-                for part in distributed.gathered(self._tokens)
-                for tensor in part
-            ]
+            tokens = flattened(distributed.gathered(self._tokens))
+            self._tokens = [tensor.to(zeros.device) for tensor in tokens]
 
     def moments(self, name: str) -> ActivationStats:
         """Return the statistics.

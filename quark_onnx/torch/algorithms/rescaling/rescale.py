@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.containers import flattened
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.rescaling.activation_stats import (
     ActivationStats,
@@ -171,11 +172,8 @@ def _rescale_alike(
     """Rescale a pair, or the equal pairs of all experts; undo where the block changes."""
     block = job.block
     call = job.floats[0]
-    kept = [
-        (tensor, tensor.detach().clone())
-        for pair in pairs
-        for tensor in pair.tensors(block)
-    ]
+    tensors = flattened(pair.tensors(block) for pair in pairs)
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
     outcomes = list[Outcome]()
     with torch.no_grad():
         before = call.run(block).float()

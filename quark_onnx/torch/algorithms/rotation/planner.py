@@ -116,9 +116,8 @@ class Rotator:
         hidden = self.hidden
         front = self._outside.front()
         back = self._outside.back()
-        behind = [
-            name for each in self._back for name in (each.norm, *each.readers) if name
-        ]
+        readings = ((each.norm, *each.readers) for each in self._back)
+        behind = list(filter(None, flattened(readings)))
         writers = front.written(None, self._size, behind)
         if not behind or not writers:
             raise ModelError(

@@ -142,9 +142,8 @@ class Replay:
     def _before(self) -> Iterator[tuple[int, str, str]]:
         """Yield the layers of earlier stages: index of the stage, leader of the group, and name."""
         for index, stage in enumerate(self._stages[: self._stage]):
-            yield from (
-                (index, group[0], name) for group in stage.groups for name in group
-            )
+            for group in stage.groups:
+                yield from ((index, group[0], name) for name in group)
 
     def _layers(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: self._layer(name) for name in names}

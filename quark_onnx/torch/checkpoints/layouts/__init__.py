@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quark_onnx.config.checks import require_known
 from quark_onnx.containers import by_name
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError
+from quark_onnx.errors import nearest as nearest
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
 from quark_onnx.torch.checkpoints.layouts.base import Layout as Layout
 from quark_onnx.torch.checkpoints.layouts.compressed_tensors import (
@@ -47,8 +49,7 @@ def layout_named(
     >>> layout_named("awq").parts
     ('qweight', 'qzeros', 'scales')
     """
-    if name not in LAYOUTS:
-        raise ConfigError(f"unknown layout {name!r}{nearest(name, LAYOUTS)}")
+    require_known(name, LAYOUTS, "unknown layout")
     if name == QuarkLayout.name:
         return QuarkLayout(pack_method, weight_format)
     if weight_format != WEIGHT_FORMATS[0]:

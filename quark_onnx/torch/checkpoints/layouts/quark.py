@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from quark_onnx.config.checks import require, require_known
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.checkpoints.layouts.base import Layout, is_two_level, needed
 from quark_onnx.torch.checkpoints.layouts.rounded_floats import (
@@ -66,16 +66,13 @@ class QuarkLayout(Layout):
     weight_format: str = WEIGHT_FORMATS[0]
 
     def __post_init__(self) -> None:
-        if self.weight_format not in WEIGHT_FORMATS:
-            raise ConfigError(
-                "weight_format is"
-                f" {self.weight_format!r}{nearest(self.weight_format, WEIGHT_FORMATS)}",
-            )
-        if self.pack_method not in ORDERS:
-            raise ConfigError(
-                f"pack_method is {self.pack_method!r}; it must be one of:"
-                f" {', '.join(ORDERS)}",
-            )
+        require_known(self.weight_format, WEIGHT_FORMATS, "weight_format is")
+        require(
+            self.pack_method in ORDERS,
+            "pack_method",
+            self.pack_method,
+            f"one of: {', '.join(ORDERS)}",
+        )
 
     def refusal(self, spec: LayerSpec) -> str:
         if spec.weight is None or has_place(spec.weight):

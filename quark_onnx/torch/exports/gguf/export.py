@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quark_onnx.containers import by_name, flattened
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
@@ -106,7 +107,7 @@ def write_gguf(  # noqa: PLR0913
     architecture, config, found = planned(source)
     given = _matched(
         weights or {},
-        {stored.name: stored for target in found for stored in target.sources},
+        by_name(flattened(target.sources for target in found)),
     )
     parts = [
         _part(target, given, (kind, embeddings), architecture, config)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.containers import flattened, names_of
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
@@ -74,9 +75,8 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         name for name, (_, spec) in chosen.items() if spec.probabilities is not None
     ):
         raise ConfigError(f"{name}: {_NO_ATTENTION}")
-    stored = {
-        tensor.name for target in planned(source.folder)[2] for tensor in target.sources
-    }
+    targets = planned(source.folder)[2]
+    stored = set(names_of(flattened(target.sources for target in targets)))
     sources = Sources(source.reader, source.model)
     for spec in dict.fromkeys(spec.weight for _, spec in chosen.values()):
         if spec is None or spec.is_cast:

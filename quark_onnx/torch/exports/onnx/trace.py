@@ -16,7 +16,7 @@ from onnx import ModelProto
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.containers import present_values, without
+from quark_onnx.containers import merged, present_values, without
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, ModelError
 from quark_onnx.graph import inlined
 from quark_onnx.graph.io import read
@@ -170,11 +170,7 @@ def _flat(found: Any, name: str = "") -> dict[str, Any]:
         }.items()
     else:
         return {}
-    return {
-        key: value
-        for part_name, part in parts
-        for key, value in _flat(part, str(part_name)).items()
-    }
+    return merged(_flat(part, str(part_name)) for part_name, part in parts)
 
 
 @contextmanager

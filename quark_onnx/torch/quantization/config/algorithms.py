@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quark_onnx.config.checks import require_known
 from quark_onnx.config.spec import check_names
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ
@@ -207,8 +208,7 @@ def algorithm_named(name: str) -> type[AlgoConfig]:
     if name in REFUSED_ALGORITHMS:
         refusal = REFUSED_ALGORITHMS[name]
         raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
-    if name not in ALGORITHMS:
-        raise ConfigError(f"unknown algorithm {name!r}{nearest(name, ALGORITHMS)}")
+    require_known(name, ALGORITHMS, "unknown algorithm")
     return ALGORITHMS[name]
 
 

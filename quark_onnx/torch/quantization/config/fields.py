@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
+from quark_onnx.config.checks import require_known
 from quark_onnx.config.spec import check_names
-from quark_onnx.errors import ConfigError, nearest
 
 
 class Fields:
@@ -41,6 +41,5 @@ def member(kind: type[Enum], value: object, name: str) -> Any:
     if value is None or isinstance(value, kind):
         return value
     word = value.name if isinstance(value, Enum) else str(value)
-    if word not in kind.__members__:
-        raise ConfigError(f"{name} is {word!r}{nearest(word, kind.__members__)}")
+    require_known(word, kind.__members__, f"{name} is")
     return kind[word]

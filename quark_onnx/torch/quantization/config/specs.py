@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.config.checks import require_known
 from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.tensor import QTensorConfig
 from quark_onnx.torch.quantization.config.type import (
@@ -91,10 +91,7 @@ class DataTypeSpec(Fields):
             given["group_size"] = given.pop("block_size")
         if "observer_method" in given:
             method = given.pop("observer_method")
-            if method not in METHODS:
-                raise ConfigError(
-                    f"observer_method is {method!r}{nearest(method, METHODS)}",
-                )
+            require_known(method, METHODS, "observer_method is")
             given["observer_cls"] = METHODS[method]
         return QTensorConfig(**(self.FIXED | given))
 

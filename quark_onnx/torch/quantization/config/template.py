@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from quark_onnx.config.checks import require_known
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.schemes import SCHEMES, scheme
 from quark_onnx.torch.config.torch_config import DefaultExclude
@@ -180,8 +181,7 @@ class LLMTemplate(Fields):
         return QLayerConfig.of(scheme(name, group_size))
 
     def _with_kv_cache(self, config: QConfig, name: str) -> QConfig:
-        if name not in _KV_CACHES:
-            raise ConfigError(f"kv_cache_scheme is {name!r}{nearest(name, _KV_CACHES)}")
+        require_known(name, _KV_CACHES, "kv_cache_scheme is")
         if not self.kv_layers_name:
             raise ConfigError(
                 f"the template of {self.model_type} does not say which layers compute"
@@ -196,10 +196,7 @@ class LLMTemplate(Fields):
         return config
 
     def _with_attention(self, config: QConfig, name: str) -> QConfig:
-        if name not in _ATTENTIONS:
-            raise ConfigError(
-                f"attention_scheme is {name!r}{nearest(name, _ATTENTIONS)}",
-            )
+        require_known(name, _ATTENTIONS, "attention_scheme is")
         if not self.q_layer_name:
             raise ConfigError(
                 f"the template of {self.model_type} does not say which layers compute"

@@ -10,8 +10,9 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
+from quark_onnx.config.checks import require_known
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.quantization.config.fields import Fields
@@ -217,8 +218,7 @@ def _observer(value: Any) -> Any:
     if value is None or (isinstance(value, type) and issubclass(value, Observer)):
         return value
     name = getattr(value, "__name__", str(value))
-    if name not in OBSERVERS:
-        raise ConfigError(f"observer_cls is {name!r}{nearest(name, OBSERVERS)}")
+    require_known(name, OBSERVERS, "observer_cls is")
     return OBSERVERS[name]
 
 
