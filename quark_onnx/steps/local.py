@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import by_name, flattened, names_of, of_type
+from quark_onnx.containers import by_name, flattened, names_of, of_type, subset
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import ir_version_for
@@ -30,6 +32,8 @@ from quark_onnx.steps.run import Sample
 Step = tuple[Use, int]
 
 _LEAST_SIGNAL = 1e-30
+#: Samples that run at the same time.
+_AT_ONCE = 2
 _FLOAT = (TensorProto.FLOAT, TensorProto.UNDEFINED)
 
 
@@ -89,9 +93,12 @@ class LocalErrors:
             By scale, an array of shape (samples,).
         """
         model, errors = self._model(list(scales))
+        # With two or three copies of every node, onnxruntime's optimizations take longer than
+        # they save on a few samples.
         session = open_session(
             model,
             threads=1,
+            optimize=False,
             what="the float model with roundings next to it",
         )
         wanted = names_of(model.graph.output)
@@ -99,14 +106,16 @@ class LocalErrors:
             _scale_name(place): scale for place, scale in enumerate(scales.values())
         }
         read = set(names_of(session.get_inputs()))
+
+        def run(sample: Sample) -> dict[str, Any]:
+            feeds = {**sample, **given}
+            values = session.run(wanted, subset(feeds, read))
+            return dict(zip(wanted, values, strict=True))
+
         found: dict[Step, list[float]] = {step: [] for step in scales}
-        for sample in self._samples:
-            feeds = {
-                name: value
-                for name, value in {**sample, **given}.items()
-                if name in read
-            }
-            values = dict(zip(wanted, session.run(wanted, feeds), strict=True))
+        with Lanes(_AT_ONCE) as pool:
+            runs = list(pool.map(run, self._samples))
+        for values in runs:
             for step, pairs in errors.items():
                 shares = [
                     float(values[noise]) / max(float(values[signal]), _LEAST_SIGNAL)
