@@ -8,6 +8,7 @@ read and a write per value, whatever the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import filterfalse
 from math import prod
 
 from quark_onnx.containers import of_type
@@ -18,8 +19,12 @@ from quark_onnx.patterns.conv_and_gemm import LAYERS
 #: Nanoseconds of one core for a multiply-add of an int8 layer, and for one value of an operator
 #: between quantized tensors (onnxruntime 1.32 on an x86 processor with VNNI).
 _MULTIPLY_ADD, _VALUE = 0.02, 1.0
-#: The same for a multiply-add of a float layer.
-_FLOAT_MULTIPLY_ADD = 0.06
+#: By how many nanoseconds a multiply-add takes longer in a float layer, and in one of several
+#: groups, for which onnxruntime has no fast float kernel (measured by benchmarks/raises.py).
+_FLOAT_MULTIPLY_ADD, _GROUPED_FLOAT_MULTIPLY_ADD = 0.02, 0.3
+#: Nanoseconds for a value of an embedding table, which is dequantized whole in each run unless
+#: the results have its format.
+_TABLE_VALUE = 0.25
 #: Operators that onnxruntime absorbs into the layer before them.
 _ABSORBED = frozenset({"Relu", "Clip"})
 #: Operators that compute nothing and copy nothing.
@@ -41,12 +46,31 @@ def unfused_runtime(graph: Graph, tensors: Sequence[str]) -> float:
 def raised_runtime(graph: Graph, node: Node) -> float:
     """Return by how many nanoseconds a node runs longer where it leaves 8-bit integers.
 
-    Its arithmetic is that of floats, and its inputs and results are converted.
+    Its arithmetic is that of floats, and its inputs and results are converted. An activation
+    function that a layer absorbs takes the layer along; the tensor between them has no scale.
     """
-    slower = (_FLOAT_MULTIPLY_ADD - _MULTIPLY_ADD) * _multiply_adds(graph, node)
-    tensors = [*node.inputs, *node.outputs]
-    converted = [name for name in tensors if name and not graph.is_constant(name)]
-    return slower + unfused_runtime(graph, converted)
+    layer = absorbing_layer(graph, node)
+    runtime = _slower_arithmetic(graph, layer or node)
+    if _is_lookup(graph, node):
+        runtime += _elements(graph, node.inputs[0]) * _TABLE_VALUE
+    elif layer is None:
+        inputs = filter(None, node.inputs)
+        runtime += unfused_runtime(graph, [*filterfalse(graph.is_constant, inputs)])
+    if not _is_followed(graph, node):
+        runtime += unfused_runtime(graph, node.results)
+    return runtime
+
+
+def _is_lookup(graph: Graph, node: Node) -> bool:
+    """Return whether a node reads rows of an embedding table."""
+    return node.kind == "Gather" and graph.is_constant(node.inputs[0])
+
+
+def _slower_arithmetic(graph: Graph, node: Node) -> float:
+    """Return by how many nanoseconds the multiply-adds of a node take longer on floats."""
+    grouped = node.attribute("group", 1) > 1
+    price = _GROUPED_FLOAT_MULTIPLY_ADD if grouped else _FLOAT_MULTIPLY_ADD
+    return price * _multiply_adds(graph, node)
 
 
 def _multiply_adds(graph: Graph, node: Node) -> float:
@@ -63,18 +87,26 @@ def _multiply_adds(graph: Graph, node: Node) -> float:
 def _node_runtime(graph: Graph, node: Node) -> float:
     if node.kind in LAYERS and graph.is_constant(node.input(1)):
         return _multiply_adds(graph, node) * _MULTIPLY_ADD
-    if node.kind in _FREE or _is_absorbed(graph, node):
+    if node.kind in _FREE or absorbing_layer(graph, node) is not None:
         return 0.0
     return unfused_runtime(graph, node.results)
 
 
-def _is_absorbed(graph: Graph, node: Node) -> bool:
-    """Return whether onnxruntime computes an activation function in the layer before it."""
+def absorbing_layer(graph: Graph, node: Node) -> Node | None:
+    """Return the layer in which onnxruntime computes an activation function; None if apart."""
     if node.kind not in _ABSORBED or not node.inputs:
+        return None
+    if only_reader(graph, node.inputs[0]) is None:
+        return None
+    return graph.producer_of_kind(node.inputs[0], LAYERS)
+
+
+def _is_followed(graph: Graph, node: Node) -> bool:
+    """Return whether a layer absorbs the activation function behind it."""
+    if node.kind not in LAYERS:
         return False
-    if graph.producer_of_kind(node.inputs[0], LAYERS) is None:
-        return False
-    return only_reader(graph, node.inputs[0]) is not None
+    reader = only_reader(graph, node.outputs[0])
+    return reader is not None and absorbing_layer(graph, reader) is not None
 
 
 def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:

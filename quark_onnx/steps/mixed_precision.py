@@ -20,7 +20,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.config import Override, QConfig
 from quark_onnx.containers import by_name, names_of, of_type, subset
 from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, fixed
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.patterns.runtime import raised_runtime
 from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use, matching
@@ -49,6 +49,21 @@ _OTHERS = 48
 _RUNS, _LEAST_RUNTIME, _SLOWER = 5, 1e-3, 1.05
 
 
+@dataclass(frozen=True)
+class Runtimes:
+    """Median runtimes of one sample on this CPU, in seconds.
+
+    Attributes:
+        floating: runtime of the float model.
+        plain: runtime of the quantized model without raised nodes.
+        mixed: runtime of the quantized model with raised nodes.
+    """
+
+    floating: float
+    plain: float
+    mixed: float
+
+
 @dataclass
 class Sensitivity:
     """The result of the mixed-precision search.
@@ -66,8 +81,9 @@ class Sensitivity:
         held_out: the goal with changed nodes on held-out samples; None without held-out
             samples.
         checked: number of held-out samples.
-        slowdown: runtime of the result relative to the float model, measured here; 0 if not
-            measured.
+        prices: estimated additional runtime of each raised node, in nanoseconds per sample.
+        runtimes: measured runtimes; None if not measured. No decision depends on them, so that
+            equal input gives an equal model.
     """
 
     noise: dict[str, float] = field(default_factory=dict)
@@ -79,7 +95,8 @@ class Sensitivity:
     decided: int = 0
     held_out: float | None = None
     checked: int = 0
-    slowdown: float = 0.0
+    prices: dict[str, float] = field(default_factory=dict)
+    runtimes: Runtimes | None = None
 
 
 def mix(  # noqa: PLR0913
@@ -208,8 +225,7 @@ class _Search:
         settings = self._settings
         if settings.metric or settings.distance or settings.of_weights:
             return plain  # noise is not additive there, or runtime does not change
-        nodes = by_name(self._graph.nodes)
-        costs = {name: raised_runtime(self._graph, nodes[name]) for name in order}
+        costs = self._prices(order)
 
         def worth(name: str) -> float:
             return float(10 ** (-noise[name] / 10) / max(costs[name], 1.0))
@@ -234,11 +250,18 @@ class _Search:
             result.held_out = self._compared(model, self._checking)
             result.checked = len(self._checking)
         if result.changed and not settings.lowers and not settings.of_weights:
-            result.slowdown = _slowdown(
-                self._float,
-                open_session(model),
+            result.prices = self._prices(result.changed)
+            plain = self._built(self._plan_of(self._config))
+            result.runtimes = _runtimes(
+                (self._float, open_session(plain), open_session(model)),
                 self._deciding[0],
             )
+
+    def _prices(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the estimated additional runtime of raised nodes, in nanoseconds per sample."""
+        sized = _sized(self._graph, self._deciding[0])
+        nodes = by_name(sized.nodes)
+        return {name: raised_runtime(sized, nodes[name]) for name in names}
 
     def _most(self, order: list[str], bound: float, most: int) -> list[str]:
         """Return the longest prefix of ``order`` that meets the bound, by bisection.
@@ -452,21 +475,37 @@ def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
     return [session.run(None, subset(sample, names)) for sample in samples]
 
 
-def _slowdown(reference: Any, other: Any, sample: Sample) -> float:
-    """Return the runtime relative to a reference, as medians of alternating runs.
+def _sized(graph: Graph, sample: Sample) -> Graph:
+    """Return the graph with the sizes of a sample in place of dynamic dimensions."""
+    shapes = {
+        value.name: sample[value.name].shape
+        for value in graph.inputs
+        if isinstance(sample.get(value.name), np.ndarray)
+        and not graph.has_static_shape(value.name)
+    }
+    if not shapes:
+        return graph
+    try:
+        return fixed(graph, shapes)[0]
+    except ConfigError:  # dimensions of one name with different sizes
+        return graph
 
-    0 where the reference is too fast for a clock.
+
+def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None:
+    """Return the runtimes of three models on a sample, as medians of alternating runs.
+
+    None where the float model is too fast for a clock.
     """
-    times: dict[int, list[float]] = {0: [], 1: []}
+    times: list[list[float]] = [[] for _ in sessions]
     for _ in range(_RUNS):
-        for place, session in enumerate((reference, other)):
+        for session, taken in zip(sessions, times, strict=True):
             start = perf_counter()
             _outputs(session, [sample])
-            times[place].append(perf_counter() - start)
-    before, after = median(times[0]), median(times[1])
-    if before > _LEAST_RUNTIME:
-        return after / before
-    return 0.0
+            taken.append(perf_counter() - start)
+    floating, plain, mixed = map(median, times)
+    if floating <= _LEAST_RUNTIME:
+        return None
+    return Runtimes(floating, plain, mixed)
 
 
 def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
@@ -530,7 +569,26 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
             f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on {found.checked}"
             f" samples that nothing was decided by; {found.decided} decided",
         )
-    if found.slowdown > _SLOWER:
+    lines += _runtime_notes(found, settings)
+    for name in found.changed:
+        figure = f"alone {found.noise[name]:.2f}{unit}"
+        if name in found.prices:
+            figure += f"; about {found.prices[name] / 1e6:.2g} ms more, estimated"
+        lines.append(f"{verb} to {found.into}: {name} ({figure})")
+    return lines
+
+
+def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str]:
+    """Return the measured price of raised nodes, and a warning where floats are faster."""
+    runtimes = found.runtimes
+    if runtimes is None:
+        return []
+    lines = [
+        f"auto_mixed_precision: a sample takes {1000 * runtimes.mixed:.2g} ms with the"
+        f" raised nodes and {1000 * runtimes.plain:.2g} ms without, measured on this CPU",
+    ]
+    slowdown = runtimes.mixed / runtimes.floating
+    if slowdown > _SLOWER:
         reason = ""
         if settings.to != "float":
             reason = (
@@ -539,10 +597,6 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
             )
         lines.append(
             f"auto_mixed_precision: the model with {found.into} takes about"
-            f" {found.slowdown:.1f} times as long as the float model on this CPU{reason}",
+            f" {slowdown:.1f} times as long as the float model on this CPU{reason}",
         )
-    lines += [
-        f"{verb} to {found.into}: {name} (alone {found.noise[name]:.2f}{unit})"
-        for name in found.changed
-    ]
     return lines
