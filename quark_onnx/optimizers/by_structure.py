@@ -7,6 +7,7 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers.cle import CLE
 from quark_onnx.patterns.depthwise import unbounded_depthwise
+from quark_onnx.wording import counted
 
 #: Most bits of activations that equalization helps: with 16, small channels have codes enough.
 _FEW_BITS = 8
@@ -39,7 +40,7 @@ def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
     if not found:
         return config, ""
     reason = (
-        f"cle: chosen because {len(found)} depthwise convolutions read activations"
+        f"cle: chosen for {counted(len(found), 'depthwise convolution')} of activations"
         " without an upper bound; equalize=False leaves it out"
     )
     # With a scale per channel, other layers gain too little for the operators that gates take.

@@ -123,7 +123,7 @@ def test_a_depthwise_model_is_equalized_and_better(
     equalized = quantize(model, samples(), preset).report
     plain = QConfig.of(preset).with_(equalize=False)
     plain_report = quantize(model, samples(), plain).report
-    assert any(note.startswith("cle: chosen because 1 ") for note in equalized.notes)
+    assert any(note.startswith("cle: chosen for 1 ") for note in equalized.notes)
     assert not any(note.startswith("cle") for note in plain_report.notes)
     assert equalized.worst_sqnr > plain_report.worst_sqnr + 3
 
@@ -161,7 +161,7 @@ def test_optimizers_of_layers_run_after_it() -> None:
     changed, reason = with_equalization(config, graph)
     assert [each.name for each in changed.optimizers] == ["cle", "bias_correction"]
     assert changed.optimizers[0] == CLE(passing="depthwise", least_gain=2.0)
-    assert "1 depthwise convolutions" in reason
+    assert "for 1 depthwise convolution of" in reason
 
 
 def test_known_ranges_are_those_of_the_model_as_it_is() -> None:
