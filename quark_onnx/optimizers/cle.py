@@ -43,10 +43,6 @@ from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 _RELU6 = ("auto", "keep", "bound", "replace")
 _SILU = ("auto", "keep", "scale")
 _PASSING = ("all", "depthwise")
-#: Share of the reduction of noise that operators for clips and gates may bring together and are
-#: left out all the same. A single one of YOLOX-nano's 27 brings 96 %; with it alone the output SQNR
-#: is 10.5 dB, as with all, which take 13 % of the runtime.
-_SMALL_SHARE = 0.05
 #: A rewrite with a greater estimated slowdown of the quantized model is only tried on request
 #: (MobileNetV2 with relu6=bound: twice the runtime).
 _MOST_SLOWDOWN = 0.5
@@ -79,8 +75,9 @@ class CLE:
         activations: choose the factors by the rounding of activations, too; without data, and if
             False, weights alone choose them, as in the paper.
         passing: the clips and gates that factors pass, each for an operator more: "all", or those
-            with a "depthwise" convolution among the readers, which gain most. Of these, the fewest
-            are passed that bring 95 % of the reduction of the modelled noise.
+            with a "depthwise" convolution among the readers, which gain most.
+        least_noise: the least fall of the modelled noise-to-signal ratio, summed over the layers,
+            for which clips and gates of a pair are passed. Needs data.
         least_gain: the least gain of the output SQNR on held-out samples, in dB, for which the
             rewrite is kept. Above 0, nothing is tried where every output has 40 dB already.
     """
@@ -95,6 +92,7 @@ class CLE:
     silu: str = "auto"
     activations: bool = True
     passing: str = "all"
+    least_noise: float = 0.0
     least_gain: float = 0.0
 
     def __post_init__(self) -> None:
@@ -115,6 +113,7 @@ class CLE:
         require_whole(self, "sweeps", least=0)
         require_flag(self, "activations")
         require_number(self, "least_gain", least=0.0)
+        require_number(self, "least_noise", least=0.0)
         if self.sweeps and self.activations:
             raise ConfigError(
                 f"sweeps of cle is {self.sweeps}, and activations is true; only weights"
@@ -202,9 +201,8 @@ class CLE:
             return Rewrites(0)
         if self.activations and len(samples):
             balanced = balance(graph, pairs, samples, rounding)
-            small = list[int]()
-            if self.passing == "depthwise":
-                small = _small_gains(balanced)
+            small = _small_gains(balanced, self.least_noise)
+            if small:
                 balanced = balanced.without(small)
             share = _share_of_runtime(graph, balanced.pairs, small)
             note = (
@@ -256,21 +254,15 @@ def _reads_depthwise(graph: Graph, pair: Pair) -> bool:
     return any(is_depthwise(graph, reader.layer.node) for reader in pair.readers)
 
 
-def _small_gains(balanced: Balance) -> list[int]:
-    """Return the pairs whose operators for clips and gates bring little, by index."""
-    gains = {
-        index: balanced.gain(index)
+def _small_gains(balanced: Balance, least: float) -> list[int]:
+    """Return the pairs whose clips and gates bring less than a fall of the noise, by index."""
+    if not least:
+        return []
+    return [
+        index
         for index, pair in enumerate(balanced.pairs)
-        if pair.clips or pair.gates
-    }
-    spent = 0.0
-    small = list[int]()
-    for index in sorted(gains, key=lambda index: (gains[index], index)):
-        spent += gains[index]
-        if spent > _SMALL_SHARE * (balanced.before - balanced.after):
-            break
-        small.append(index)
-    return small
+        if (pair.clips or pair.gates) and balanced.gain(index) < least
+    ]
 
 
 def _share_of_runtime(graph: Graph, pairs: list[Pair], left_out: list[int]) -> float:

@@ -160,7 +160,9 @@ def test_optimizers_of_layers_run_after_it() -> None:
     config = QConfig.of("A8W8").with_(optimizers=["bias_correction"])
     changed, reason = with_equalization(config, graph)
     assert [each.name for each in changed.optimizers] == ["cle", "bias_correction"]
-    assert changed.optimizers[0] == CLE(passing="depthwise", least_gain=2.0)
+    assert changed.optimizers[0] == CLE(
+        passing="depthwise", least_gain=2.0, least_noise=0.05
+    )
     assert "for 1 depthwise convolution of" in reason
 
 
@@ -236,7 +238,7 @@ def test_only_gates_that_bring_most_of_the_gain_get_an_operator() -> None:
     # front of the second one.
     model = in_a_row(depthwise("silu"), spread=0.0)
     changed = Graph.of(model)
-    rewrites = CLE(silu="scale", relu6="keep", passing="depthwise")(changed, samples())
+    rewrites = CLE(silu="scale", relu6="keep", least_noise=0.05)(changed, samples())
     added = [node for node in changed.nodes if "factors" in node.input(1)]
     assert [node.outputs[0] for node in added] == ["gate_scaled"]
     # a channel has 144 values before the first gate, and 100 before the second one
@@ -246,7 +248,7 @@ def test_only_gates_that_bring_most_of_the_gain_get_an_operator() -> None:
 def test_gates_with_equal_gains_all_get_an_operator() -> None:
     model = in_a_row(depthwise("silu"), spread=8.0)
     changed = Graph.of(model)
-    CLE(silu="scale", relu6="keep", passing="depthwise")(changed, samples())
+    CLE(silu="scale", relu6="keep", least_noise=0.05)(changed, samples())
     added = [node for node in changed.nodes if "factors" in node.input(1)]
     assert [node.outputs[0] for node in added] == ["gate_scaled", "gate2_scaled"]
 
