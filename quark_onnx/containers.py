@@ -104,6 +104,19 @@ def subset(values: Mapping[K, T], keys: Iterable[K]) -> dict[K, T]:
     return {key: values[key] for key in keys if key in values}
 
 
+def differing(values: Mapping[K, T], usual: Mapping[K, object]) -> dict[K, T]:
+    """Return the part of a mapping whose values are not the usual ones.
+
+    >>> differing({"axis": 1, "bits": 8}, {"axis": 0, "bits": 8, "form": "qdq"})
+    {'axis': 1}
+    """
+    return {
+        key: values[key]
+        for key, value in usual.items()
+        if key in values and values[key] != value
+    }
+
+
 def without(values: Mapping[K, T], keys: Container[K]) -> dict[K, T]:
     """Return a mapping without some keys.
 

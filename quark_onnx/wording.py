@@ -32,3 +32,27 @@ def tally(pairs: Iterable[tuple[str, int]]) -> str:
     '3 Conv, 1 Relu'
     """
     return ", ".join(f"{count} {name}" for name, count in pairs)
+
+
+def in_units(count: int, units: Iterable[tuple[str, float]], digits: str) -> str:
+    """Return a number in the greatest unit that it reaches; empty below all units.
+
+    Args:
+        count: the number.
+        units: names and sizes of units, the greatest first.
+        digits: format of the number of units.
+    """
+    for unit, size in units:
+        if count >= size:
+            return f"{count / size:{digits}} {unit}"
+    return ""
+
+
+def byte_size(count: int) -> str:
+    """Return a number of bytes in decimal units.
+
+    >>> byte_size(1_234_000), byte_size(99)
+    ('1.23 MB', '99 bytes')
+    """
+    units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+    return in_units(count, units, ".3g") or f"{count} bytes"

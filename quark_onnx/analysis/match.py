@@ -87,9 +87,8 @@ def match(reference: Reading, other: Reading) -> Matching:
     walk = _Walk(reference, other)
     walk.match_inputs()
     walk.match_names()
-    for node in reference.graph.nodes:
-        if walk.computes(node):
-            walk.match_node(node)
+    for node in filter(walk.computes, reference.graph.nodes):
+        walk.match_node(node)
     walk.explain()
     return walk.found
 

@@ -12,6 +12,7 @@ from calibrators.layout import rows
 from quark_onnx.analysis.findings import Bins, Unmatched, WeightError
 from quark_onnx.analysis.match import Matching
 from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
+from quark_onnx.containers import among
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
 from quark_onnx.patterns.conv_and_gemm import output_axis
@@ -69,9 +70,7 @@ def weight_errors(
     """
     errors = list[WeightError]()
     missing = list[Unmatched]()
-    for node in reference.graph.nodes:
-        if node not in matching.nodes:
-            continue
+    for node in among(reference.graph.nodes, matching.nodes):
         twin = matching.nodes[node]
         operands = other.operands(twin)[1]
         for place, name in enumerate(node.inputs):

@@ -31,7 +31,7 @@ from quark_onnx.config.spec import (
 from quark_onnx.config.tensors import TensorOverride, tensor_override_of
 from quark_onnx.config.text import format_call, name_tuple, parse_call
 from quark_onnx.config.yaml_file import read_yaml
-from quark_onnx.containers import present
+from quark_onnx.containers import excluding, present
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
@@ -269,12 +269,12 @@ class QConfig:
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for name in ("op_types", "float_results", "follow_inputs", "nodes", "exclude"):
             object.__setattr__(self, name, name_tuple(getattr(self, name), name))
-        for op_type in self.follow_inputs:
-            if op_type not in FOLLOWERS:
-                raise ConfigError(
-                    f"follow_inputs holds {op_type!r}; it takes"
-                    f" {', '.join(FOLLOWERS)}{nearest(op_type, FOLLOWERS)}",
-                )
+        unknown = excluding(self.follow_inputs, FOLLOWERS)
+        if unknown:
+            raise ConfigError(
+                f"follow_inputs holds {unknown[0]!r}; it takes"
+                f" {', '.join(FOLLOWERS)}{nearest(unknown[0], FOLLOWERS)}",
+            )
         object.__setattr__(self, "optimizers", _optimizers(self.optimizers))
         require_all(self, _REQUIREMENTS)
         object.__setattr__(self, "tensors", tuple(self.tensors))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 
 from onnx import ModelProto, ValueInfoProto, helper
@@ -144,12 +145,12 @@ def _check_crossing(
             f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
             " name it as well",
         )
-    for name in crossing:
-        if not graph.elem_type(name):
-            raise ConfigError(
-                f"the cut goes through {name!r}, which is no tensor; cut in front of it"
-                " or behind it",
-            )
+    untyped = list(filterfalse(graph.elem_type, crossing))
+    if untyped:
+        raise ConfigError(
+            f"the cut goes through {untyped[0]!r}, which is no tensor; cut in front of it"
+            " or behind it",
+        )
 
 
 def _split(

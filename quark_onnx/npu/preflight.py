@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
@@ -39,7 +40,7 @@ from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import percentage
 from quark_onnx.targets import Target
-from quark_onnx.wording import counted, tally
+from quark_onnx.wording import counted, in_units, tally
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 
@@ -91,10 +92,8 @@ def _amount(operations: int) -> str:
     >>> _amount(1_070_000_000), _amount(2_500_000), _amount(640)
     ('1.07 GOPs', '2.50 MOPs', '640 operations')
     """
-    for unit, scale in (("GOPs", 1e9), ("MOPs", 1e6)):
-        if operations >= scale:
-            return f"{operations / scale:.2f} {unit}"
-    return f"{operations} operations"
+    units = (("GOPs", 1e9), ("MOPs", 1e6))
+    return in_units(operations, units, ".2f") or f"{operations} operations"
 
 
 @dataclass(frozen=True)
@@ -127,23 +126,17 @@ class Preflight:
     @property
     def subgraphs(self) -> int:
         """Return the number of partitions on the processor."""
-        return len(
-            {
-                number
-                for number, each in zip(self.pieces, self.placements, strict=True)
-                if each.device == NPU
-            },
-        )
+        return len(set(compress(self.pieces, self._on_npu)))
 
     @property
     def share(self) -> float:
         """Return the fraction of operations on the processor, in [0, 1]."""
-        there = sum(
-            n
-            for n, each in zip(self.operations, self.placements, strict=True)
-            if each.device == NPU
-        )
+        there = sum(compress(self.operations, self._on_npu))
         return there / max(1, sum(self.operations))
+
+    @property
+    def _on_npu(self) -> list[bool]:
+        return [each.device == NPU for each in self.placements]
 
     @property
     def amount(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from quark_onnx.containers import names_of
+from quark_onnx.containers import among, excluding, names_of
 from quark_onnx.errors import ConfigError, DataError, nearest
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.io import load
@@ -143,12 +143,12 @@ class _Run:
         self._codes: dict[str, Array] = {}
         self._inexact: list[str] = []
         written = [node.outputs[0] for node in self._pairs.quantizing]
-        for name in codes:
-            if name not in written:
-                raise ConfigError(
-                    f"codes are given for {name!r}, which no QuantizeLinear"
-                    f" writes{nearest(name, written)}",
-                )
+        unknown = excluding(codes, written)
+        if unknown:
+            raise ConfigError(
+                f"codes are given for {unknown[0]!r}, which no QuantizeLinear"
+                f" writes{nearest(unknown[0], written)}",
+            )
 
     def of(self, wanted: list[str], feeds: Mapping[str, Array]) -> Simulation:
         """Compute the wanted tensors."""
@@ -157,9 +157,8 @@ class _Run:
         for value in graph.inputs:
             if any(node in needed for node in graph.consumers(value.name)):
                 self._values[value.name] = self._feed(value.name, feeds)
-        for node in graph.nodes:
-            if node in needed:
-                self._compute(node)
+        for node in among(graph.nodes, needed):
+            self._compute(node)
         outputs = {name: self._result(name) for name in wanted}
         return Simulation(self._codes, outputs, tuple(self._inexact))
 

@@ -20,6 +20,7 @@ from quark_onnx.compat_onnxruntime import get_qdq_config
 from quark_onnx.compat_onnxruntime.execution_providers.qnn import get_qnn_qdq_config
 from quark_onnx.config import Override, QConfig
 from quark_onnx.config.checks import require_known
+from quark_onnx.containers import differing
 from quark_onnx.errors import ConfigError
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
@@ -150,13 +151,10 @@ def native_config(parameters: Parameters, model: str | Path) -> QConfig:
         ConfigError: a setting is unknown.
     """
     config = QConfig.of(parameters["quark_config"])
-    for name, default in _REPLACED.items():
-        if parameters.get(name, default) != default:
-            logger.warning(
-                "parameter %s=%r has no effect: quark_config decides it",
-                name,
-                parameters[name],
-            )
+    for name, value in differing(parameters, _REPLACED).items():
+        logger.warning(
+            "parameter %s=%r has no effect: quark_config decides it", name, value
+        )
     types = parameters.get("op_types_to_quantize") or ()
     excluded = () if types else _present(parameters.get("op_types_to_exclude"), model)
     overrides = (Override(op_types=excluded, keep=True),) if excluded else ()

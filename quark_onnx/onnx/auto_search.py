@@ -104,6 +104,8 @@ class AutoSearchConfig:
     search_stop_condition: ClassVar[dict[str, float]] = {}
 
 
+#: Settings without a default.
+_NEEDED = ("search_space", "model_input", "calib_data_reader")
 #: Settings without an effect, with their harmless values, and the reason.
 _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "search_metric": ((None, "L2"), "the noise at the outputs decides"),
@@ -226,9 +228,9 @@ class AutoSearchPro:
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        for name in ("search_space", "model_input", "calib_data_reader"):
-            if name not in config:
-                raise ConfigError(f"the configuration of a search has no {name}")
+        missing = excluding(_NEEDED, config)
+        if missing:
+            raise ConfigError(f"the configuration of a search has no {missing[0]}")
         self.config = config
         _warn(config)
 

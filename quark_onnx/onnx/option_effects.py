@@ -13,7 +13,7 @@ from onnx import ModelProto
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require_one_of
-from quark_onnx.containers import excluding, names_of, without
+from quark_onnx.containers import differing, excluding, names_of, of_type, without
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
@@ -92,9 +92,8 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
     """
 
     def apply(draft: Draft, value: object) -> None:
-        for algorithm in draft.algorithms:
-            if isinstance(algorithm, kind):
-                setattr(algorithm, parameter, value)
+        for algorithm in of_type(draft.algorithms, kind):
+            setattr(algorithm, parameter, value)
 
     return apply
 
@@ -311,13 +310,10 @@ def block_attributes(draft: Draft, attributes: Mapping[str, Any]) -> None:
 
     A warning names values that differ from AMD's defaults, which have no effect.
     """
-    for name, default in _BLOCK_DEFAULTS.items():
-        if attributes.get(name, default) != default:
-            logger.warning(
-                "%s=%r has no effect here: blocks lie along the summed axis",
-                name,
-                attributes[name],
-            )
+    for name, value in differing(attributes, _BLOCK_DEFAULTS).items():
+        logger.warning(
+            "%s=%r has no effect here: blocks lie along the summed axis", name, value
+        )
 
 
 def float_results(draft: Draft, op_types: Iterable[str] | None) -> None:

@@ -159,9 +159,8 @@ def _settings(
         settings["axis"] = first["axis"]
         if "scale" not in first:
             settings["symmetric"] = True  # as in onnxruntime for channels
-    for key in ("symmetric", "reduce_range"):
-        if key in first:
-            settings[key] = flag(first[key], f"{key} of {tensor!r}")
+    for key in among(("symmetric", "reduce_range"), first):
+        settings[key] = flag(first[key], f"{key} of {tensor!r}")
     for key, name in (
         ("scale", "scale"),
         ("zero_point", "zero_point"),

@@ -15,9 +15,8 @@ def embedding(node: Node, plan: PlanBuilder) -> None:
 
     The result is quantized where the format can hold a residual stream.
     """
-    for table in node.inputs[_TABLES]:
-        if plan.graph.is_constant(table):
-            plan.weight(node, table, axis=0, along=1)
+    for table in filter(plan.graph.is_constant, node.inputs[_TABLES]):
+        plan.weight(node, table, axis=0, along=1)
     if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:

@@ -18,9 +18,8 @@ def recurrent(node: Node, plan: PlanBuilder) -> None:
     """
     x = node.inputs[0]
     bias = node.input(3)
-    for w in node.inputs[1:3]:
-        if plan.graph.is_constant(w):
-            plan.weight(node, w, axis=0, along=2)
+    for w in filter(plan.graph.is_constant, node.inputs[1:3]):
+        plan.weight(node, w, axis=0, along=2)
     if plan.rounds_results(node):
         plan.activation(node, x, along=-1)
         plan.bias(node, bias, x, node.inputs[1])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from quark_onnx.containers import of_type
 from quark_onnx.errors import ConstraintError
 
 Key = Hashable
@@ -303,12 +304,11 @@ class Constraints:
     def tied(self) -> dict[Key, tuple[Key, ...]]:
         """Return the group of equal positions of each tied key, including the key."""
         groups: dict[Key, tuple[Key, ...]] = {}
-        for constraint in self.found:
-            if isinstance(constraint, Equal):
-                joined: dict[Key, None] = {}
-                for key in constraint.keys:
-                    joined.update(dict.fromkeys(groups.get(key, (key,))))
-                groups.update(dict.fromkeys(joined, tuple(joined)))
+        for constraint in of_type(self.found, Equal):
+            joined: dict[Key, None] = {}
+            for key in constraint.keys:
+                joined.update(dict.fromkeys(groups.get(key, (key,))))
+            groups.update(dict.fromkeys(joined, tuple(joined)))
         return groups
 
     def broken(self, at: Positions) -> list[tuple[Constraint, str]]:

@@ -20,6 +20,7 @@ from quark_onnx.page import (
 from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 from quark_onnx.report import decibels
 from quark_onnx.report.verdict.verdict import THRESHOLDS
+from quark_onnx.wording import byte_size
 
 Position = tuple[float, float]
 
@@ -330,12 +331,7 @@ def _span(found: SearchResult) -> str:
 
 
 def _size(count: int | None) -> str:
-    if count is None:
-        return "–"
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count} bytes"
+    return "–" if count is None else byte_size(count)
 
 
 def _time(seconds: float) -> str:

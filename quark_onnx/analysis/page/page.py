@@ -22,7 +22,7 @@ from quark_onnx.page.svg import short
 from quark_onnx.report import decibels, percentage
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.verdict import THRESHOLDS
-from quark_onnx.wording import tally
+from quark_onnx.wording import byte_size, tally
 
 _TOP = 12
 _CAUSES = 4
@@ -84,7 +84,7 @@ def _header(found: Analysis, before: str, after: str) -> str:
             _ratio(found.sqnr),
             f"at {worst.name}" if worst else "no float output",
         ),
-        ("Size", _size(found.bytes_after), _size_before(found)),
+        ("Size", byte_size(found.bytes_after), _size_before(found)),
         ("Samples", f"{found.samples:,}", "run by both models"),
         ("Tensors compared", f"{len(found.tensors):,}", kinds),
         ("Constants", f"{len(found.weights):,}", "weights and biases"),
@@ -103,7 +103,7 @@ def _worst_output(found: Analysis) -> OutputError | None:
 
 def _size_before(found: Analysis) -> str:
     """Return the size before; the ratio appears only for a smaller file."""
-    before = _size(found.bytes_before)
+    before = byte_size(found.bytes_before)
     ratio = f"{found.bytes_before / max(1, found.bytes_after):.2f}"
     if float(ratio) > 1:
         return f"{ratio}× smaller than {before}"
@@ -317,13 +317,6 @@ def _ratio(ratio: float | None) -> str:
     if math.isinf(ratio):
         return "<span>exact</span>" if ratio > 0 else "<span>lost</span>"
     return f"{ratio:.1f} <span>dB</span>".replace("-", "−")
-
-
-def _size(count: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count} bytes"
 
 
 _READING = """<section>
