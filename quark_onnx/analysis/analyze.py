@@ -210,6 +210,8 @@ class _Figures:
             has_grid=watch.view.grid is not None,
         )
         least, greatest, step = grid.extremes()
+        # Without a run on float inputs, the excess over the worst input estimates what the
+        # operator adds.
         added = max(0.0, nsr(sqnr) - nsr(source[1]))
         if local is not None:
             added = nsr(local)
@@ -263,6 +265,7 @@ def _ratios_of_parts(
     if has_grid and statistic.own is not None:
         of_grid = decibels(signal, statistic.own)
     if statistic.operator is not None:
+        # The errors of operator and grid are independent, so that their energies add up.
         local = decibels(signal, statistic.operator + (statistic.own or 0.0))
     return before, of_grid, local
 

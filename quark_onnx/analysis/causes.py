@@ -113,6 +113,8 @@ class Evidence:
         signal = self.statistic.total("signal") / max(1, self.statistic.count)
         if not signal:
             return 0.0
+        # Mean square of the bias error by the mean square of the tensor to which the bias is
+        # added.
         return min(1e3, nsr(weight.sqnr) * weight.rms**2 / signal)
 
     @property

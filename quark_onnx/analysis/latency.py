@@ -196,6 +196,7 @@ def measure_latency(
     ]
     slowest = max(1e-6, *(model.first_run for model in timed))
     runs = min(_RUNS, int(_SECONDS / 2 / slowest))
+    # In turns, so that a change of the clock or the load of the machine meets both models.
     runs_in_a_turn = max(1, runs // _TURNS)
     for _ in range(min(_TURNS, max(1, runs))):
         for model in timed:

@@ -91,9 +91,11 @@ def spread(
     if part.size == 1 or axis is None:
         return part.reshape(())
     if part.ndim == 1 and not block:
+        # One value per channel: (C,) becomes (1, ..., C, ..., 1).
         return part.reshape(along(axis, len(shape)))
     if part.ndim != len(shape):
         return part
+    # One value per block: repeated along the axis; the padding of the last block is cut off.
     length = shape[axis]
     block = block or -(-length // part.shape[axis])
     return np.take(

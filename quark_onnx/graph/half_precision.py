@@ -250,6 +250,7 @@ def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
     if store is not None and narrow.nbytes >= LEAST:
         tensor.CopyFrom(store.converted(tensor, narrow, np.float32))
         return
+    # Exact: float32 holds every float16 and every bfloat16.
     wide = narrow.astype(np.float32)
     tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
 
@@ -270,6 +271,7 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
         rename_entries(node.input, names)
         rename_entries(node.output, names)
     for body in bodies_of(graph.node):
+        # A name that a body defines hides the outer tensor of this name.
         _rename(body, without(names, defined_names(body)))
 
 

@@ -100,6 +100,7 @@ def without_those_in_padding(
         for attribute in node.attribute
     }
     same = attributes.get("auto_pad", b"NOTSET").startswith(b"SAME")
+    # With SAME, the number of windows is ceil(size / stride), whatever ceil_mode says.
     if not attributes.get("ceil_mode") or same:
         return False
     axes = _axes(attributes, shape)

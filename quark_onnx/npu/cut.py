@@ -170,6 +170,7 @@ def _split(
     read = _read_by(tail)
     still_read = [value for value in graph.fed if value.name in read]
     cut_values = [_value(graph, name) for name in crossing]
+    # A tensor at the cut that is an output of the model, too, is declared once.
     added = without(by_name(cut_values), names_of(early))
     return [
         _part(graph, front, graph.fed, [*early, *added.values()]),

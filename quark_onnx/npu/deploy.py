@@ -254,6 +254,7 @@ def _place(folder: Path) -> Path:
                 f"output {folder} holds {own}, which is of no earlier bundle; name a"
                 " new folder",
             )
+        # The test below creates missing parents, which are removed again.
         made = [parent for parent in place.parents if not parent.exists()]
         try:
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -52,6 +52,8 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     for node in among(graph.nodes, devices):
         inside = devices[node] == NPU
         leaders = beyond_pairs(node, graph.leaders)
+        # The first nodes off the processor have level -1, so that the nodes behind them are at
+        # level 0, as those at the inputs are.
         level = 0 if inside else -1
         for leader in leaders:
             exits = inside and devices[leader] != NPU

@@ -148,6 +148,7 @@ class Plan:
 
     def root(self, use: Use) -> Use:
         """Return the use that owns the scale: the end of a chain of SameAs entries."""
+        # A chain visits each entry once at most: a longer one is a cycle.
         for _ in range(len(self.entries) + 1):
             entry = self.entries.get(use)
             if not isinstance(entry, SameAs):

@@ -169,6 +169,8 @@ class PreprocessingCheck:
 
     def _found(self, session: Session) -> Iterator[Finding]:
         if self._given is not None and self._pictures() is not None:
+            # The float model runs on further samples only where pictures have alternatives to
+            # compare.
             for feeds in self._unknown:
                 self.add(feeds, _run(session, feeds))
         yield from token_findings(self._model, self._feeds)

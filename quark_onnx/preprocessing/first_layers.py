@@ -70,6 +70,7 @@ class FirstLayers:
         found = []
         for count, first, second in totals:
             mean = first / count
+            # Rounding can make a variance of 0 slightly negative.
             found.append((mean, np.maximum(second / count - mean * mean, 0)))
         return found
 

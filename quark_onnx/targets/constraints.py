@@ -243,6 +243,7 @@ class Shift:
 
     def _give(self, at: Positions, key: Key, excess: int) -> bool:
         """Move a possibly repeated factor until no excess is left."""
+        # A factor that occurs twice, as in x * x, moves the sum by two positions at a time.
         times = 1 if self.smallest else self.plus.count(key)
         distance = -(-abs(excess) // times)
         if excess > 0:

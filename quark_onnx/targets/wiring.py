@@ -228,6 +228,8 @@ def _product(
     ]
     b = wiring.read(node, 2) if node.input(2) else None
     if b is not None:
+        # Two shifts of the bias: against the products by i + w - b, and against the output by b -
+        # o.
         least = 0 if wiring.leaks(node) else None
         constraints.append(
             Shift(
