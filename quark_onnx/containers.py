@@ -11,12 +11,23 @@ T = TypeVar("T")
 N = TypeVar("N", bound="Named")
 
 
+K_contra = TypeVar("K_contra", contravariant=True)
+T_co = TypeVar("T_co", covariant=True)
+
+
 class Named(Protocol):
     """Anything with a name: a node, a tensor, an algorithm, a file."""
 
     @property
     def name(self) -> str:
         """The name."""
+
+
+class Indexed(Protocol[K_contra, T_co]):
+    """A mapping or a sequence."""
+
+    def __getitem__(self, key: K_contra, /) -> T_co:
+        """Return the value under a key, or at a place."""
 
 
 def names_of(values: Iterable[Named]) -> list[str]:
@@ -102,6 +113,15 @@ def subset(values: Mapping[K, T], keys: Iterable[K]) -> dict[K, T]:
     {'b': 2}
     """
     return {key: values[key] for key in keys if key in values}
+
+
+def values_at(values: Indexed[K, T], keys: Iterable[K]) -> list[T]:
+    """Return the values under some keys of a mapping, or at some places of a sequence.
+
+    >>> values_at({"a": 1, "b": 2}, "ba"), values_at([3, 4, 5], (0, 2))
+    ([2, 1], [3, 5])
+    """
+    return list(map(values.__getitem__, keys))
 
 
 def differing(values: Mapping[K, T], usual: Mapping[K, object]) -> dict[K, T]:

@@ -22,6 +22,7 @@ from quark_onnx.cli.parsing import (
     path,
     progress_of,
 )
+from quark_onnx.containers import values_at
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import decibels
@@ -222,7 +223,7 @@ def _space_of(options: Namespace) -> Space:
         if words is not None:
             settings[name] = () if words == ["none"] else words
     if options.granularity:
-        settings["per_channel"] = [_GRANULARITIES[word] for word in options.granularity]
+        settings["per_channel"] = values_at(_GRANULARITIES, options.granularity)
     try:
         return Space(**settings)
     except ConfigError as error:

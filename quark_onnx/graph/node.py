@@ -96,6 +96,10 @@ class Node:
                 return value
         return default
 
+    def lacking(self, names: Iterable[str]) -> list[str]:
+        """Return the names of attributes that the node does not have."""
+        return excluding(names, names_of(self._proto.attribute))
+
     def set_attribute(self, name: str, value: Any) -> None:
         """Set the value of an attribute."""
         self.drop_attribute(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from quark_onnx.containers import values_at
 from quark_onnx.npu.placement import ABORT, NPU, NodePlacement
 from quark_onnx.npu.preflight import Group, Preflight
 from quark_onnx.page import (
@@ -153,12 +154,12 @@ def _boxes(found: Preflight) -> list[_Box]:
     boxes = []
     for number in rows:
         places = [place for place, each in enumerate(found.pieces) if each == number]
-        placements = tuple(found.placements[place] for place in places)
+        placements = tuple(values_at(found.placements, places))
         boxes.append(
             _Box(
                 number,
                 placements,
-                sum(found.operations[place] for place in places),
+                sum(values_at(found.operations, places)),
                 rows[number],
             ),
         )

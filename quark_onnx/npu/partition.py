@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quark_onnx.containers import among, present
+from quark_onnx.containers import among, flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -105,9 +105,9 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
     for value in graph.fed:
         counts[EDGE] += 1
         counts.update(map(device_beside, graph.consumers(value.name)))
-    fused = {id(node) for start in graph.nodes for node in _chain(graph, start)[1:]}
+    fused = set(flattened(_chain(graph, start)[1:] for start in graph.nodes))
     for node in graph.nodes:
-        starts_a_chain = id(node) not in fused
+        starts_a_chain = node not in fused
         if node.kind in LAYERS or (starts_a_chain and node.kind in _ELEMENTWISE):
             counts[device_beside(node)] += sum(map(graph.is_constant, node.inputs))
         if not starts_a_chain or not node.outputs:

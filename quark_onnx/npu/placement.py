@@ -243,9 +243,7 @@ def _has_automatic_pads(node: Node) -> bool:
 def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
     """Refuse a Conv whose attributes are left to their defaults."""
     implied = ["pads"] if _has_automatic_pads(node) else []
-    missing = [
-        name for name in excluding(_WRITTEN, implied) if node.attribute(name) is None
-    ]
+    missing = node.lacking(excluding(_WRITTEN, implied))
     if not missing:
         return None
     reason = f"attributes missing: {', '.join(missing)}"

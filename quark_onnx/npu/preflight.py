@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
 from quark_onnx.config.checks import require
-from quark_onnx.containers import excluding
+from quark_onnx.containers import excluding, values_at
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, Node, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
@@ -265,7 +265,7 @@ def preflight(
         release,
         tuple(placements),
         tuple(operations(graph, node) for node in nodes),
-        tuple(numbers[node] for node in nodes),
+        tuple(values_at(numbers, nodes)),
         _links(graph, numbers),
         {
             device: counts[device]

@@ -121,7 +121,7 @@ def _attributes(graph: Graph) -> Iterator[Finding]:
     for node in graph.nodes:
         rule, names = _ASKED.get(node.kind, ("", ()))
         automatic = node.attribute("auto_pad", "NOTSET") in _AUTOMATIC
-        missing = [name for name in names if node.attribute(name) is None]
+        missing = node.lacking(names)
         if automatic and rule == "G4":
             yield Finding(rule, node.name, f"auto_pad is {node.attribute('auto_pad')}")
         elif missing and not (automatic and missing == ["pads"]):

@@ -20,6 +20,7 @@ from quark_onnx.containers import (
     flattened,
     names_of,
     present,
+    values_at,
     without,
 )
 from quark_onnx.convert import convert
@@ -314,7 +315,7 @@ class _Names:
                 f"no node of the model is called {unknown[0]!r}"
                 f"{nearest(unknown[0], nodes)}",
             )
-        return [nodes[name] for name in names]
+        return values_at(nodes, names)
 
     def _warned(
         self,

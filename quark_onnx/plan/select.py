@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
-from quark_onnx.containers import by_name, excluding, flattened, names_of
+from quark_onnx.containers import by_name, excluding, flattened, names_of, values_at
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import inner_nodes, kinds_of
@@ -174,7 +174,7 @@ def _named(graph: Graph, patterns: Iterable[str], strict: bool) -> list[Node]:
         hits = _matches(pattern, names)
         if strict and not hits:
             _check_matches_inside(graph, pattern, names)
-        found += [names[name] for name in hits]
+        found += values_at(names, hits)
     return found
 
 

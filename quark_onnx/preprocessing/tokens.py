@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.containers import by_name, names_of
+from quark_onnx.containers import by_name, flattened, names_of
 from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -46,8 +46,8 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
                 "set it to 1 where there are tokens",
             )
             return
-    rows = [row for feed in feeds for row in _rows(feed, identifiers, masks)]
-    rows = list(filter(len, rows))
+    sequences = flattened(_rows(feed, identifiers, masks) for feed in feeds)
+    rows = list(filter(len, sequences))
     if len(rows) < _SAMPLES:
         return
     tokens = np.concatenate(rows)

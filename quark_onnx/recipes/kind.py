@@ -80,7 +80,7 @@ def _is_superres(graph: Graph) -> str:
     shapes = list(map(graph.sizes, inputs))
     images = [shape for shape in shapes if len(shape) == _IMAGE_RANK]
     results = list(map(graph.sizes, names_of(graph.outputs)))
-    if len(images) != 1 or [len(shape) for shape in results] != [_IMAGE_RANK]:
+    if len(images) != 1 or list(map(len, results)) != [_IMAGE_RANK]:
         return ""
     before, after = images[0], results[0]
     channels = after[1]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
-from quark_onnx.containers import among, excluding, flattened, subset
+from quark_onnx.containers import among, excluding, flattened, present, subset
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
@@ -58,26 +58,19 @@ class LayerStream:
             ModelError: onnxruntime does not run the segment on its own.
         """
         wanted = excluding(tensors, self._at_hand)
-        ends = [
-            node
-            for tensor in wanted
-            if (node := self.graph.producer(tensor)) is not None
-        ]
         needed = reach(
-            ends,
+            present(map(self.graph.producer, wanted)),
             lambda node: excluding(self.graph.leaders(node), self._done),
         )
-        piece = [
-            node
-            for node in self.graph.nodes
-            if node in needed and node not in self._done
-        ]
+        piece = among(excluding(self.graph.nodes, self._done), needed)
         self._done |= set(piece)
-        kept = [
-            name for name in self._at_hand if name in tensors or self._awaited(name)
-        ]
+
+        def is_needed(name: str) -> bool:
+            return name in tensors or self._awaited(name)
+
+        kept = list(filter(is_needed, self._at_hand))
         made = dict.fromkeys(flattened(node.results for node in piece))
-        results = [name for name in made if name in tensors or self._awaited(name)]
+        results = list(filter(is_needed, made))
         if not piece and len(kept) == len(self._at_hand):
             return
         try:

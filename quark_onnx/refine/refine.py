@@ -253,8 +253,9 @@ class _Run:
 
 def _open(plan: Plan, places: list[LayerTask]) -> Plan:
     """Return the plan with float weights and biases where codes are to be chosen."""
-    uses = [use for place in places for use in (place.use, Use(place.bias))]
-    return plan.without(BiasOf, uses=uses)
+    weights = {place.use for place in places}
+    biases = {Use(place.bias) for place in places}
+    return plan.without(BiasOf, uses=weights | biases)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # a NaN loss is never better

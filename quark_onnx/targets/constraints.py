@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Protocol
 
-from quark_onnx.containers import of_type
+from quark_onnx.containers import of_type, values_at
 from quark_onnx.errors import ConstraintError
 
 Key = Hashable
@@ -98,20 +99,20 @@ class Equal:
 
     def broken(self, at: Positions) -> str:
         """Return the figures of a violation; empty if the constraint holds."""
-        positions = [at[key] for key in self.keys]
+        positions = values_at(at, self.keys)
         if len(set(positions)) > 1:
             return f"positions {', '.join(map(str, positions))}"
         return ""
 
     def settle(self, at: Positions) -> bool:
         """Satisfy the constraint by the cheapest move."""
-        return _set(at, self.keys, min(at[key] for key in self.keys))
+        return _set(at, self.keys, min(values_at(at, self.keys)))
 
     lower = settle
 
     def lift(self, floors: Positions) -> bool:
         """Raise lower bounds."""
-        return _set(floors, self.keys, max(floors[key] for key in self.keys))
+        return _set(floors, self.keys, max(values_at(floors, self.keys)))
 
     rise = lift
 
@@ -127,14 +128,14 @@ class Near:
 
     def broken(self, at: Positions) -> str:
         """Return the figures of a violation; empty if the constraint holds."""
-        positions = [at[key] for key in self.keys]
+        positions = values_at(at, self.keys)
         if max(positions) - min(positions) > self.most:
             return f"positions {', '.join(map(str, positions))}"
         return ""
 
     def settle(self, at: Positions) -> bool:
         """Satisfy the constraint by the cheapest move."""
-        limit = min(at[key] for key in self.keys) + self.most
+        limit = min(values_at(at, self.keys)) + self.most
         return _set(
             at,
             [key for key in self.keys if at[key] > limit],
@@ -145,7 +146,7 @@ class Near:
 
     def lift(self, floors: Positions) -> bool:
         """Raise lower bounds."""
-        limit = max(floors[key] for key in self.keys) - self.most
+        limit = max(values_at(floors, self.keys)) - self.most
         return _set(
             floors,
             [key for key in self.keys if floors[key] < limit],
@@ -215,7 +216,7 @@ class Shift:
         if self.free:
             return False
         raised = False
-        plus = [floors[key] for key in self.plus]
+        plus = values_at(floors, self.plus)
         base = floors[self.minus[0]] if self.minus else 0
         # With several factors either may move: no bound follows for a single one.
         if self.least is not None and (self.smallest or len(plus) == 1):
@@ -260,8 +261,8 @@ class Shift:
 
     def _value(self, at: Positions) -> int:
         """Return the shift in bits."""
-        plus = [at[key] for key in self.plus]
-        return self._sum(plus) - sum(at[key] for key in self.minus)
+        plus = values_at(at, self.plus)
+        return self._sum(plus) - sum(values_at(at, self.minus))
 
     def _sum(self, plus: Sequence[int]) -> int:
         """Return the position of a sum, which is the coarsest, or that of a product."""
@@ -314,8 +315,9 @@ class Constraints:
 
     def broken(self, at: Positions) -> list[tuple[Constraint, str]]:
         """Return the violated constraints, with figures."""
-        violations = [(constraint, constraint.broken(at)) for constraint in self.found]
-        return [(constraint, figures) for constraint, figures in violations if figures]
+        figures = [constraint.broken(at) for constraint in self.found]
+        pairs = zip(self.found, figures, strict=True)
+        return list(compress(pairs, figures))
 
     def settle(self, at: Positions) -> Positions:
         """Return nearby positions that satisfy the constraints.

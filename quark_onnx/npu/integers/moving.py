@@ -7,7 +7,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import of_type
+from quark_onnx.containers import of_type, values_at
 from quark_onnx.npu.integers.call import Call, Operator, Real, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 
@@ -41,7 +41,7 @@ def shape(call: Call) -> list[Value]:
 def join(call: Call) -> list[Value]:
     """Join values at their finest position: Concat, and the fill value of Pad."""
     joined = _joined(call)
-    inputs = [call.inputs[place] for place in joined]
+    inputs = values_at(call.inputs, joined)
     real = of_type(inputs, Real)
     if not real:
         values, position, divisor = aligned(list(map(call.fixed, joined)))

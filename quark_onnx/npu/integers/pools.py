@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.containers import values_at
 from quark_onnx.kernels.im2col import windowed
 from quark_onnx.npu.integers.call import Call, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times
@@ -85,7 +86,7 @@ def reduce_mean(call: Call) -> list[Value]:
     if not axes and call.node.attribute("noop_with_empty_axes", 0):
         return [call.fixed(0)]
     chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))
-    count = prod(shape[axis] for axis in chosen)
+    count = prod(values_at(shape, chosen))
     return [
         _mean(
             call,
@@ -155,7 +156,7 @@ def _mean(
     factor: tuple[int, int, int],
 ) -> Fixed:
     x = call.fixed(0)
-    count = prod(x.values.shape[axis] for axis in axes)
+    count = prod(values_at(x.values.shape, axes))
     sums = Fixed(x.values.sum(axis=axes, keepdims=keepdims), x.position, x.divisor)
     return _average(call, sums, np.array(count), factor)
 
