@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def counted(count: int, noun: str) -> str:
@@ -56,3 +56,21 @@ def byte_size(count: int) -> str:
     """
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
     return in_units(count, units, ".3g") or f"{count} bytes"
+
+
+def prefixed(start: str, lines: Iterable[str]) -> list[str]:
+    """Return lines with a common start.
+
+    >>> prefixed("note: ", ["a", "b"])
+    ['note: a', 'note: b']
+    """
+    return [f"{start}{line}" for line in lines]
+
+
+def labelled(texts: Mapping[str, object]) -> list[str]:
+    """Return a line for each entry of a mapping.
+
+    >>> labelled({"conv": "excluded", "relu": 3})
+    ['conv: excluded', 'relu: 3']
+    """
+    return [f"{name}: {text}" for name, text in texts.items()]

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import names_of
+from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
 from quark_onnx.graph.node import makers_of
@@ -232,8 +232,7 @@ class _Timed:
                 integers=True,
                 what=f"the {name} model",
             )
-            names = set(names_of(self._session.get_inputs()))
-            self._feeds = {key: sample[key] for key in sample if key in names}
+            self._feeds = subset(sample, names_of(self._session.get_inputs()))
             self.first_run: float = self._session.seconds(self._feeds, 1)[0]
         except RuntimeCrash:
             raise

@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
-from quark_onnx.containers import excluding, names_of
+from quark_onnx.containers import excluding, names_of, subset
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import rename_entries
+from quark_onnx.graph.shapes import untyped
 from quark_onnx.report.measure import OutputError, Total
 
 
@@ -71,9 +72,7 @@ class Side:
         exposed = ModelProto()
         exposed.CopyFrom(model)
         shown = set(names_of(exposed.graph.output))
-        exposed.graph.output.extend(
-            ValueInfoProto(name=name) for name in self._names if name not in shown
-        )
+        exposed.graph.output.extend(untyped(excluding(self._names, shown)))
         self._title = title
         try:
             self._session = open_session(
@@ -85,12 +84,12 @@ class Side:
             raise ModelError(
                 f"onnxruntime cannot load the {title} model: {error}",
             ) from error
-        self._inputs = set(names_of(self._session.get_inputs()))
+        self._inputs = names_of(self._session.get_inputs())
         self._outputs = names_of(model.graph.output)
 
     def run(self, sample: Mapping[str, Any], index: int) -> dict[str, Any]:
         """Return exposed tensors, outputs and inputs on a sample, by name."""
-        feeds = {name: value for name, value in sample.items() if name in self._inputs}
+        feeds = subset(sample, self._inputs)
         names = list(dict.fromkeys([*self._outputs, *self._names]))
         try:
             values = self._session.run(names, feeds)

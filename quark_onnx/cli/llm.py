@@ -19,6 +19,7 @@ from quark_onnx.cli.parsing import (
     path,
 )
 from quark_onnx.errors import ConstraintError
+from quark_onnx.wording import prefixed
 
 NAME = "llm"
 #: Deprecated names of options, by action.
@@ -127,7 +128,7 @@ def _validate(options: Namespace) -> Answer:
             result.verdict,
             {"output": result.folder, "mended": list(result.notes)},
         )
-        head = [f"repaired: {note}" for note in result.notes]
+        head = prefixed("repaired: ", result.notes)
         if result.folder:
             head.append(f"written: {result.folder}")
         else:

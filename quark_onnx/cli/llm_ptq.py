@@ -42,6 +42,7 @@ from quark_onnx.torch.config.language_recipes import (
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.wording import labelled, prefixed, tally
 
 #: The options of both actions.
 _SOURCE = "folder of a Hugging Face model with safetensors files"
@@ -560,14 +561,14 @@ def _answer(
         ),
     ]
     if options.verbose:
-        lines += [f"float: {name}: {reason}" for name, reason in report.kept.items()]
-    lines += [f"{name}: {text}" for name, text in report.gains().items()]
+        lines += prefixed("float: ", labelled(report.kept))
+    lines += labelled(report.gains())
     if report.kept_codes:
         count = len(report.kept_codes)
         lines.append(f"{count} layers have the format already and keep their codes")
     if mixture is not None:
         lines.append(_mixed(mixture))
-    lines += [f"note: {note}" for note in report.notes]
+    lines += prefixed("note: ", report.notes)
     if found.before is not None:
         lines.append(
             f"perplexity: {found.before:.4f} float, {found.after:.4f} quantized, on all"
@@ -659,7 +660,7 @@ def _validation(options: Namespace) -> str:
 
 def _mixed(mixture: Any) -> str:
     counts = Counter(group.chosen.scheme for group in mixture.groups)
-    groups = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    groups = tally(sorted(counts.items()))
     return (
         f"mixture: {mixture.bits:.3f} bits per weight of the quantized layers; groups of"
         f" layers: {groups}"
@@ -745,7 +746,7 @@ def gguf(options: Namespace) -> Answer:
         f"{written.path}: "
         + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items()),
     ]
-    lines += [f"note: {note}" for note in written.notes]
+    lines += prefixed("note: ", written.notes)
     path = Path(written.path)
     file_size = torch_side("quark_onnx.torch.pipelines.verdict").file_size
     lines.append(f"size: {file_size(path.stat().st_size)}")

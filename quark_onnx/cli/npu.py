@@ -28,6 +28,7 @@ from quark_onnx.graph.io import load
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.registry import NPU_RECIPES, TARGETS
+from quark_onnx.wording import prefixed
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
@@ -138,7 +139,7 @@ def _check(options: Namespace) -> Answer:
             f"{found.errors} rules of {found.target.name} are broken"
         )
     return Answer(
-        "\n".join([*(f"repaired: {note}" for note in notes), str(found)]),
+        "\n".join([*prefixed("repaired: ", notes), str(found)]),
         document,
         failure,
     )

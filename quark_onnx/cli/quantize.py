@@ -43,6 +43,7 @@ from quark_onnx.config import to_dict
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
 from quark_onnx.report import Report
+from quark_onnx.wording import labelled, prefixed
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
@@ -190,11 +191,11 @@ def _complete(report: Report) -> Iterator[str]:
     sections = [
         (
             "nodes stayed float",
-            [f"{name}: {reason}" for name, reason in report.kept_nodes.items()],
+            labelled(report.kept_nodes),
         ),
         (
             "tensors stayed float",
-            [f"{name}: {reason}" for name, reason in report.kept_tensors.items()],
+            labelled(report.kept_tensors),
         ),
         ("notes", report.notes),
     ]
@@ -202,4 +203,4 @@ def _complete(report: Report) -> Iterator[str]:
     for title, lines in sections:
         if lines:
             yield f"{len(lines)} {title}:"
-        yield from (f"  {line}" for line in lines)
+        yield from prefixed("  ", lines)

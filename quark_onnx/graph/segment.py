@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
-from quark_onnx.graph.shapes import ir_version_for
+from quark_onnx.graph.shapes import ir_version_for, untyped
 
 
 def segment(
@@ -46,7 +46,7 @@ def segment(
             part.initializer.append(graph.initializers[name])
             # An initializer that is also an input is only a default.
             part.input.extend(value for value in graph.inputs if value.name == name)
-    part.output.extend(ValueInfoProto(name=name) for name in results)
+    part.output.extend(untyped(results))
     model.ir_version = ir_version_for(model)
     return model
 

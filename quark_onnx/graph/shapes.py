@@ -137,6 +137,11 @@ def declared_values(graph: GraphProto) -> Iterator[ValueInfoProto]:
     yield from graph.output
 
 
+def untyped(names: Iterable[str]) -> list[ValueInfoProto]:
+    """Return declarations of outputs by name alone; onnxruntime infers their types."""
+    return [ValueInfoProto(name=name) for name in names]
+
+
 def is_tensor(value: ValueInfoProto) -> bool:
     """Return whether a value is declared as a tensor, not as a sequence, optional or map."""
     return bool(value.type.WhichOneof("value") == "tensor_type")

@@ -11,7 +11,7 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import names_of
+from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.steps import Reference, Sample
@@ -85,7 +85,7 @@ def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
         session = open_session(tail, what="the model behind")
         session.run(
             None,
-            {value.name: arrays[value.name] for value in session.get_inputs()},
+            subset(arrays, names_of(session.get_inputs())),
         )
     except Exception as error:  # onnxruntime raises many unrelated types
         raise ModelError(

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, ValueInfoProto
+from onnx import TensorProto
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.shapes import untyped
 from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan
 from quark_onnx.refine.acceptance import min_output_sqnr
@@ -68,7 +69,7 @@ class InputMeans:
             if key not in self._names and not skipped(node.input(0)):
                 groups, _, inputs = layer.shape(graph)[:3]
                 self._names[key] = _add_mean(self.graph, *key, groups * inputs)
-        self.graph.outputs += [ValueInfoProto(name=name) for name in self.names]
+        self.graph.outputs += untyped(self.names)
 
     @property
     def names(self) -> list[str]:
@@ -250,7 +251,7 @@ def _means_of(
     model = means.graph.to_model()
     names = means.names
     del model.graph.output[:]
-    model.graph.output.extend(ValueInfoProto(name=name) for name in names)
+    model.graph.output.extend(untyped(names))
     session = open_session(
         model,
         threads=1,

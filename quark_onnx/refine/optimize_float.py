@@ -27,6 +27,7 @@ from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.calibration import Calibration
 from quark_onnx.steps.prepare import unchanged
 from quark_onnx.steps.run import Reference, Sample, run
+from quark_onnx.wording import prefixed
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +221,7 @@ class _Rewriter:
             count = variant(candidate, shown, self._rounding)
             candidate.drop_unused()
             candidate.infer()
-            remarks = [f"{name}: {note}" for note in getattr(count, "notes", ())]
+            remarks = prefixed(f"{name}: ", getattr(count, "notes", ()))
             if not count:
                 if variant is variants[-1][0] and not rewritten:
                     self.notes += [f"{name}: nothing to do", *remarks]

@@ -40,6 +40,7 @@ from quark_onnx.refine.stored_activation import StoredActivation, store_activati
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
+from quark_onnx.wording import prefixed
 
 #: Bytes of activations per model kept in memory between layers; the rest is stored in files.
 _MEMORY = 1 << 29
@@ -80,7 +81,7 @@ def refine(  # noqa: PLR0913
         ModelError: the graph does not run segment by segment.
     """
     places, left = places_in(graph, plan, params)
-    result = Refinement(notes=[f"not optimized: {reason}" for reason in left])
+    result = Refinement(notes=prefixed("not optimized: ", left))
     if not places:
         result.notes.append("no layer has codes to be chosen")
         return result
