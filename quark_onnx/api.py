@@ -17,7 +17,8 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.config import QConfig
-from quark_onnx.config.checks import require
+from quark_onnx.config.checks import require, require_known
+from quark_onnx.config.spec import is_dynamic
 from quark_onnx.containers import excluding
 from quark_onnx.errors import ConfigError, crash_errors, nearest
 from quark_onnx.graph import Graph, gather_constants, inlined, upcast_to_float32
@@ -228,10 +229,7 @@ def calibrate(  # noqa: PLR0913
     ['x', 'y']
     >>> quantized = quantize(dense, None, "A8W8", ranges=ranges).model
     """  # noqa: E501
-    if format not in FORMATS:
-        raise ConfigError(
-            f"unknown format of ranges {format!r}{nearest(format, FORMATS)}"
-        )
+    require_known(format, FORMATS, "unknown format of ranges")
     settings = QConfig.of(config).with_(optimizers=(), search=0)
     if settings.activation is None or not settings.activation.measured:
         raise ConfigError(
@@ -318,7 +316,7 @@ def _quantize_dynamic(
     isolate: bool = False,
 ) -> ModelProto:
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
-    if config.activation is None or not config.activation.dynamic:
+    if not is_dynamic(config.activation):
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
     return quantize(
         model,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quark_onnx.analysis.keys import config_key
 from quark_onnx.config import QConfig
 from quark_onnx.config.qconfig import parse_optimizer
-from quark_onnx.config.spec import check_names, parse_calibrator
+from quark_onnx.config.spec import check_names, is_measured, parse_calibrator
 from quark_onnx.config.text import format_call
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
@@ -190,7 +190,7 @@ class Space:
         picked = {axis: self.axes[axis][label] for axis, label in choices.items()}
         config: QConfig = picked["preset"]
         name = [choices["preset"]]
-        if picked["calibrator"] and _is_calibrated(config):
+        if picked["calibrator"] and is_measured(config.activation):
             config = config.with_(calibrator=picked["calibrator"])
             name.append(choices["calibrator"])
         per_channel = picked["granularity"]
@@ -262,12 +262,6 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     if isinstance(value, str | bool | Path | Mapping) or not hasattr(value, "__iter__"):
         return (value,)
     return tuple(value)
-
-
-def _is_calibrated(config: QConfig) -> bool:
-    """Return True if a calibrator chooses the ranges of activations."""
-    activation = config.activation
-    return activation is not None and activation.measured
 
 
 def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:

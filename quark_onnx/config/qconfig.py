@@ -25,6 +25,8 @@ from quark_onnx.config.spec import (
     QuantizationSpec,
     check_granularity,
     check_names,
+    is_dynamic,
+    is_measured,
     settings_of,
     spec_of,
 )
@@ -292,8 +294,7 @@ class QConfig:
 
     def _check_dynamic(self) -> None:
         """Check that integer products with dynamic activations support the weights."""
-        dynamic = self.activation is not None and self.activation.dynamic
-        if not dynamic or self.form != "operators":
+        if not is_dynamic(self.activation) or self.form != "operators":
             return
         overrides = [override.weight for override in self.overrides]
         for spec in present([self.weight, *overrides]):
@@ -431,7 +432,7 @@ class QConfig:
     def measures(self) -> bool:
         """Whether calibration data is needed for scales."""
         specs = [self.activation, *(override.activation for override in self.overrides)]
-        return any(spec.measured for spec in present(specs))
+        return any(map(is_measured, specs))
 
     @property
     def rereads(self) -> bool:

@@ -246,6 +246,21 @@ class QuantizationSpec:
         return " ".join(parts)
 
 
+def is_dynamic(spec: QuantizationSpec | None) -> bool:
+    """Return whether each run computes the scale of an activation; not so for float (None)."""
+    return spec is not None and spec.dynamic
+
+
+def is_measured(spec: QuantizationSpec | None) -> bool:
+    """Return whether the scale of an activation is measured on data; not so for float (None)."""
+    return spec is not None and spec.measured
+
+
+def has_powers_of_two(spec: QuantizationSpec | None) -> bool:
+    """Return whether scales are powers of two; not so for float (None)."""
+    return spec is not None and spec.pow2
+
+
 def _element(dtype: DType) -> str:
     """Return the element type of a microscaling format; empty for other formats."""
     return dtype.element if isinstance(dtype, Block) else ""

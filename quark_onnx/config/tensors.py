@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,8 @@ from quark_onnx.config.checks import (
     require_all,
 )
 from quark_onnx.config.spec import QuantizationSpec, check_names, settings_of
-from quark_onnx.config.text import name_tuple
+from quark_onnx.config.text import changed_settings, name_tuple
+from quark_onnx.containers import without
 from quark_onnx.dtypes import DType, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
@@ -261,13 +262,7 @@ class TensorOverride:
 
     def merged(self, later: TensorOverride) -> TensorOverride:
         """Return the override changed by a later override."""
-        changes = {
-            f.name: getattr(later, f.name)
-            for f in fields(later)
-            if f.name not in ("tensors", "readers")
-            and getattr(later, f.name) != f.default
-        }
-        return replace(self, **changes)
+        return replace(self, **without(changed_settings(later), ("tensors", "readers")))
 
 
 def tensor_override_of(data: object) -> TensorOverride:

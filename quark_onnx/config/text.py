@@ -7,6 +7,7 @@ from typing import Any
 
 from calibrators.shown import short
 from quark_onnx.config.checks import require
+from quark_onnx.containers import differing
 from quark_onnx.errors import ConfigError
 
 
@@ -85,11 +86,14 @@ def _value(text: str) -> Any:
 
 def format_call(value: Any) -> str:
     """Return the text of an object with a name, without default settings."""
-    changed = [
-        f"{field.name}={getattr(value, field.name)}"
-        for field in fields(value)
-        if getattr(value, field.name) != field.default
-    ]
+    changed = changed_settings(value)
     if not changed:
         return str(value.name)
-    return f"{value.name}:{','.join(changed)}"
+    settings = ",".join(f"{name}={setting}" for name, setting in changed.items())
+    return f"{value.name}:{settings}"
+
+
+def changed_settings(value: Any) -> dict[str, Any]:
+    """Return the fields of an object whose values are not the defaults, by name."""
+    settings = {field.name: getattr(value, field.name) for field in fields(value)}
+    return differing(settings, {field.name: field.default for field in fields(value)})

@@ -14,6 +14,7 @@ from onnx import ModelProto
 from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from quark_onnx.api import quantize
 from quark_onnx.config import Override, QConfig, TensorOverride
+from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.containers import (
     by_name,
     excluding,
@@ -347,7 +348,7 @@ def _beyond(
 
 
 def _pow2(draft: Draft) -> bool:
-    return draft.activation is not None and draft.activation.pow2
+    return has_powers_of_two(draft.activation)
 
 
 def _converted(draft: Draft, model: Any) -> Any:

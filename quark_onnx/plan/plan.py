@@ -12,6 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from quark_onnx.config import TensorOverrides
+from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan.entries import Entry, Keep, Quantize, SameAs, Use
@@ -211,8 +212,7 @@ class Plan:
 
     def integer_only(self, node: Node) -> bool:
         """Return whether the engine has no float arithmetic, as power-of-two scales imply."""
-        spec = self.specs[node].activation
-        return spec is not None and spec.pow2
+        return has_powers_of_two(self.specs[node].activation)
 
     def rounds_results(self, node: Node) -> bool:
         """Return whether the engine rounds results for lack of float arithmetic or of float32."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
+from quark_onnx.config.spec import is_dynamic
 from quark_onnx.containers import by_name, excluding, flattened, names_of, values_at
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
@@ -45,7 +46,7 @@ class NodeSpec:
     @property
     def dynamic(self) -> bool:
         """Whether each run computes the scales of the activations."""
-        return self.activation is not None and self.activation.dynamic
+        return is_dynamic(self.activation)
 
 
 def select(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quark_onnx.config import QConfig
-from quark_onnx.config.spec import QuantizationSpec
+from quark_onnx.config.spec import QuantizationSpec, is_dynamic
 from quark_onnx.dtypes import Integer
 from quark_onnx.targets.target import Target
 
@@ -47,7 +47,7 @@ def _integer_name(
         name += f"A{activation.dtype.bits}"
     if weight is not None:
         name += f"W{weight.dtype.bits}"
-    if activation is not None and activation.dynamic:
+    if is_dynamic(activation):
         return f"dynamic {name}"
     return name or "float"
 

@@ -8,6 +8,7 @@ from math import isfinite
 from pathlib import Path
 
 from quark_onnx.analysis.search import Candidate, SearchResult
+from quark_onnx.containers import present
 from quark_onnx.page import (
     Action,
     document,
@@ -20,7 +21,7 @@ from quark_onnx.page import (
 from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 from quark_onnx.report import decibels
 from quark_onnx.report.verdict.verdict import THRESHOLDS
-from quark_onnx.wording import byte_size
+from quark_onnx.wording import byte_size, counted
 
 Position = tuple[float, float]
 
@@ -110,15 +111,11 @@ def _verdict(found: SearchResult) -> str:
 
 def _actions(found: SearchResult) -> list[Action]:
     """Return actions: write the best model, consider a smaller model, try the rest."""
-    actions = [Action("write the best model:", "quark-onnx search ... -o best.onnx")]
-    smaller = _smaller(found)
-    if smaller is not None:
-        actions.append(smaller)
+    write = Action("write the best model:", "quark-onnx search ... -o best.onnx")
+    actions = present([write, _smaller(found)])
     if found.left:
-        count = len(found.left)
-        noun = "configuration" if count == 1 else "configurations"
-        text = f"raise --budget: {count} {noun} did not fit"
-        actions.append(Action(text))
+        count = counted(len(found.left), "configuration")
+        actions.append(Action(f"raise --budget: {count} did not fit"))
     return actions
 
 
