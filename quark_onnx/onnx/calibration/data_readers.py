@@ -6,6 +6,7 @@ Each reader yields ``{input name: array}``, then None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,7 @@ class CachedDataReader(CalibrationDataReader):
         quantize_fp16: bool = False,
     ) -> None:
         self._samples: list[dict[str, Any]] = []
-        while (data_size is None or len(self._samples) < data_size) and (
-            sample := dr.get_next()
-        ) is not None:
+        for sample in islice(iter(dr.get_next, None), data_size):
             kept = {name: np.asarray(array) for name, array in sample.items()}
             if convert_nchw_to_nhwc:
                 kept = {name: _turned(array) for name, array in kept.items()}
