@@ -545,18 +545,19 @@ def _preset(trial: Trial) -> str:
 
 def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
     """Estimate the runtime of a trial in seconds from earlier trials."""
-    preset = _preset(trial)
-    # optimizers have a similar runtime with all presets
-    plain = [pair for pair in found if not pair[0].kinds]  # trials without optimizers
-    plain_of_preset = [pair for pair in plain if _preset(pair[0]) == preset]
-    alike = plain_of_preset
-    if trial.kinds:
-        alike = [pair for pair in found if pair[0].kinds == trial.kinds]
+    alike = [record.seconds for other, record in found if _takes_as_long(other, trial)]
     if alike:
-        return max(record.seconds for _, record in alike)
+        return max(alike)
+    plain = [pair for pair in found if not pair[0].kinds]  # trials without optimizers
     closest = plain or found
     unit = max(record.seconds / other.relative_cost for other, record in closest)
     return unit * trial.relative_cost
+
+
+def _takes_as_long(other: Trial, trial: Trial) -> bool:
+    # Optimizers have a similar runtime with all presets.
+    same_work = bool(trial.kinds) or _preset(other) == _preset(trial)
+    return same_work and other.kinds == trial.kinds
 
 
 def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:

@@ -94,6 +94,8 @@ def write_cache(
                 [np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max],
                 np.float64,
             )
+            # The cache of onnxruntime holds ranges: the values of the least and of the greatest
+            # code.
             low, high = ((ends - zero.astype(np.float64).item()) * scale.item()).astype(
                 np.float32,
             )
