@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
 from quark_onnx.config.spec import is_dynamic
-from quark_onnx.containers import by_name, excluding, flattened, names_of, values_at
+from quark_onnx.containers import (
+    by_name,
+    excluding,
+    flattened,
+    names_of,
+    present,
+    values_at,
+)
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import inner_nodes, kinds_of
@@ -219,11 +226,8 @@ def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
 def _hint(pattern: str, names: Iterable[str]) -> str:
     """Suggest a glob if a pattern is part of a node's name, else the nearest name."""
     names = list(names)
-    plain = not pattern.startswith("re:") and not any(sign in pattern for sign in "*?[")
-    if plain:
-        hits = [name for name in names if pattern in name]
-    else:
-        hits = []
+    plain = not pattern.startswith("re:") and set("*?[").isdisjoint(pattern)
+    hits = [name for name in names if plain and pattern in name]
     if not hits or (len(hits) == 1 and "did you mean" in nearest(pattern, hits)):
         return nearest(pattern, names)
     return f"; did you mean '*{pattern}*' ({counted(len(hits), 'node')})?"
@@ -267,13 +271,14 @@ def _nodes_at(
     nodes = by_name(graph.nodes)
     result = list[Node]()
     for name in names:
-        producer = graph.producer(name)
+        if reading:
+            beside = graph.consumers(name)
+        else:
+            beside = present([graph.producer(name)])
         if name in nodes:
             result.append(nodes[name])
-        elif reading and graph.consumers(name):
-            result += graph.consumers(name)
-        elif not reading and producer is not None:
-            result.append(producer)
+        elif beside:
+            result += beside
         elif strict:
             tensors = _tensors_of(graph.nodes)
             if name in tensors:
