@@ -87,11 +87,11 @@ def test_every_documented_option_has_a_row() -> None:
     assert sorted(set(DOCUMENTED.split()) - set(TABLE)) == []
     assert len(TABLE) == len(ROWS)
     assert all(row.text for row in ROWS)
-    assert all((row.apply is not None) == (row.verdict == "obeyed") for row in ROWS)
+    assert all((row.apply is not None) == (row.support == "obeyed") for row in ROWS)
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in ROWS if row.verdict == "refused"], ids=lambda row: row.name
+    "row", [row for row in ROWS if row.support == "refused"], ids=lambda row: row.name
 )
 def test_a_refused_option_says_what_to_do(row: Any) -> None:
     for value in row.harmless:
@@ -104,7 +104,7 @@ def test_a_refused_option_says_what_to_do(row: Any) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in ROWS if row.verdict == "not needed"],
+    [row for row in ROWS if row.support == "not needed"],
     ids=lambda row: row.name,
 )
 def test_an_option_without_effect_says_so(
