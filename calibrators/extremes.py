@@ -124,9 +124,20 @@ class MeanExtremes(Extremes):
         seen = np.ones(len(rows), np.bool_)
         if nonfinite:
             seen &= np.isfinite(rows).any(axis=1)
+        self._follow(lo, hi, seen, nonfinite)
+
+    def _follow(
+        self,
+        lo: Floats,
+        hi: Floats,
+        seen: NDArray[np.bool_],
+        nonfinite: int,
+    ) -> None:
+        """Take in the extremes of a batch; rows that are not ``seen`` have no mean."""
         sums = np.array([_as_integers(lo), _as_integers(hi)], np.object_)
         batches: NDArray[np.int64] = seen.astype(np.int64)
-        self.merge(MeanExtremes(lo, hi, nonfinite, sums, batches))
+        # the merge of this class: classes with more than extremes add those on their own
+        MeanExtremes.merge(self, MeanExtremes(lo, hi, nonfinite, sums, batches))
 
     def merge(self, other: Extremes) -> None:
         """Take in the values of another statistic."""

@@ -41,11 +41,15 @@ class GroupedHistogram(MeanExtremes):
 
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in one sample."""
-        super().observe(rows)
         if not rows.shape[1]:
             return
         sample = Histogram()
         sample.observe(rows)
+        if sample.nonfinite:
+            super().observe(rows)
+        else:
+            seen = np.ones(len(rows), np.bool_)
+            self._follow(sample.lo, sample.hi, seen, nonfinite=0)
         occupied = ((sample.lo < 0) | (sample.hi > 0)).astype(np.int64)
         self._widen(sample.exponent)
         self._add(
@@ -144,5 +148,5 @@ class GroupedHistogram(MeanExtremes):
                 total = counts[place]
                 if total is None:
                     total = counts[place] = np.zeros_like(more)
-                total[rows] += more[rows]
+                np.add(total, more, out=total, where=rows[:, None])
             self.samples[place, rows] += samples[rows]
