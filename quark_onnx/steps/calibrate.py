@@ -152,7 +152,11 @@ class _Rest:
         Raises:
             DataError: a sample does not fit the inputs or cannot be run.
         """
-        totals = [known[observation] for observation in watched]
+        totals = list[Statistic]()
+        for observation in watched:  # tensors of equal values share a known statistic
+            total = observation.calibrator.statistic()
+            total.merge(known[observation])
+            totals.append(total)
         with data_errors():
             for done in range(1, self._first + 1):
                 next(self._samples, None)

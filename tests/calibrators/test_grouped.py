@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from calibrators import GroupedHistogram, Histogram
+from calibrators.extremes import MeanExtremes
 from calibrators.grouped import GROUPS
 
 
@@ -38,6 +39,19 @@ def test_as_a_whole_it_is_the_histogram_of_all(magnitudes: tuple[float, ...]) ->
     for name in ("lo", "hi", "exponent", "positive", "negative"):
         np.testing.assert_array_equal(
             getattr(whole, name), getattr(single, name), err_msg=name
+        )
+
+
+def test_its_extremes_and_means_are_those_of_mean_extremes() -> None:
+    batches, single = samples(1, 8, 2), MeanExtremes()
+    batches[1][0] = np.nan  # a row without a finite value has no mean
+    batches[2][1, 5] = np.inf
+    for batch in batches:
+        single.observe(batch)
+    statistic = grouped(batches)
+    for name in ("lo", "hi", "nonfinite", "sums", "batches"):
+        np.testing.assert_array_equal(
+            getattr(statistic, name), getattr(single, name), err_msg=name
         )
 
 

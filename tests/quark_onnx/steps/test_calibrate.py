@@ -170,11 +170,18 @@ def test_batches_may_be_split_as_one_likes(calibrator: str) -> None:
 # Held out
 
 
+TWINS = """g (float[N,4] x) => (float[N,4] y, float[N,4] z) {
+        a = Exp (x) b = Exp (x) y = Mul (a, x) z = Mul (b, x)
+    }"""
+
+
 @pytest.mark.parametrize("total", [3, 8])
-def test_first_samples_with_known_statistics_are_not_run_again(total: int) -> None:
-    model = residual()
+@pytest.mark.parametrize("model", [residual(), parse(TWINS)], ids=["residual", "twins"])
+def test_first_samples_with_known_statistics_are_not_run_again(
+    model: ModelProto, total: int
+) -> None:
     graph, data = Graph.of(model), samples(model, total)
-    plan = make_plan(graph, TENSOR)
+    plan = make_plan(graph, TENSOR.with_(calibrator=Percentile()))
     begun = Keyed(Calibration(""), tensor_keys(graph), rich=False)
     calibrate(graph, plan, data[:3], keyed=begun)
     received = list[int]()
