@@ -22,9 +22,9 @@ from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
-from quark_onnx.containers import among, excluding, names_of
+from quark_onnx.containers import among, excluding, flattened, names_of, present
 from quark_onnx.errors import ModelError, crash_errors, data_errors
-from quark_onnx.graph import Graph, gather_constants, inlined
+from quark_onnx.graph import Graph, gather_constants, inlined, reach
 from quark_onnx.graph.io import load
 from quark_onnx.report.measure import decibels
 from quark_onnx.steps import reader_for, with_bodies
@@ -316,15 +316,15 @@ class _Between:
 
     def of(self, tensor: str) -> tuple[set[str], set[str]]:
         """Return the names of the nodes, and of their compared inputs."""
-        nodes, reads, todo = set[str](), set[str](), [tensor]
-        while todo:
-            node = self._graph.producer(todo.pop())
-            if node is None or node.name in nodes:
-                continue
-            nodes.add(node.name)
-            reads.update(among(node.inputs, self._compared))
-            todo += excluding(node.operands, self._compared)
-        return nodes, reads
+        tensors = reach([tensor], self._before)
+        nodes = present(map(self._graph.producer, tensors))
+        reads = among(flattened(node.inputs for node in nodes), self._compared)
+        return set(names_of(nodes)), set(reads)
+
+    def _before(self, tensor: str) -> list[str]:
+        """Return the tensors without a comparison that the producer of a tensor reads."""
+        node = self._graph.producer(tensor)
+        return [] if node is None else excluding(node.operands, self._compared)
 
 
 def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:

@@ -6,10 +6,10 @@ image of 1,000 pixels, and is as wide as a small face.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from quark_onnx.containers import excluding, present_values
-from quark_onnx.graph import Graph
+from quark_onnx.containers import present, present_values
+from quark_onnx.graph import Graph, reach
 from quark_onnx.rules.passthrough import HANDING_ON
 
 
@@ -35,19 +35,12 @@ def _widest(
     output: str,
     steps: Mapping[str, float | None],
 ) -> float | None:
-    widest: float | None = None
-    todo = [output]
-    seen = {output}
-    while todo:
-        tensor = todo.pop()
-        step = steps.get(tensor)
-        if step is not None:
-            widest = max(step, widest or 0.0)
-            continue
-        node = graph.producer(tensor)
-        if node is None or node.kind not in HANDING_ON | {"Concat"}:
-            continue
-        inputs = node.inputs if node.kind == "Concat" else node.inputs[:1]
-        todo += excluding(inputs, seen)
-        seen.update(inputs)
-    return widest
+    """Return the widest step on the way back to tensors that have one."""
+
+    def sources(tensor: str) -> Iterable[str]:
+        node = graph.producer_of_kind(tensor, HANDING_ON | {"Concat"})
+        if node is None or steps.get(tensor) is not None:
+            return ()
+        return node.inputs if node.kind == "Concat" else node.inputs[:1]
+
+    return max(present(map(steps.get, reach([output], sources))), default=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from quark_onnx.analysis.constants import Constants
+from quark_onnx.containers import flattened
 from quark_onnx.fusions.moving import MOVING
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import spread
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
@@ -223,15 +225,13 @@ class Reading:
 
     def readers(self, raw: str) -> list[Node]:
         """Return the nodes that compute with a tensor, regardless of its format."""
-        found = dict[Node, None]()
-        todo = [raw]
-        while todo:
-            for node in self.graph.consumers(todo.pop()):
-                if self.formats(node):
-                    todo.append(node.outputs[0])
-                else:
-                    found[node] = None
-        return list(found)
+
+        def formatted(tensor: str) -> list[str]:
+            changes = filter(self.formats, self.graph.consumers(tensor))
+            return [node.outputs[0] for node in changes]
+
+        consumers = flattened(map(self.graph.consumers, reach([raw], formatted)))
+        return list(dict.fromkeys(filterfalse(self.formats, consumers)))
 
     def view(self, raw: str) -> View:
         """Return the quantized view of a computed tensor.

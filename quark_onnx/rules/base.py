@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from quark_onnx.dtypes import Block
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.registry import RULES
 
@@ -141,17 +141,16 @@ def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
     matter
     most, which few codes represent worst.
     """
-    todo = [node]
-    seen = {node}
-    while todo:
-        result = todo.pop().outputs[0]
-        for reader in plan.graph.consumers(result):
-            if _roots(reader, plan, result):
-                return True
-            if reader not in seen and _shifts(reader, plan, result):
-                seen.add(reader)
-                todo.append(reader)
-    return False
+
+    def shifted(at: Node) -> list[Node]:
+        readers = plan.graph.consumers(at.outputs[0])
+        return [reader for reader in readers if _shifts(reader, plan, at.outputs[0])]
+
+    def ends(at: Node) -> bool:
+        readers = plan.graph.consumers(at.outputs[0])
+        return any(_roots(reader, plan, at.outputs[0]) for reader in readers)
+
+    return any(map(ends, reach([node], shifted)))
 
 
 def kept_before_root(node: Node, plan: PlanBuilder) -> bool:
