@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections import defaultdict
 from enum import IntEnum
 
+from quark_onnx.containers import flattened
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, Node
 from quark_onnx.graph.operations import Operation, Operations, Path, Tensor, step
 from quark_onnx.graph.random_operators import RANDOM
+from quark_onnx.graph.traversal import reach
 
 
 class Origin(IntEnum):
@@ -213,27 +215,24 @@ def _read_as_shapes(
 
     Signals of many values are excluded.
     """
-    producers = defaultdict[Tensor, list[Operation]](list)
+    read = defaultdict[Tensor, list[Tensor]](list)
     for operation in operations.sequence:
+        # A size depends on the shape of its input alone, not on the values.
+        inputs = () if operation.kind in _SIZES else operation.inputs
         for tensor in operation.outputs:
-            producers[tensor].append(operation)
-    todo = list[Tensor]()
-    for operation in operations.sequence:
-        todo += operation.controls
-    shapes = set[Tensor]()
-    while todo:
-        tensor = todo.pop()
-        exact = (
-            origins.get(tensor, Origin.CONSTANTS) < Origin.SIGNAL
-            or tensor in operations.flat
+            read[tensor] += inputs
+
+    def is_exact(tensor: Tensor) -> bool:
+        origin = origins.get(tensor, Origin.CONSTANTS)
+        return origin < Origin.SIGNAL or tensor in operations.flat
+
+    controls = flattened(operation.controls for operation in operations.sequence)
+    return set(
+        reach(
+            filter(is_exact, controls),
+            lambda tensor: filter(is_exact, read[tensor]),
         )
-        if tensor in shapes or not exact:
-            continue
-        shapes.add(tensor)
-        for operation in producers[tensor]:
-            if operation.kind not in _SIZES:
-                todo += operation.inputs
-    return shapes
+    )
 
 
 def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Tensor]:
