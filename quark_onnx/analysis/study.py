@@ -321,6 +321,7 @@ def _is_alive(owner: str) -> bool:
     if int(number) == os.getpid():  # an earlier search of this process
         return False
     try:
+        # Signal 0 only asks whether the process exists.
         os.kill(int(number), 0)
     except ProcessLookupError:
         return False

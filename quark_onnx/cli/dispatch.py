@@ -138,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"ended by {signal.Signals(number).name}")
         return 128 + int(number)
     except BrokenPipeError:  # as in: quark-onnx list | head
+        # Python flushes stdout at its end, which would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except Exception as error:

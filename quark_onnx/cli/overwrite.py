@@ -41,6 +41,7 @@ def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
             f"--overwrite: {aside} holds the result that a killed run has moved aside;"
             " move it back or remove it",
         )
+    # A rename: a run that is killed leaves the earlier result whole, aside.
     folder.replace(aside)
     try:
         yield

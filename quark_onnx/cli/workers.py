@@ -25,6 +25,7 @@ def workers(number: int) -> Iterator[Executor | None]:
     if number == 1:
         yield None
         return
+    # A forked process would have the locks of onnxruntime's threads, but not the threads.
     context = get_context("spawn")
     ended, end = context.Pipe(duplex=False)
     with (
