@@ -148,6 +148,7 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     spec, codes, scale = weight.spec, weight.matrix, weight.scale
     zero = affine.explicit_zero(weight.zero, scale).to(affine.code_type(spec))
     if spec.group:
+        # amd-quark stores groups as (inputs, outputs).
         codes, scale, zero = (part.t().contiguous() for part in (codes, scale, zero))
     elif not spec.per_channel and spec.dtype.bits == 8:
         scale = scale.float()

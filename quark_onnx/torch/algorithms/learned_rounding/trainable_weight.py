@@ -84,6 +84,7 @@ class TrainableWeight:
         scale = start.scale.float()
         self._unit: Any = 1.0
         if isinstance(self._spec.dtype, TwoLevel):
+            # Scales of blocks are relative to the global scale, which is not trained.
             self._unit = start.whole.float()
         elif not isinstance(self._spec.dtype, Scaled):
             scale = block_formats.scale_values(start.scale, self._spec.dtype)
@@ -206,6 +207,7 @@ class TrainableWeight:
         kept = self._kept()
         if self.low is None:
             return kept * self._unit, self._zero
+        # The zero point is as many new steps from qmin as the range reaches below 0.
         below = (self._zero - self._qmin) * self.low * self._scale / kept
         return kept, (self._qmin + through(below, torch.round(below.detach()))).clamp(
             self._qmin,
@@ -218,6 +220,7 @@ class TrainableWeight:
         if self.low is not None:
             above = self._qmax - self._zero
             below = self._zero - self._qmin
+            # The width of the new range, relative to the old one of qmax - qmin steps.
             share = (above * self.high + below * self.low) / (self._qmax - self._qmin)
         scale = self._scale * share
         if isinstance(self._spec.dtype, TwoLevel):
@@ -225,6 +228,8 @@ class TrainableWeight:
         if isinstance(self._spec.dtype, FloatScaled):
             return through(scale, block_formats.round_scale(scale.detach(), E5M3))
         if not isinstance(self._spec.dtype, Scaled) or self._spec.grid.pow2:
+            # E8M0, and scales that are powers of two, by the nearest exponent; the gradient
+            # passes.
             power = torch.round(torch.log2(scale.detach())).clamp(
                 -block_formats.BIAS,
                 block_formats.BIAS,

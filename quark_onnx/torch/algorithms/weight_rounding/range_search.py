@@ -101,6 +101,7 @@ class _RangeSearch:
 
     def _params(self, low: Any, high: Any) -> Params:
         """Return scales and zero points for shares of the two ends, (rows, groups)."""
+        # In the type of the weight, which decides in what type scales are computed.
         params = affine.params_for(
             (self._lo * low).to(self._dtype),
             (self._hi * high).to(self._dtype),
@@ -114,6 +115,7 @@ class _RangeSearch:
         error = affine.rounded(self._view, params, self._spec).sub_(self._view)
         if self._importance.ndim == 2:
             return (error.square_() * self._importance).sum(-1)
+        # e^T (X X^T) e of each group: errors of inputs that occur together add up or cancel.
         return (torch.einsum("rbi,bij->rbj", error, self._importance) * error).sum(-1)
 
     def best(self, shares: tuple[float, ...], *, apart: bool) -> Params:

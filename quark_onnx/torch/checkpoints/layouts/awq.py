@@ -86,6 +86,7 @@ class AwqLayout(Layout):
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
         codes, zero = unsigned(weight)
         return {
+            # Shape (inputs, outputs / 8): eight neighbouring outputs share an int32.
             "qweight": pack_nibbles(codes.t()),
             "qzeros": pack_nibbles(zero.t()),
             "scales": in_half(in_columns(weight.scale, weight).t().contiguous()),
@@ -129,9 +130,11 @@ class AwqLayout(Layout):
             "uint4",
             symmetric=False,
             scale="float16",
+            # A size of -1 means one scale for an output.
             per_channel=size <= 0,
             block_size=max(0, size),
         )
+        # Clients look for these names within the names of layers.
         floats = tuple(
             f"*{name}*" for name in names_in(found, "modules_to_not_convert")
         )

@@ -352,6 +352,8 @@ def _column(scale: torch.Tensor) -> Any:
 
 
 def _inverse(whole: torch.Tensor) -> Any:
+    # compressed-tensors stores the factor 448 * 6 / amax by which scales are multiplied, the
+    # reciprocal of the global scale. In float64, so that only the last step rounds.
     return (1 / whole.double()).float().reshape(1)
 
 
@@ -383,6 +385,7 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
         found |= {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn"}
         if form:
             return found
+        # Scales of blocks are computed at runtime, the global scale is stored.
         return found | {"dynamic": "local"}
     if spec.group:
         found["strategy"] = "group"

@@ -48,6 +48,7 @@ class Roundings:
             None if part is None else array_of(part.float()).tobytes()
             for part in (rounding.scale, rounding.zero)
         )
+        # Layers that read a tensor with equal parameters share its rounding.
         key = (source, spec, *parts)
         graph.remove([node])
         if key in self._done and not graph.is_output(result):

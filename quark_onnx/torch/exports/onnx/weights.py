@@ -76,6 +76,7 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
     A per-channel or per-tensor scale is repeated for each block.
     """
     spec = quantized.spec
+    # Without groups, one block holds a row if a block size is large enough for it.
     group = spec.group or next(
         (size for size in BLOCK_SIZES if size >= quantized.shape[1]),
         BLOCK_SIZES[-1],
@@ -201,11 +202,14 @@ def _dequantized(
     values = array_of(codes.transpose(0, 1) if swap else codes, dtype)
     attributes = dict[str, Any]()
     if scale.ndim:
+        # Channels are the first axis and blocks lie along the second one; swapped codes swap
+        # both.
         attributes["axis"] = int(swap) ^ int(bool(group))
     if group:
         attributes["block_size"] = group
         scale, zero = (scale.T, zero.T) if swap else (scale, zero)
     factor = scale.astype(np.float16) if kind == TensorProto.FLOAT16 else scale
+    # The type of the scale is that of the result: float16 scales need no Cast, if they are exact.
     narrow = kind == TensorProto.FLOAT16 and bool(
         (factor.astype(np.float32) == scale).all(),
     )
@@ -239,6 +243,7 @@ def _looked_up(
     every = torch.arange(1 << max(4, spec.dtype.bits), dtype=torch.uint8).view(
         codes.dtype,
     )[None, None]
+    # The values of all codes are what each decodes to under scales of 1.
     one = scale_codes(torch.ones((1, 1)), spec.dtype)
     table = array_of(decode(Shared(every, one, torch.ones(())), spec)).reshape(-1)
     stored = array_of(
@@ -269,6 +274,7 @@ def _looked_up(
             array_of(scale_values(torch.arange(256), spec.dtype)),
         )
     else:
+        # The last byte is NaN in E8M0 and never written; its power overflows.
         with np.errstate(over="ignore"):
             powers = np.ldexp(np.float32(1), np.arange(256) - BIAS).astype(np.float32)
         scales = _gathered(graph, scales, "e8m0_values", powers)
