@@ -117,25 +117,23 @@ class Experts(nn.Module):
     def stacked_parameters(self) -> dict[str, Any]:
         """Return weights and biases of all experts as the stacked module has them, by name."""
         experts: list[Any] = list(self.children())
-        stacks = {"down_proj": [expert.down_proj for expert in experts]}
+        found = dict[str, Any]()
+        names = ["down_proj"]
         if self._gated:
-            found = {
-                f"gate_up_proj{suffix}": torch.stack(parts)
-                for suffix, parts in self._gated_parts().items()
-            }
+            for suffix, parts in self._gated_parts().items():
+                found[f"gate_up_proj{suffix}"] = torch.stack(parts)
         else:
-            found = {}
-            stacks["up_proj"] = [expert.up_proj for expert in experts]
-        for name, layers in stacks.items():
+            names.append("up_proj")
+        for name in names:
+            layers = [expert.get_submodule(name) for expert in experts]
             found[name] = torch.stack([layer.weight for layer in layers])
             if layers[0].bias is not None:
                 found[f"{name}_bias"] = torch.stack([layer.bias for layer in layers])
-        if not self.turned:
-            return found
-        return {
-            name: value.transpose(1, 2).contiguous() if value.ndim == 3 else value
-            for name, value in found.items()
-        }
+        for name, value in found.items():
+            # weights, whose axes are swapped in such stacks; biases have two axes
+            if self.turned and value.ndim == 3:
+                found[name] = value.transpose(1, 2).contiguous()
+        return found
 
     def _gated_parts(self) -> dict[str, list[Any]]:
         """Return weights and biases of gate and up rows together, by suffix of their name."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quark_onnx.containers import present
 from quark_onnx.errors import ModelError, nearest
 from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
 
@@ -208,17 +209,11 @@ def _check(
     Each block needs the tensors of the first one, each stack all experts, and the file the
     embedding and the final norm.
     """
-    first = {
-        match[2]
-        for name in found
-        if (match := _BLOCK.fullmatch(name)) and match[1] == "0"
-    }
+    matches = present(map(_BLOCK.fullmatch, found))
+    first = {match[2] for match in matches if match[1] == "0"}
     needed = {"token_embd.weight", "output_norm.weight"}
-    needed |= {
-        f"blk.{block}.{rest}"
-        for block in range(config.num_hidden_layers)
-        for rest in first
-    }
+    for block in range(config.num_hidden_layers):
+        needed |= {f"blk.{block}.{rest}" for rest in first}
     if not config.tie_word_embeddings:
         needed.add("output.weight")
     if missing := sorted(needed - found.keys(), key=_natural):

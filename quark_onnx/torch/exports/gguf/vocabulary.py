@@ -187,17 +187,15 @@ def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
     for text, index in ids.items():
         tokens[index] = text
         types[index] = _type_of(added.get(text))
-        if pieces and text == model.get("unk_token"):
-            types[index] = _UNKNOWN
-        elif pieces and _BYTE.fullmatch(text):
-            types[index] = _BYTES
+        if pieces:
+            types[index] = _type_of_piece(text, model, types[index])
     if not pieces:
         return Vocabulary("gpt2", split or _split_of(values), tokens, types, [], False)
     merges = list(map(_merged, model["merges"]))
-    scores = dict.fromkeys(ids.values(), -float(len(merges)))
+    # the first of several merges to a token has its rank; tokens of no merge come last
+    ranks = [-float(len(merges))] * len(tokens)
     for rank, merged in reversed(list(enumerate(merges))):
-        scores[ids[merged]] = -float(rank)
-    ranks = [scores.get(index, -float(len(merges))) for index in range(len(tokens))]
+        ranks[ids[merged]] = -float(rank)
     return Vocabulary("llama", "default", tokens, types, ranks, _prepends(values))
 
 
@@ -211,6 +209,13 @@ def _type_of(added: dict[str, Any] | None) -> int:
     if added is None:
         return _NORMAL
     return _CONTROL if added.get("special") else _USER_DEFINED
+
+
+def _type_of_piece(text: str, model: dict[str, Any], plain: int) -> int:
+    """Return llama.cpp's type of a token of a sentencepiece-like tokenizer."""
+    if text == model.get("unk_token"):
+        return _UNKNOWN
+    return _BYTES if _BYTE.fullmatch(text) else plain
 
 
 _WITHOUT = (

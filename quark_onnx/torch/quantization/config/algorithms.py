@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +249,8 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
     return config
 
 
-def algorithm_for(config: AlgoConfig) -> Any:  # noqa: C901, PLR0911, PLR0912
+@singledispatch
+def algorithm_for(config: AlgoConfig) -> Any:
     """Return the algorithm with the given settings.
 
     Layers and their order are found by the structure of the model, and not by the names in the
@@ -262,70 +264,101 @@ def algorithm_for(config: AlgoConfig) -> Any:  # noqa: C901, PLR0911, PLR0912
             f"algo_config has {config!r}; it must be an AlgoConfig, such as"
             " AWQConfig()",
         )
-    if isinstance(config, GPTQConfig | GPTAQConfig | QronosConfig):
-        if not config.static_groups and config.desc_act:
-            raise ConfigError(
-                f"{type(config).__name__}: desc_act without static_groups needs an"
-                " index of groups, which the checkpoint has no place for; leave"
-                " static_groups at True",
-            )
-        if isinstance(config, GPTQConfig):
-            if not config.true_sequential:
-                logger.warning(
-                    "GPTQConfig: true_sequential is False; layers are quantized in the"
-                    " order they run in",
-                )
-            return GPTQ(config.damp_percent, config.desc_act)
-        if isinstance(config, GPTAQConfig):
-            return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
-        if config.beta != QronosConfig.beta:
-            raise ConfigError(
-                f"QronosConfig: beta is {config.beta!r}, and nothing here depends on"
-                " it; leave it out",
-            )
-        return Qronos(config.alpha, config.desc_act, relative_to="eigenvalue")
-    if isinstance(config, AutoRoundConfig):
-        return SignedRounding(
-            config.iters,
-            config.lr,
-            config.minmax_lr,
-            config.batch_size,
-            tune_ranges=config.enable_minmax_tuning,
-            optimizer="sign",
-        )
-    if isinstance(config, SmoothQuantConfig):
-        return SmoothQuant(config.alpha, config.scale_clamp_min)
-    if isinstance(config, AutoSmoothQuantConfig):
-        if config.compute_scale_loss != "MSE":
-            raise ConfigError(
-                "AutoSmoothQuantConfig: compute_scale_loss is"
-                f" {config.compute_scale_loss!r}; scales are chosen by MSE",
-            )
-        return AutoSmoothQuant()
-    if isinstance(config, AWQConfig):
-        return AWQ()
-    if isinstance(config, RotationConfig):
-        if config.online_r1_rotation or config.online_config is not None:
-            refusal = REFUSED_SETTINGS["rotation", "online_r1"]
-            raise ConfigError(
-                f"RotationConfig: {refusal.reason}; leave online settings out",
-            )
-        for name in ("train_smooth", "smooth_positions"):
-            if getattr(config, name):
-                raise ConfigError(
-                    f"RotationConfig: {name} is {getattr(config, name)!r}, but no"
-                    " scales are learned beside rotations; leave it out, or add"
-                    " AutoSmoothQuantConfig()",
-                )
-        return Rotation(
-            config.r1,
-            config.r2,
-            config.r3,
-            config.r4,
-            config.rotation_size,
-            config.trainable,
-        )
     raise ConfigError(
         f"nothing does what {type(config).__name__} describes; known:"
         f" {', '.join(ALGORITHMS)}",
+    )
+
+
+def _check_groups(config: GPTQConfig | GPTAQConfig | QronosConfig) -> None:
+    """Raise ConfigError if groups are to follow the order of activations."""
+    if not config.static_groups and config.desc_act:
+        raise ConfigError(
+            f"{type(config).__name__}: desc_act without static_groups needs an"
+            " index of groups, which the checkpoint has no place for; leave"
+            " static_groups at True",
+        )
+
+
+@algorithm_for.register(GPTQConfig)
+def _gptq(config: GPTQConfig) -> GPTQ:
+    _check_groups(config)
+    if not config.true_sequential:
+        logger.warning(
+            "GPTQConfig: true_sequential is False; layers are quantized in the"
+            " order they run in",
+        )
+    return GPTQ(config.damp_percent, config.desc_act)
+
+
+@algorithm_for.register(GPTAQConfig)
+def _gptaq(config: GPTAQConfig) -> GPTAQ:
+    _check_groups(config)
+    return GPTAQ(config.damp_percent, config.desc_act, alpha=config.alpha)
+
+
+@algorithm_for.register(QronosConfig)
+def _qronos(config: QronosConfig) -> Qronos:
+    _check_groups(config)
+    if config.beta != QronosConfig.beta:
+        raise ConfigError(
+            f"QronosConfig: beta is {config.beta!r}, and nothing here depends on"
+            " it; leave it out",
+        )
+    return Qronos(config.alpha, config.desc_act, relative_to="eigenvalue")
+
+
+@algorithm_for.register(AutoRoundConfig)
+def _autoround(config: AutoRoundConfig) -> SignedRounding:
+    return SignedRounding(
+        config.iters,
+        config.lr,
+        config.minmax_lr,
+        config.batch_size,
+        tune_ranges=config.enable_minmax_tuning,
+        optimizer="sign",
+    )
+
+
+@algorithm_for.register(SmoothQuantConfig)
+def _smoothquant(config: SmoothQuantConfig) -> SmoothQuant:
+    return SmoothQuant(config.alpha, config.scale_clamp_min)
+
+
+@algorithm_for.register(AutoSmoothQuantConfig)
+def _autosmoothquant(config: AutoSmoothQuantConfig) -> AutoSmoothQuant:
+    if config.compute_scale_loss != "MSE":
+        raise ConfigError(
+            "AutoSmoothQuantConfig: compute_scale_loss is"
+            f" {config.compute_scale_loss!r}; scales are chosen by MSE",
+        )
+    return AutoSmoothQuant()
+
+
+@algorithm_for.register(AWQConfig)
+def _awq(config: AWQConfig) -> AWQ:
+    return AWQ()
+
+
+@algorithm_for.register(RotationConfig)
+def _rotation(config: RotationConfig) -> Rotation:
+    if config.online_r1_rotation or config.online_config is not None:
+        refusal = REFUSED_SETTINGS["rotation", "online_r1"]
+        raise ConfigError(
+            f"RotationConfig: {refusal.reason}; leave online settings out",
+        )
+    for name in ("train_smooth", "smooth_positions"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"RotationConfig: {name} is {getattr(config, name)!r}, but no"
+                " scales are learned beside rotations; leave it out, or add"
+                " AutoSmoothQuantConfig()",
+            )
+    return Rotation(
+        config.r1,
+        config.r2,
+        config.r3,
+        config.r4,
+        config.rotation_size,
+        config.trainable,
     )
