@@ -61,7 +61,7 @@ def _split_pairs(graph: Graph) -> int:
 def _copy(graph: Graph) -> int:
     """Copy a constant for each reader but the first; return the number of copies."""
     added = 0
-    for name in [name for name in graph.initializers if graph.is_constant(name)]:
+    for name in list(filter(graph.is_constant, graph.initializers)):
         read_elsewhere = graph.is_output(name) or graph.captured(name)
         for reader in graph.consumers(name)[not read_elsewhere :]:
             if name in reader.inputs:

@@ -129,7 +129,7 @@ def readers(graph: Graph, node: Node) -> list[Node] | None:
 
 def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
     """Return the result of a DequantizeLinear of constants; None if an input is computed."""
-    values = [graph.constant(name) for name in node.operands]
+    values = list(map(graph.constant, node.operands))
     known = present(values)
     if len(known) < len(values):
         return None

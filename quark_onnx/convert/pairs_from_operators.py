@@ -262,7 +262,7 @@ def _moving(graph: Graph, node: Node) -> bool:
     scale_and_zero = _common_scale(graph, node, places)
     if scale_and_zero is None:
         return False
-    codes_places = [place for place in _CODES.get(node.kind, ()) if node.input(place)]
+    codes_places = list(filter(node.input, _CODES.get(node.kind, ())))
     if not all(graph.is_constant(node.inputs[place]) for place in codes_places):
         return False
     values = dict[int, str]()

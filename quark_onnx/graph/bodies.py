@@ -89,7 +89,7 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
 
 def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
     """Declare missing types of a body's inputs, as the types of the node's inputs."""
-    kinds = [graph.elem_type(name) for name in node.inputs]
+    kinds = list(map(graph.elem_type, node.inputs))
     if node.kind == "Loop":
         kinds[:2] = [TensorProto.INT64, TensorProto.BOOL]
     for value, kind in zip(body.input, kinds, strict=False):

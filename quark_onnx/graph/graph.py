@@ -93,7 +93,7 @@ class Graph:
         # onnx's checker requires a name, onnxruntime does not.
         graph.name = graph.name or "graph"
         open_negative_sizes(graph)
-        self.nodes: list[Node] = [Node(proto) for proto in graph.node]
+        self.nodes: list[Node] = list(map(Node, graph.node))
         tensors = graph.initializer if initializers is None else initializers
         self.initializers: dict[str, TensorProto] = by_name(tensors)
         self.inputs: list[ValueInfoProto] = list(graph.input)

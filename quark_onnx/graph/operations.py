@@ -157,7 +157,7 @@ class Operations:
         path: Path,
     ) -> None:
         """Add the nodes of a node's bodies, and connect them with the outer graph."""
-        given = [reads.get(name) for name in node.inputs]
+        given = list(map(reads.get, node.inputs))
         for body in bodies(graph, node, weights=False):
             inner = Graph(body.model)
             inside = (*path, step(body))

@@ -26,7 +26,7 @@ def tensor_keys(graph: Graph) -> dict[str, str]:
 
     for node in graph.nodes:
         operator = _node_text(node)
-        read = [key_of(name) for name in (*node.inputs, *node.captures)]
+        read = list(map(key_of, (*node.inputs, *node.captures)))
         for position, name in enumerate(node.outputs):
             if name:
                 keys[name] = _digest(operator, *read, str(position).encode())

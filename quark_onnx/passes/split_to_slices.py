@@ -67,9 +67,9 @@ def sizes_of_parts(
         value = graph.constant(node.input(1))
         if value is None:
             return None
-        return [int(part) for part in value]
+        return list(map(int, value))
     if given is not None:
-        return [int(part) for part in given]
+        return list(map(int, given))
     if not isinstance(size, int):
         return None
     count = len(node.outputs)

@@ -265,7 +265,7 @@ def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
 
 def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     """Return the channels after an operator; None if factors do not pass."""
-    if any(graph.consumers(name) for name in node.outputs[1:]):
+    if any(map(graph.consumers, node.outputs[1:])):
         return None
     after = replace(at, tensor=node.outputs[0])
     if _keeps_channels(graph, node, at.tensor):

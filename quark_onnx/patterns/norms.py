@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from quark_onnx.containers import present
+from quark_onnx.containers import excluding, present
 from quark_onnx.graph.constant_input import ConstantInput, is_number, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import (
@@ -105,7 +105,7 @@ def image_norms(graph: Graph) -> list[Norm]:
 def _operator(graph: Graph, node: Node) -> Norm | None:
     rank = len(graph.sizes(node.input(0)))
     last = node.attribute("axis", -1) in (-1, rank - 1)
-    places = [place for place in SCALE[node.kind] if node.input(place)]
+    places = list(filter(node.input, SCALE[node.kind]))
     stored = [ConstantInput(node, place) for place in places]
     sources = node.inputs[:1]
     statistics = node.outputs[1:]
@@ -248,7 +248,7 @@ def _root(graph: Graph, mean: Node) -> tuple[Node | None, list[str], float]:
 
 def _summand(graph: Graph, node: Node, path: list[str]) -> float | None:
     """Return the constant number that an Add adds to the last tensor, or None."""
-    others = [name for name in node.inputs if name not in path]
+    others = excluding(node.inputs, path)
     if node.kind != "Add" or len(others) != 1:
         return None
     return constant_number(graph, others[0])

@@ -297,7 +297,7 @@ class _Search:
         """Return whether a node multiplies all channels by a common constant."""
         if node.kind not in ("Mul", "Div"):
             return False
-        left, right = (self.graph.constant(name) for name in node.inputs)
+        left, right = map(self.graph.constant, node.inputs)
         if left is not None and right is not None:
             return False
         factor = right

@@ -62,7 +62,7 @@ def _weight_of(
     if node.op_type == "QLinearConv":
         return node.input[3], node.input[5]
     if node.op_type == "Conv":
-        pairs = [dequantized.get(name) for name in node.input[:2]]
+        pairs = list(map(dequantized.get, node.input[:2]))
         if all(pair is not None and len(pair.input) > 2 for pair in pairs):
             activation, weight = (pair.input for pair in pairs if pair is not None)
             zero_point = constants.get(activation[2])

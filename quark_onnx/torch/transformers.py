@@ -352,7 +352,7 @@ def _folder_of(files: Any, model: Any) -> Path:
     Raises:
         ModelError: the checkpoint has no safetensors files.
     """
-    names = [str(file) for file in files or ()]
+    names = list(map(str, files or ()))
     if not names or not all(name.endswith(".safetensors") for name in names):
         raise ModelError(
             f"{model.config.name_or_path or 'the model'} is quantized by Quark, which"

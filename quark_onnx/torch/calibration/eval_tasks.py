@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark_onnx.containers import excluding
 from quark_onnx.errors import ConfigError, DataError, MissingDependency, nearest
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -52,7 +53,7 @@ class Tasks:
         )
         _library("lm_eval.models.huggingface")
         folders = [name for name in names if name and Path(name).is_dir()]
-        others = [name for name in names if name not in folders]
+        others = excluding(names, folders)
         self._manager = manager(
             include_path=folders or None,
             include_defaults=bool(others),
@@ -69,7 +70,7 @@ class Tasks:
                 else:
                     what = f"is no task of lm-eval{known}"
                 raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
-            self.names += [each for each in found if each not in self.names]
+            self.names += excluding(found, self.names)
         self._evaluate = evaluator.simple_evaluate
         self._settings = {
             "num_fewshot": shots,

@@ -55,7 +55,7 @@ class HiddenStates:
     ) -> None:
         self._folder, self._room = folder, room
         self._resident = 0
-        self._kept: list[Any] = [self._keep(state) for state in states]
+        self._kept: list[Any] = list(map(self._keep, states))
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -67,7 +67,7 @@ class HiddenStates:
     def __getitem__(self, place: int | slice) -> Any:
         found = self._kept[place]
         if isinstance(place, slice):
-            return [_read(each) for each in found]
+            return list(map(_read, found))
         return _read(found)
 
     def __setitem__(self, place: int, state: torch.Tensor) -> None:

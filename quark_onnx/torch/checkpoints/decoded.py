@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import flattened, without
+from quark_onnx.containers import among, excluding, flattened, without
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.layouts import read_layout
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
@@ -168,7 +168,7 @@ def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
         parts = {"weight": name, "scale": scale}
         extra = [f"{name.removesuffix('weight')}{end}" for end in _INPUTS]
         entry = _decoded(reader, name, parts, reader.shape(name), dtype, decode)
-        others = tuple(each for each in extra if each in reader)
+        others = tuple(among(extra, reader))
         tensor, used = entry
         if size is None and prod(reader.shape(scale)) == 1:
             tensor = replace(tensor, codes=codes)
@@ -208,7 +208,7 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
         start = name.removesuffix("qweight")
         ends = ("qweight", "qzeros", "scales", "g_idx")
         parts = {end: start + end for end in ends if start + end in reader}
-        if lost := [end for end in ends[:3] if end not in parts]:
+        if lost := excluding(ends[:3], parts):
             raise ModelError(f"{reader.folder} has {name} without {start}{lost[0]}")
 
         def decode(parts: dict[str, Any]) -> Any:

@@ -130,7 +130,7 @@ def quantize(
         )
         for start in starts
     ]
-    codes, scale, zero = (joined(each) for each in zip(*parts, strict=True))
+    codes, scale, zero = map(joined, zip(*parts, strict=True))
     return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
 
 

@@ -237,7 +237,7 @@ _STACKED = {
 def stack_names(model: nn.Module) -> list[str]:
     """Return the parameter names of a model's expert stacks before unfusing."""
     stacks = instances(model, Experts)
-    return [".".join(names) for names in product(stacks, sorted(_STACKED))]
+    return list(map(".".join, product(stacks, sorted(_STACKED))))
 
 
 def _is_stacked(module: Any) -> bool:

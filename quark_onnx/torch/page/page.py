@@ -270,7 +270,7 @@ def _formats(report: TorchReport) -> str:
         return ""
     rows = ""
     for words, names in sorted(named.items(), key=lambda item: -len(item[1])):
-        locals_ = dict.fromkeys(_local(name) for name in names)
+        locals_ = dict.fromkeys(map(_local, names))
         own = first_of(list(locals_), _NAMED)
         rows += (
             f"<tr><td>{escape(words)}</td><td>{len(names)}</td>"
@@ -289,7 +289,7 @@ def _layers(report: TorchReport) -> str:
     found = dict[str, list[Outcome]]()
     for outcome in report.outcomes:
         found.setdefault(outcome.layer, []).append(outcome)
-    words = Counter(_words(spec) for spec in report.quantized.values())
+    words = Counter(map(_words, report.quantized.values()))
     usual = words.most_common(1)[0][0] if words else ""
     bodies = list[str]()
     if "" in found:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.containers import among, excluding
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.calibration.block_stream import (
@@ -233,7 +234,7 @@ class FileRun:
             if later:
                 yield from self._after(later, blocks, walk, samples)
         self.report.note_outside(
-            [name for name in outside if name in self.chosen],
+            among(outside, self.chosen),
             self.config.algorithms,
         )
 
@@ -248,7 +249,7 @@ class FileRun:
         if not blocks:
             raise NotWalkable("the model has no list of blocks")
         self._fill(next(iter(blocks)), {})
-        heads = [name for name in heads_of(self.model) if name not in self.chosen]
+        heads = excluding(heads_of(self.model), self.chosen)
         # heads that stay float run only after the last block, unless they are embeddings too
         heads = [
             name

@@ -226,11 +226,11 @@ def _groups(
         for place, group in enumerate(flattened(stage.groups for stage in stages)):
             for layer in group:
                 key = next(
-                    (prefix for prefix in experts if layer.startswith(prefix)),
+                    filter(layer.startswith, experts),
                     (name, place),
                 )
                 found.setdefault(key, []).append(layer)
-    together = [tuple(names) for names in found.values()]
+    together = list(map(tuple, found.values()))
     alone = excluding(chosen, flattened(together))
     return together + [(name,) for name in alone]
 

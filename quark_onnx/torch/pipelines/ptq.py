@@ -254,10 +254,10 @@ def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[in
             token. None for no verdict.
         judges: windows of the evaluation.
     """
-    lengths = [len(window) for window in judges]
+    lengths = list(map(len, judges))
     if held_out is None:
         return lengths
-    lengths += [len(window) for window in held_out[:HELD_OUT]]
+    lengths += list(map(len, held_out[:HELD_OUT]))
     return lengths if held_out else [*lengths, *GENERATED]
 
 

@@ -53,7 +53,7 @@ class TorchReport(Reported):
             "float": self.kept,
             "notes": self.notes,
             "kept_codes": self.kept_codes,
-            "algorithms": [asdict(outcome) for outcome in self.outcomes],
+            "algorithms": list(map(asdict, self.outcomes)),
         }
 
     @property

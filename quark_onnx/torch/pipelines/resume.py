@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.checkpoints.atomic_file import State, put_in_place, save
@@ -94,7 +95,7 @@ class BlockJournal:
         self._marks = {
             "model": _digest(
                 *(f"{name} {reader.shape(name)}" for name in reader),
-                *_stamps({reader.file_of(name) for name in reader}),
+                *_stamps(set(map(reader.file_of, reader))),
             ),
             "configuration": _digest(repr(config), method),
             "version": __version__,
@@ -152,8 +153,8 @@ class BlockJournal:
         The run stopped before writing them.
         """
         assert self._folder is not None
-        names = {file.name for file in self._folder.iterdir()}
-        own = {name for name in names if _OWN.fullmatch(name)}
+        names = set(names_of(self._folder.iterdir()))
+        own = set(filter(_OWN.fullmatch, names))
         if others := names - own:
             raise ConfigError(
                 f"{self._folder} holds other files, as {min(others)}; name an empty"

@@ -246,7 +246,7 @@ def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
     sizes = sorted((path.name, path.stat().st_size) for path in files)
     return {
         "version": __version__,
-        "model": [list(pair) for pair in sizes],
+        "model": list(map(list, sizes)),
         "text": [text.source, text.count, text.length],
     }
 
@@ -268,6 +268,6 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
 
 
 def _write(journal: Path, mark: dict[str, object], trials: Sequence[Trial]) -> None:
-    document = {**mark, "trials": [asdict(each) for each in trials]}
+    document = {**mark, "trials": list(map(asdict, trials))}
     with written(journal) as file:
         file.write(json.dumps(document, indent=1).encode())

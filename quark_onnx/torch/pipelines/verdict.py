@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.containers import names_of
 from quark_onnx.dtypes import Integer
 from quark_onnx.progress import Progress
 from quark_onnx.report.figures import near_limits
@@ -237,9 +238,7 @@ def _compared_models(  # noqa: PLR0913
     if not windows or len(windows[0]) < 2:
         return replace(sizes, skipped="there is no text of two tokens or more")
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
-    rewritten_by = tuple(
-        each.name for each in at_stage(config.algorithms, "model", "block")
-    )
+    rewritten_by = tuple(names_of(at_stage(config.algorithms, "model", "block")))
     errors = dict[str, float]()
     with inference(model), inference(quantized):
         scores = _scores(model, quantized, windows, progress)
@@ -425,7 +424,7 @@ def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
     assert found.divergence is not None
     if found.divergence <= _SMALL:
         return "check that the runtime reads the checkpoint, with llm validate", ""
-    names = {each.name for each in config.algorithms}
+    names = set(names_of(config.algorithms))
     weight, inputs = config.default.weight, config.default.input
     if inputs is not None and inputs.measured and not names & {"smoothquant"}:
         floating = not isinstance(inputs.dtype, Integer)

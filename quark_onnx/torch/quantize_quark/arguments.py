@@ -45,7 +45,7 @@ class Argument:
 
 
 def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+    return list(filter(None, text.split(",")))
 
 
 def _batch(text: str) -> int | str:

@@ -192,7 +192,7 @@ def _text(args: Namespace, notes: list[str]) -> Text | None:
 
 def _characters(text: str, **_: Any) -> dict[str, list[int]]:
     """Tokenize a text into characters, to check whether the text is available."""
-    return {"input_ids": [ord(character) for character in text]}
+    return {"input_ids": list(map(ord, text))}
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def read_models(place: Path) -> list[GGUFModel]:
     models = dict[str, list[Path]]()
     for file in files:
         models.setdefault(_PART.sub("", file.name), []).append(file)
-    return [_read(parts) for parts in models.values()]
+    return list(map(_read, models.values()))
 
 
 def findings(model: GGUFModel) -> Iterator[Finding]:

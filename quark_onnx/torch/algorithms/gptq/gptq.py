@@ -289,10 +289,11 @@ class GPTQ:
     def _quantize(self, batch: Sequence[_Candidates], solver: Solver) -> None:
         """Sweep the weights of a batch as a single matrix, and keep improved rows."""
         searches = [candidates.search for candidates in batch]
-        stacked = [
-            TensorLevels.stacked(levels)
-            for levels in zip(*(each.levels for each in batch), strict=True)
-        ]
+        stacked = list(
+            map(
+                TensorLevels.stacked, zip(*(each.levels for each in batch), strict=True)
+            )
+        )
         rounded = solver.quantize(
             joined([search.target for search in searches]),
             stacked,

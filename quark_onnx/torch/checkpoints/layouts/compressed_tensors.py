@@ -167,7 +167,7 @@ class CompressedTensorsLayout(Layout):
             }
             for index, spec in enumerate(ordered)
         }
-        formats = {format_of(spec) for spec in members}
+        formats = set(map(format_of, members))
         return {
             "quant_method": "compressed-tensors",
             "format": formats.pop() if len(formats) == 1 else "mixed-precision",

@@ -58,7 +58,7 @@ class Part:
         Raises:
             ModelError: a tensor cannot be read, or its type cannot hold the values.
         """
-        each = [self._encoded(stored) for stored in self.target.sources]
+        each = list(map(self._encoded, self.target.sources))
         return np.stack(each) if self.target.stacked else each[0]
 
     def _encoded(self, stored: StoredTensor) -> Any:

@@ -135,7 +135,7 @@ class _Signature:
         if isinstance(data, Iterator):
             return map(name, data)
         if isinstance(data, list | tuple):
-            return [name(batch) for batch in data]
+            return list(map(name, data))
         return _Batches(data, name)
 
     def _batch(self, batch: Any, *, labelled: bool) -> Any:

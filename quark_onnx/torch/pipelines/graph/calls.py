@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from quark_onnx.containers import flattened, subset, without
+from quark_onnx.containers import flattened, names_of, subset, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
 
@@ -106,7 +106,7 @@ def arguments(node: Node) -> dict[str, Any]:
     }
     return {
         **found,
-        **dict(zip((each.name for each in parameters), node.args, strict=False)),
+        **dict(zip(names_of(parameters), node.args, strict=False)),
         **node.kwargs,
     }
 

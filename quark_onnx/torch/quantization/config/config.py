@@ -111,7 +111,7 @@ class QLayerConfig(Fields):
 
 def _tensor_from(entry: Any) -> Any:
     if isinstance(entry, list):
-        return [QTensorConfig.from_dict(each) for each in entry]
+        return list(map(QTensorConfig.from_dict, entry))
     return None if entry is None else QTensorConfig.from_dict(entry)
 
 
@@ -122,7 +122,7 @@ def _first(given: Stages) -> QTensorConfig:
 def _static(given: Any) -> Any:
     """Return the settings with static scales, since weights are constant."""
     if isinstance(given, list):
-        return [_static(each) for each in given]
+        return list(map(_static, given))
     if not isinstance(given, QTensorConfig) or not given.is_dynamic:
         return given
     return replace(given, is_dynamic=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from quark_onnx.config.checks import require_known
+from quark_onnx.containers import excluding
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.schemes import SCHEMES, scheme
 from quark_onnx.torch.config.torch_config import DefaultExclude
@@ -51,7 +52,7 @@ class LLMTemplate(Fields):
     @classmethod
     def list_available(cls) -> list[str]:
         """Return the model types with a template."""
-        return [*FAMILIES, *(name for name in cls.registered if name not in FAMILIES)]
+        return [*FAMILIES, *excluding(cls.registered, FAMILIES)]
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:
@@ -152,7 +153,7 @@ class LLMTemplate(Fields):
         Raises:
             ConfigError: a name is unknown, or a setting is not supported.
         """
-        usual: list[str] = [DefaultExclude(glob) for glob in self.exclude_layers_name]
+        usual: list[str] = list(map(DefaultExclude, self.exclude_layers_name))
         config = QConfig(
             self._scheme(scheme, group_size),
             exclude=usual if exclude_layers is None else list(exclude_layers),
