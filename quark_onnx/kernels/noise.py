@@ -78,6 +78,7 @@ class _Norm:
     def of(cls, size: Doubles) -> _Norm:
         """Return the norm of sizes."""
         top = size.max(initial=0.0)
+        # Relative to the greatest, as powers of the sizes could overflow or vanish.
         return cls(top, (size / (top or 1.0)) ** _TAIL)
 
     def at(self, x: Doubles) -> tuple[Doubles, Doubles]:
@@ -124,7 +125,9 @@ class Spread:
             high, high_slope = self._highest.at(-x)
             width = low + high
             slope = low_slope + high_slope
+        # Where they are read, channels are multiplied by exp(x), and so is their noise.
         parts = self.matter * np.exp(2 * x)
+        # Rounding to steps adds noise of a variance of step^2 / 12, with steps of width / levels.
         unit = 1 / (12 * rounding.activation**2)
         total = parts.sum()
         gradient = 2 * unit * (width**2 * parts - width * slope * total)
@@ -204,8 +207,11 @@ class Term:
         top = self._top
         if not rounding.weight or not top:
             return 0.0, np.zeros(u.shape), np.zeros(v.shape)
+        # Weights have symmetric ranges: steps of twice the greatest magnitude / levels.
         unit = (2 * top / rounding.weight) ** 2 / 12
         reach = self._reach
+        # A p-norm stands for the greatest magnitude of an output, as a maximum has no gradient in
+        # all but one input.
         grown = np.exp(_POWER * u)
         read = self.energy * np.exp(-2 * u)
         sums = read.sum(axis=1, keepdims=True)
