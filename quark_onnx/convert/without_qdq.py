@@ -136,6 +136,8 @@ def _clipped(graph: Graph, node: Node) -> str:
         return source
     result = graph.fresh(f"{source}_positive")
     ends_at, scale = greatest
+    # A range up to 6 is that of a Relu6, within the rounding of its end. Clip has its bounds as
+    # inputs from opset 11 on.
     if abs(ends_at - 6.0) <= float(scale) / 2 and graph.opset >= 11:
         bounds = [
             graph.add_constant(f"{result}_{end}", np.asarray(end, scale.dtype))

@@ -159,6 +159,7 @@ class _ValueTrace:
         if layer.node.input(2):
             self.biases.append(ConstantInput(layer.node, 2))
         for bias in self.biases:
+            # A bias that is repeated for all channels has a value for each after the rotation.
             shape = self.graph.shape(bias.node.inputs[bias.index]) or (0,)
             if shape[-1] != layer.outputs:
                 return None

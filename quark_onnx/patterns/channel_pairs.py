@@ -79,6 +79,8 @@ class Pair:
 
     def scale_weights(self, weights: dict[str, Doubles], factor: Doubles) -> None:
         """Divide the channels by factors, in weights by node name."""
+        # Weights are (groups, outputs / groups, inputs / groups, kernel): factors of outputs
+        # first, factors of inputs for the readers.
         first = weights[self.first.node.name]
         weights[self.first.node.name] = first / factor.reshape(
             *first.shape[:2],
@@ -132,6 +134,7 @@ def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
     first = Layer.of(graph, node)
     if first is None or first.bias(graph) is None:
         return None
+    # Another layer with the same weight would be rescaled, too.
     if len(graph.consumers(node.input(1))) > 1:
         return None
     search = _PairSearch(graph, first, passed)
@@ -222,6 +225,8 @@ class _PairSearch:
         layer = Layer.of(self.graph, node)
         if layer is None or not reads_activation(node, at.tensor):
             return False
+        # The second axis of a matrix is the last one, so that either kind of layer reads
+        # channels.
         matrix = len(self.graph.sizes(at.tensor)) == MATRIX
         same_axis = self.spatial == (node.kind in SPATIAL) or matrix
         shared = len(self.graph.consumers(node.input(1))) > 1
@@ -276,6 +281,7 @@ def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
             return None
         return replace(after, offset=at.offset + before)
     if node.kind == "Flatten" and node.attribute("axis", 1) == 1:
+        # A channel becomes as many neighbouring columns as it has values.
         area = _area(graph.shape(at.tensor))
         if area is not None:
             return replace(after, offset=at.offset * area, repeat=at.repeat * area)

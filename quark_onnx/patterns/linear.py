@@ -64,6 +64,7 @@ class Linear:
         shape = graph.sizes(weight)
         if len(shape) != MATRIX or not plain_matrix(node, shape):
             return None
+        # A weight that is the activation or the bias as well cannot be changed alone.
         if not graph.is_constant(weight) or node.inputs.count(weight) > 1:
             return None
         first = -2 if Layer.stored(node).turned else -1
@@ -100,6 +101,7 @@ class Linear:
         if self.node.kind == "Gemm":
             graph.fill_input(self.node, 2, name)
             return
+        # A MatMul has no bias: an Add computes the result in its place.
         result = self.node.outputs[0]
         product = graph.fresh(f"{result}_product")
         graph.set_output(self.node, 0, product)
@@ -176,6 +178,7 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
 def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
     """Return the length of the last axis according to the inputs of a node."""
     if node.kind == "Reshape":
+        # Neither -1 nor 0 in a target shape tells a length.
         shape = graph.constant(node.input(1))
         return 0 if shape is None or not shape.size else max(0, int(shape[-1]))
     if node.kind in SCALE:

@@ -114,11 +114,14 @@ def _operator(graph: Graph, node: Node) -> Norm | None:
         # the last output is the sum of the sources, which other nodes may read
         sources = (*node.inputs[:2], *filter(None, node.outputs[3:4]))
         statistics = node.outputs[1:3]
+        # Inputs in com.microsoft: input, skip, gamma, beta and bias; the simplified form has no
+        # beta.
         place = 4 if node.kind.endswith("SkipLayerNormalization") else 3
         if node.input(place):
             bias = ConstantInput(node, place)
             places.append(place)
     constant = all(graph.is_constant(node.input(place)) for place in places)
+    # Readers of the mean or the deviation would lose them with the normalization.
     if not last or not constant or any(_is_used(graph, name) for name in statistics):
         return None
     scale, shift = (*stored, None, None)[:2]

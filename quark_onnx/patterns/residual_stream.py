@@ -300,6 +300,7 @@ class _Search:
         left, right = map(self.graph.constant, node.inputs)
         if left is not None and right is not None:
             return False
+        # A constant divided by the stream is no multiple of it.
         factor = right
         if right is None and node.kind == "Mul":
             factor = left
