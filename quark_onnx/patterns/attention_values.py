@@ -109,7 +109,7 @@ def _passes(graph: Graph, node: Node, size: int) -> bool:
     if node.kind not in _MOVING:
         return False
     widths = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
-    if any(not channels or channels % size for channels in widths):
+    if 0 in widths or any(channels % size for channels in widths):
         return False
     if node.kind == "Transpose":
         return last_stays(node)

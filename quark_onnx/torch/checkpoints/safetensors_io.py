@@ -143,11 +143,7 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
     """
     index = folder / INDEX
     listed = read_json(index).get("weight_map")
-    if (
-        not isinstance(listed, dict)
-        or not listed
-        or not all(isinstance(file, str) for file in listed.values())
-    ):
+    if not isinstance(listed, dict) or {*map(type, listed.values())} != {str}:
         raise ModelError(f"{index} has no weight_map of tensors to files")
     files = dict[str, dict[str, StoredTensor]]()
     for file in sorted(set(listed.values())):

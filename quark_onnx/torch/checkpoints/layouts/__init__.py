@@ -17,7 +17,7 @@ from quark_onnx.torch.checkpoints.layouts.compressed_tensors import (
 from quark_onnx.torch.checkpoints.layouts.fp8 import FinegrainedFp8Layout, Fp8Layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.layouts.quark import WEIGHT_FORMATS, QuarkLayout
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 
 LAYOUTS: dict[str, type[Layout]] = by_name(
     (
@@ -88,25 +88,26 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
             raise ConfigError(
                 f"{place}, {', '.join(what)}, {_no_place(layout, reason, others)}",
             )
-    if config.kv_cache is not None and (
-        reason := layout.cache_refusal(config.kv_cache.spec)
-    ):
-        cache = config.kv_cache.spec
+    if config.kv_cache is not None:
+        _check_cache(layout, config.kv_cache)
+    _check_attention(layout, config)
+
+
+def _check_cache(layout: Layout, cache: KVCache) -> None:
+    if reason := layout.cache_refusal(cache.spec):
         others = [
-            name for name, other in LAYOUTS.items() if not other().cache_refusal(cache)
+            name
+            for name, other in LAYOUTS.items()
+            if not other().cache_refusal(cache.spec)
         ]
-        raise ConfigError(f"kv_cache, {cache}, {_no_place(layout, reason, others)}")
-    if (
-        config.kv_cache is not None
-        and config.kv_cache.where == "rope"
-        and layout.name != QuarkLayout.name
-    ):
+        no_place = _no_place(layout, reason, others)
+        raise ConfigError(f"kv_cache, {cache.spec}, {no_place}")
+    if cache.where == "rope" and layout.name != QuarkLayout.name:
         raise ConfigError(
             f"kv_cache: a checkpoint of the layout {layout.name!r} cannot say that keys"
             " are rounded after they are rotated; choose the layout"
             f" {QuarkLayout.name!r}, or where='projection'",
         )
-    _check_attention(layout, config)
 
 
 def _check_attention(layout: Layout, config: TorchConfig) -> None:

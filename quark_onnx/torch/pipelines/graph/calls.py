@@ -122,11 +122,9 @@ def is_float(module: GraphModule, node: object) -> bool:
     """Return whether a node stands for a tensor of floats."""
     if not isinstance(node, Node):
         return False
-    value = (
-        attribute(module, str(node.target))
-        if node.op == "get_attr"
-        else node.meta.get("val")
-    )
+    value = node.meta.get("val")
+    if node.op == "get_attr":
+        value = attribute(module, str(node.target))
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
@@ -284,14 +282,10 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
 
 def fused(node: Node) -> Node:
     """Return the activation that is fused with an operator, or else the operator."""
-    reader: Any = next(iter(node.users), None)
-    if (
-        len(node.users) == 1
-        and operator_of(reader) in ACTIVATIONS
-        and operator_of(node) in _BEFORE_ACTIVATIONS
-    ):
-        return cast(Node, reader)
-    return node
+    if len(node.users) != 1 or operator_of(node) not in _BEFORE_ACTIVATIONS:
+        return node
+    [reader] = node.users
+    return reader if operator_of(reader) in ACTIVATIONS else node
 
 
 def root_of(node: Node) -> Node:

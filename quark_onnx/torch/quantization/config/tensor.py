@@ -201,13 +201,10 @@ def _check(config: QTensorConfig, where: str) -> None:
             f"{where}: qscheme is {scheme}, but {observer.__name__} is for"
             f" {observer.scheme}",
         )
-    if config.qscheme is QSchemeType.per_group and not config.group_size:
+    grouped = config.qscheme is QSchemeType.per_group
+    if grouped and not config.group_size:
         raise ConfigError(f"{where}: qscheme is per_group, and there is no group_size")
-    if (
-        config.qscheme is not QSchemeType.per_group
-        and config.qscheme is not None
-        and config.group_size
-    ):
+    if scheme and config.group_size and not grouped:
         raise ConfigError(
             f"{where}: group_size is {config.group_size}, but qscheme is {scheme}",
         )
