@@ -154,6 +154,7 @@ def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
             factors = parts["scale"].float()
             if size is not None:
                 factors = _spread(factors, size, parts["weight"].shape)
+            # A scale for each output, which is a row of the weight.
             elif factors.ndim == 1 and factors.numel() > 1:
                 factors = factors[:, None]
             return parts["weight"].float() * factors
@@ -170,6 +171,7 @@ def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
         entry = _decoded(reader, name, parts, reader.shape(name), dtype, decode)
         others = tuple(among(extra, reader))
         tensor, used = entry
+        # E4M3 with a single scale is a format of this package: its codes can stay.
         if size is None and prod(reader.shape(scale)) == 1:
             tensor = replace(tensor, codes=codes)
         made.append((tensor, (*used, *others)))
@@ -217,11 +219,13 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
             scales = parts["scales"].float()
             groups = parts.get("g_idx")
             if groups is None:
+                # Groups are runs of inputs, unless g_idx says otherwise.
                 groups = torch.arange(len(codes)) // -(-len(codes) // len(scales))
             groups = groups.long()
             return ((codes - zeros[groups]) * scales[groups]).T
 
         rows, columns = reader.shape(name)
+        # Stored as (inputs * bits / 32, outputs): a word holds codes of neighbouring inputs.
         shape = (columns, rows * 32 // bits)
         made.append(_decoded(reader, f"{start}weight", parts, shape, dtype, decode))
     return made
@@ -254,6 +258,7 @@ def _mxfp4(reader: Reader, dtype: torch.dtype) -> _Made:
 
         def decode(parts: dict[str, Any]) -> Any:
             packed = parts["blocks"].to(torch.int64)
+            # A byte holds two codes, the first in its low half.
             codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
             exponents = parts["scales"].to(torch.int32) - _BIAS
             values = torch.ldexp(_FP4[codes], exponents[..., None])
@@ -280,6 +285,7 @@ def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> 
             continue
         shape = _shape(reader, parts, spec.weight)
 
+        # Defaults bind what belongs to this layer, as the functions run after the loop.
         def restored(
             parts: dict[str, Any],
             spec: LayerSpec = spec,

@@ -105,6 +105,7 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
     """Quantize x with min-max scales over given axes, or over the full tensor."""
     grid, over = spec.grid, [body.ints(*axes)] if axes else []
     none = body.constant(0)
+    # In float64 like ``calibrators.affine``, so that scales are rounded once; ranges include 0.
     lo = _double(body, body.op("Min", body.op("ReduceMin", x, *over), none))
     hi = _double(body, body.op("Max", body.op("ReduceMax", x, *over), none))
 
@@ -180,6 +181,7 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
     )
     scale = body.op(
         "Mul",
+        # A block may be so small beside the tensor that its E4M3 scale is 0.
         body.op("Where", body.op("Greater", scale, none), scale, one),
         whole,
     )
