@@ -49,6 +49,8 @@ _LEAST_RUNS, _MOST_RUNS, _SECONDS = 5, 50, 1.0
 #: The least significant runtime in seconds, and the slowdown against the float model from which
 #: the report mentions it.
 _LEAST_RUNTIME, _SLOWER = 1e-3, 1.05
+#: The least time that the report names, in milliseconds.
+_LEAST_SHOWN = 0.001
 
 
 @dataclass(frozen=True)
@@ -579,7 +581,7 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
     for name in found.changed:
         figure = f"alone {found.noise[name]:.2f}{unit}"
         if name in found.prices:
-            figure += f"; about {found.prices[name] / 1e6:.2g} ms more, estimated"
+            figure += f"; {_milliseconds(found.prices[name])} more, estimated"
         lines.append(f"{verb} to {found.into}: {name} ({figure})")
     return lines
 
@@ -590,8 +592,9 @@ def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str
     if runtimes is None:
         return []
     lines = [
-        f"auto_mixed_precision: a sample takes {1000 * runtimes.mixed:.2g} ms with the"
-        f" raised nodes and {1000 * runtimes.plain:.2g} ms without, measured on this CPU",
+        f"auto_mixed_precision: a sample takes {_milliseconds(1e9 * runtimes.mixed)} with"
+        f" the raised nodes and {_milliseconds(1e9 * runtimes.plain)} without, measured"
+        " on this CPU",
     ]
     slowdown = runtimes.mixed / runtimes.floating
     if slowdown > _SLOWER:
@@ -606,3 +609,13 @@ def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str
             f" {slowdown:.1f} times as long as the float model on this CPU{reason}",
         )
     return lines
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    """Return a time with two digits, of 0.001 ms at least."""
+    milliseconds = nanoseconds / 1e6
+    if milliseconds < _LEAST_SHOWN:
+        return f"{_LEAST_SHOWN} ms"
+    if milliseconds < 100:
+        return f"{milliseconds:.2g} ms"
+    return f"{milliseconds:,.0f} ms"

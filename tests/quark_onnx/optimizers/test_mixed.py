@@ -471,12 +471,14 @@ def test_a_model_that_became_slower_than_the_float_one_is_named() -> None:
 
 
 def test_the_report_names_the_estimated_price_of_each_raised_node() -> None:
-    found = Sensitivity(changed=["a", "b"], noise={"a": 3.0, "b": 5.0}, into="16 bits")
-    found.prices = {"a": 1_234_000.0, "b": 900.0}
+    prices = {"a": 1_234_000.0, "b": 900.0, "c": 1.2345e9}
+    found = Sensitivity(noise=dict.fromkeys(prices, 3.0), into="16 bits")
+    found.prices, found.changed = prices, list(prices)
     lines = describe(found, AutoMixedPrecision(), 9)
     assert lines[1:] == [
-        "raised to 16 bits: a (alone 3.00 dB; about 1.2 ms more, estimated)",
-        "raised to 16 bits: b (alone 5.00 dB; about 0.0009 ms more, estimated)",
+        "raised to 16 bits: a (alone 3.00 dB; 1.2 ms more, estimated)",
+        "raised to 16 bits: b (alone 3.00 dB; 0.001 ms more, estimated)",
+        "raised to 16 bits: c (alone 3.00 dB; 1,234 ms more, estimated)",
     ]
 
 
