@@ -30,7 +30,6 @@ import numpy as np
 from _data import Feeds, Samples, Task, digest, load, session_of
 from _ranks import spearman
 from _results import Row, Store, due, table
-from _tools import Ours
 
 from quark_onnx import QConfig, quantize
 
@@ -301,7 +300,7 @@ def row_of(
 def measure(name: str, settings: list[str], store: Store, *, again: bool) -> None:
     """Measure what is missing of a task."""
     task = load(name)
-    tag = {"model": digest(task.path), "source": Ours().source}
+    tag = {"model": digest(task.path)}
     rows = store.rows()
     missing = [
         each for each in settings if due(rows.get(f"{name}/{each}"), tag, again=again)
