@@ -183,8 +183,9 @@ class QConfig:
         optimizers: optimizers in order; each is its own configuration, or a text such as
             ``"cle:relu6=bound"``.
         equalize: run ``cle`` if the structure of the model calls for it: depthwise convolutions
-            read activations of at most 8 bits without an upper bound, and ``optimizers`` has no
-            rewrite of the float graph. It is kept only if held-out samples show a gain.
+            read activations without an upper bound, activations or weights with one scale have at
+            most 8 bits, and ``optimizers`` has no rewrite of the float graph. It is kept only if
+            held-out samples show a gain.
         search: number of samples on which activation scales are chosen by the error in the layers
             that read them, and biases by the mean error of rounded weights; 0 for none. As
             power-of-two scales move by octaves, the error of a tensor alone does not tell the best

@@ -144,15 +144,35 @@ def test_only_activations_without_an_upper_bound_count(
         QConfig.of("A8W8").with_(equalize=False),
         QConfig.of("A8W8").with_(optimizers=["cle:silu=keep"]),
         QConfig.of("A16W8"),
+        QConfig.of("INT16").with_(per_channel=False),
         QConfig.of("DYNAMIC"),
         QConfig.of("W8"),
         QConfig.of("BF16"),
     ],
-    ids=["off", "named", "16 bits", "dynamic", "weights alone", "bfloat16"],
+    ids=[
+        "off",
+        "named",
+        "16 bits",
+        "16 bits with one scale",
+        "dynamic",
+        "weights alone",
+        "bfloat16",
+    ],
 )
 def test_other_configurations_stay_as_they_are(config: QConfig) -> None:
     graph = Graph.of(depthwise("relu"))
     assert with_equalization(config, graph) == (config, "")
+
+
+def test_weights_with_one_scale_are_equalized_for_16_bit_activations() -> None:
+    # Both the channels of the first weight and their activations differ by eight octaves: 8 bits
+    # for the whole weight leave no code to the least of them.
+    model = depthwise("relu")
+    config = QConfig.of("A16W8").with_(per_channel=False)
+    report = quantize(model, samples(), config).report
+    plain = quantize(model, samples(), config.with_(equalize=False)).report
+    assert any(note.startswith("cle: chosen for 1 ") for note in report.notes)
+    assert report.worst_sqnr > plain.worst_sqnr + 3
 
 
 def test_optimizers_of_layers_run_after_it() -> None:
