@@ -63,6 +63,8 @@ PAGE = 4096
 #: fused into integer operators.
 PRECISE = "session.x64quantprecision"
 DEFINED = "session.disable_quant_qdq"
+#: Entry of a session's configuration that lets its threads rest after each run.
+RESTING = "session.force_spinning_stop"
 
 #: Types of arrays that numpy and onnxruntime share.
 _PLAIN = ("float32", "float64", "int32", "int64", "uint8", "int8", "bool")
@@ -86,6 +88,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
     optimize: bool = True,
     lean: bool = False,
     integers: bool | None = None,
+    in_turns: bool = False,
     what: str = "a model",
 ) -> Any:
     """Open a CPU session: ``run``, ``get_inputs``, ``get_outputs`` as in ``InferenceSession``.
@@ -106,6 +109,9 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
             processor. The default avoids saturating sums, so that all processors find the same.
             Where onnxruntime cannot avoid saturation, at loading or in the first run, the default
             acts as False: the model is computed as ONNX defines it.
+        in_turns: the runs take turns with those of other sessions, and are timed: the threads rest
+            after a run. By default they spin for the next one, and where that is of another
+            session, it takes twice as long (onnxruntime 1.32, two cores).
 
     Raises:
         RuntimeCrash: the other process died while loading the model.
@@ -114,9 +120,11 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
         map(is_on_disk, initializers(model.graph)),
     )
     lean = lean or stored
+    resting = RESTING if in_turns else ""
 
     def opened(entry: str) -> Any:
-        settings = Settings(threads, optimize, lean, {entry: "1"} if entry else {})
+        entries = dict.fromkeys(filter(None, (entry, resting)), "1")
+        settings = Settings(threads, optimize, lean, entries)
         return _opened(model, settings, what, stored=stored)
 
     if integers is None and saturates():

@@ -230,6 +230,7 @@ class _Timed:
                 with_bodies(model),
                 threads=threads,
                 integers=True,
+                in_turns=True,
                 what=f"the {name} model",
             )
             self._feeds = subset(sample, names_of(self._session.get_inputs()))

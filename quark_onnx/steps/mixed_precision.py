@@ -163,7 +163,7 @@ class _Search:
             settings.samples,
             held_out,
         )
-        self._float = open_session(graph.to_model())
+        self._float = open_session(graph.to_model(), in_turns=True)
         self._expected: dict[int, list[list[Any]]] = {}
         self._candidates = _candidates(graph, settings)
         every = tuple(names_of(graph.nodes))
@@ -257,7 +257,11 @@ class _Search:
             result.prices = self._prices(result.changed)
             plain = self._built(self._plan_of(self._config))
             result.runtimes = _runtimes(
-                (self._float, open_session(plain), open_session(model)),
+                (
+                    self._float,
+                    open_session(plain, in_turns=True),
+                    open_session(model, in_turns=True),
+                ),
                 self._deciding[0],
             )
 
