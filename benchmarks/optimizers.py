@@ -173,13 +173,13 @@ def config_of(preset: str, optimizers: tuple[str, ...]) -> object:
     """The configuration of a row: A8W8 and XINT8 with one scale for a tensor, A8W4 with one for
     each channel.
 
-    "unsafe" quantizes also what few bits are known to ruin.
+    "unsafe" quantizes also what few bits are known to ruin. Only the named optimizers run.
     """
     from quark_onnx import QConfig, QuantizationSpec
 
     if preset == "XINT8" or preset == "INT4":
-        return QConfig.of(preset).with_(optimizers=optimizers)
-    base = QConfig.of("A8W8")
+        return QConfig.of(preset).with_(optimizers=optimizers, equalize=False)
+    base = QConfig.of("A8W8").with_(equalize=False)
     if preset == "A8W8":
         return base.with_(per_channel=False, optimizers=optimizers)
     if preset in ("A8W4", ZEROS):
