@@ -50,15 +50,17 @@ def test_threads_are_there_again_after_an_error() -> None:
 
 def digests(threads: int) -> dict[str, object]:
     """Return the digests of all runs in a process with a number of threads."""
-    # MKL would use fewer threads than told where a machine has fewer cores
+    # MKL would use fewer threads than told where a machine has fewer cores, and its own variable
+    # goes before that of OpenMP.
     settings = {
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
         "MKL_DYNAMIC": "FALSE",
     }
     script = "tests.quark_onnx.torch.threads_script"
     done = subprocess.run(
-        [sys.executable, "-m", script, json.dumps(RUNS)],
+        [sys.executable, "-m", script, json.dumps(RUNS), str(threads)],
         env=os.environ | settings,
         capture_output=True,
         text=True,

@@ -44,6 +44,7 @@ def quantized(name: str, algorithms: list[str]) -> str:
 
 if __name__ == "__main__":
     runs = json.loads(sys.argv[1])
+    torch.set_num_threads(int(sys.argv[2]))
     result = {"threads": torch.get_num_threads()}
     for run in runs:
         scheme_name, *names = run
