@@ -6,6 +6,7 @@ import fcntl
 import json
 import math
 import os
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,31 @@ class Store:
             part = self.path.with_suffix(".part")
             part.write_text(json.dumps(_finite(rows), indent=1, allow_nan=False) + "\n")
             part.replace(self.path)
+
+
+def add_store_arguments(parser: ArgumentParser, tasks: Sequence[str]) -> None:
+    """Add the options of a benchmark that keeps its rows: tasks, what is measured, the folder."""
+    parser.add_argument(
+        "--tasks", nargs="+", choices=tasks, default=list(tasks), metavar="TASK"
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="measure also what is known"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing, print what is known"
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+
+
+def add_turn_arguments(parser: ArgumentParser, repeats: int) -> None:
+    """Add the options of a benchmark that times models in turns."""
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help="most turns of a row"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5, help="of the turns of a row"
+    )
+    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
 
 
 def due(

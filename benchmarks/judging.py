@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from _data import Feeds, Samples, Task, digest, load, session_of
 from _ranks import spearman
-from _results import Row, Store, due, table
+from _results import Row, Store, add_store_arguments, due, table
 
 from quark_onnx import QConfig, quantize
 
@@ -400,9 +400,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK"
-    )
+    add_store_arguments(parser, TASKS)
     parser.add_argument(
         "--settings",
         nargs="+",
@@ -410,13 +408,6 @@ def main() -> int:
         default=list(SETTINGS),
         metavar="SETTING",
     )
-    parser.add_argument(
-        "--again", action="store_true", help="measure also what is known"
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     arguments = parser.parse_args()
     store = Store(arguments.out / "judging.json")
     for name in [] if arguments.report else arguments.tasks:

@@ -23,7 +23,14 @@ from tempfile import TemporaryDirectory
 
 from _data import Feeds, digest, load
 from _ranks import spearman
-from _results import Row, Store, due, table
+from _results import (
+    Row,
+    Store,
+    add_store_arguments,
+    add_turn_arguments,
+    due,
+    table,
+)
 from _tools import Ours
 from runtime import run_in_turn
 
@@ -139,21 +146,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK"
-    )
-    parser.add_argument("--repeats", type=int, default=24, help="most turns of a row")
-    parser.add_argument(
-        "--seconds", type=float, default=5, help="of the turns of a row"
-    )
-    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
-    parser.add_argument(
-        "--again", action="store_true", help="measure also what is known"
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_store_arguments(parser, TASKS)
+    add_turn_arguments(parser, repeats=24)
     arguments = parser.parse_args()
     store = Store(arguments.out / "raises.json")
     for name in [] if arguments.report else arguments.tasks:

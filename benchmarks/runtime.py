@@ -36,7 +36,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _data import Samples, digest, load
-from _results import Row, Store, due, table
+from _results import (
+    Row,
+    Store,
+    add_store_arguments,
+    add_turn_arguments,
+    due,
+    table,
+)
 from _settings import Setting
 from _tools import OnnxRuntime, Ours
 
@@ -279,27 +286,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK"
-    )
+    add_store_arguments(parser, TASKS)
     parser.add_argument(
         "--presets", nargs="+", choices=PRESETS, default=list(PRESETS), metavar="PRESET"
     )
     parser.add_argument(
         "--samples", type=int, default=16, help="that files are calibrated on"
     )
-    parser.add_argument("--repeats", type=int, default=48, help="most turns of a row")
-    parser.add_argument(
-        "--seconds", type=float, default=5, help="of the turns of a row"
-    )
-    parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu")
-    parser.add_argument(
-        "--again", action="store_true", help="measure also what is known"
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_turn_arguments(parser, repeats=48)
     arguments = parser.parse_args()
     store, source = Store(arguments.out / "runtime.json"), Ours().source
     for name in [] if arguments.report else arguments.tasks:
