@@ -67,10 +67,7 @@ class Balance:
 
     def gain(self, index: int) -> float:
         """Return the noise that the factors of a pair remove, with the others as they are."""
-        without = self.logarithms.copy()
-        without[self.places[index]] = 0.0
-        noise, _ = total_noise(self.terms, without, self.rounding)
-        return noise - self.after
+        return self.without([index]).after - self.after
 
     def without(self, indices: Sequence[int]) -> Balance:
         """Return the balance with the factor 1 for all channels of some pairs."""

@@ -40,9 +40,10 @@ def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
         return config, ""
     if not isinstance(activation.dtype, Integer):
         return config, ""
-    # Weights with a scale per channel have codes enough for small channels, too.
-    per_channel = config.weight is not None and config.weight.per_channel
-    coarse = [activation] if per_channel else [activation, config.weight]
+    # Weights with a scale per channel or block have codes enough for small channels, too.
+    weight = config.weight
+    fine = weight is not None and (weight.per_channel or bool(weight.block_size))
+    coarse = [activation] if fine else [activation, weight]
     if not any(map(_has_few_codes, coarse)):
         return config, ""
     if any(optimizer.stage == "float" for optimizer in config.optimizers):
@@ -57,9 +58,9 @@ def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
     # With a scale per channel, other layers gain too little for the operators that gates take. With
     # one scale they need them: YOLOX-nano at XINT8 has 29.9 mAP with 9 gates, 33.0 with all 94.
     cle = CLE(
-        passing="depthwise" if per_channel else "all",
+        passing="depthwise" if fine else "all",
         least_gain=_LEAST_GAIN,
-        least_noise=_LEAST_NOISE if per_channel else 0.0,
+        least_noise=_LEAST_NOISE if fine else 0.0,
     )
     return config.with_(optimizers=(cle, *config.optimizers)), reason
 

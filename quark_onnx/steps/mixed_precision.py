@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -267,9 +268,13 @@ class _Search:
 
     def _prices(self, names: Sequence[str]) -> dict[str, float]:
         """Return the estimated additional runtime of raised nodes, in nanoseconds per sample."""
-        sized = _sized(self._graph, self._deciding[0])
-        nodes = by_name(sized.nodes)
-        return {name: raised_runtime(sized, nodes[name]) for name in names}
+        nodes = by_name(self._sized_graph.nodes)
+        return {name: raised_runtime(self._sized_graph, nodes[name]) for name in names}
+
+    @cached_property
+    def _sized_graph(self) -> Graph:
+        """The graph with the sizes of a sample."""
+        return _sized(self._graph, self._deciding[0])
 
     def _most(self, order: list[str], bound: float, most: int) -> list[str]:
         """Return the longest prefix of ``order`` that meets the bound, by bisection.

@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
@@ -145,6 +145,9 @@ def test_only_activations_without_an_upper_bound_count(
         QConfig.of("A8W8").with_(optimizers=["cle:silu=keep"]),
         QConfig.of("A16W8"),
         QConfig.of("INT16").with_(per_channel=False),
+        QConfig.of("A16W8").with_(
+            weight=QuantizationSpec("int4", symmetric=True, block_size=32)
+        ),
         QConfig.of("DYNAMIC"),
         QConfig.of("W8"),
         QConfig.of("BF16"),
@@ -154,6 +157,7 @@ def test_only_activations_without_an_upper_bound_count(
         "named",
         "16 bits",
         "16 bits with one scale",
+        "16 bits with a scale per block",
         "dynamic",
         "weights alone",
         "bfloat16",
