@@ -492,6 +492,26 @@ def test_verdict_on_a_runtime(
     assert found == (words or "onnxruntime's is float, slower than float", met)
 
 
+def test_equal_files_are_not_timed_again(runtime: Any, tmp_path: Path) -> None:
+    """A row holds as long as its files, its onnxruntime and its clock are the same."""
+    model = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(MODEL), model)
+    feeds = {"x": np.ones((1, 2), np.float32)}
+    runtime.Samples.write(iter([feeds]), tmp_path / "samples")
+
+    def measured(known: dict[str, Any], clock: str = "cpu") -> dict[str, Any]:
+        row = runtime.measure(
+            model, tmp_path / "samples", "DYNAMIC", 1, 0, clock, known
+        )
+        assert {"ours file", "onnxruntime file", "turns"} <= row.keys(), row
+        return dict(row)
+
+    first = measured({}) | {"float": -1.0}
+    assert measured(first) == first
+    assert measured(first, "wall")["float"] > 0
+    assert measured(first | {"ours file": "another"})["float"] > 0
+
+
 @pytest.mark.parametrize(("seconds", "turns"), [(600, 30), (0, 12)])
 def test_files_run_in_turn(
     runtime: Any, tmp_path: Path, seconds: float, turns: int
