@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import compress
+from operator import attrgetter
 
-from quark_onnx.containers import present, without
+from quark_onnx.containers import grouped_by, present, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.fields import QUANTIZATION, meets, one_of
+from quark_onnx.torch.validate.fields import (
+    QUANTIZATION,
+    FieldCheck,
+    field_findings,
+    meets,
+    one_of,
+)
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import Tensor, single_value
 from quark_onnx.torch.validate.json_values import object_of
@@ -81,32 +89,44 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
             if end.startswith("prob_output_"):
                 text = f"{tensor}, which attention does not have"
                 yield broken("tensor-unknown", f"{module.name}.{end}", text)
-    for parent, modules in _attentions(checkpoint):
+    for parent, modules in _attentions(checkpoint).items():
         cached = list(map(config.is_cached, modules))
         yield from _pair_findings(checkpoint, parent, cached)
 
 
 def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the scales of a cache that is fp8 as a whole by configuration."""
+    problems = [*_scheme_findings(checkpoint)]
+    yield from problems
+    if problems:
+        return
+    yield from _unread_findings(checkpoint)
     scheme = checkpoint.quantization.get("kv_cache_scheme")
-    if checkpoint.method == "compressed-tensors":
-        if scheme is not None and not meets(object_of(scheme), _FP8_CACHE):
-            place = f"{QUANTIZATION}.kv_cache_scheme"
-            yield broken("ct-cache", place, repr(scheme))
-            return
-        lost = [*checkpoint.modules_with("output_scale")]
-        if lost:
-            text = f"no loader finds the {len(lost)} scales that are called so"
-            yield broken("kv-scales-loader", f"{lost[0]}.output_scale", text)
     has_scales = scheme is not None and not object_of(scheme).get("dynamic")
-    for parent, modules in _attentions(checkpoint):
+    for parent, modules in _attentions(checkpoint).items():
         yield from _pair_findings(checkpoint, parent, [has_scales for _ in modules])
         # a cache by heads has a scale for each head
         if object_of(scheme).get("strategy") != "attn_head":
             yield from _scalar_findings(checkpoint, parent)
 
 
+def _scheme_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield a scheme of compressed-tensors for which vLLM creates no cache."""
+    if checkpoint.method == "compressed-tensors":
+        entries = checkpoint.quantization
+        yield from field_findings(entries, QUANTIZATION, [_CACHE_CHECK])
+
+
+def _unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield scales with AMD Quark's name in a checkpoint of compressed-tensors."""
+    names = [*checkpoint.modules_with("output_scale")]
+    if names and checkpoint.method == "compressed-tensors":
+        text = f"no loader finds the {len(names)} scales that are called so"
+        yield broken("kv-scales-loader", f"{names[0]}.output_scale", text)
+
+
 def _scalar_findings(checkpoint: Checkpoint, parent: str) -> Iterator[Finding]:
+    """Yield scales of keys or values that are no single float."""
     for tensor in present(_scale(checkpoint, parent, side) for side in "kv"):
         owner, _, end = tensor.name.rpartition(".")
         yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
@@ -121,16 +141,29 @@ _FP8_CACHE = {
 }
 
 
-def _attentions(checkpoint: Checkpoint) -> Iterator[tuple[str, list[Module]]]:
-    """Yield attention modules with their layers for keys and values."""
-    found = dict[str, list[Module]]()
-    for module in checkpoint.linears:
-        if module.last in ("k_proj", "v_proj"):
-            found.setdefault(module.parent, []).append(module)
-    yield from found.items()
+def _is_cache_scheme(scheme: object) -> bool:
+    """Return whether vLLM creates a cache for a scheme; null stands for none."""
+    return scheme is None or meets(object_of(scheme), _FP8_CACHE)
+
+
+_CACHE_CHECK = FieldCheck(
+    "ct-cache",
+    "kv_cache_scheme",
+    _is_cache_scheme,
+    "{kv_cache_scheme!r}",
+)
+
+
+def _attentions(checkpoint: Checkpoint) -> dict[str, list[Module]]:
+    """Return the layers for keys and values by the name of their attention module."""
+    layers = [
+        module for module in checkpoint.linears if module.last in ("k_proj", "v_proj")
+    ]
+    return grouped_by(layers, attrgetter("parent"))
 
 
 def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield scales of the cache that the loader of the model's class does not find."""
     name = checkpoint.architecture
     unfound: tuple[str, ...] = FUSED
     if name.removesuffix("ForCausalLM") in _STACKED:
@@ -154,28 +187,53 @@ def _pair_findings(
 
     vLLM takes 1.0 if both scales are missing, and the key scale for both if the value scale is
     missing. A scale must be greater than 0.
+
+    Args:
+        checkpoint: the checkpoint.
+        parent: name of the attention module.
+        cached: whether the configuration quantizes keys, and values.
     """
     keys, values = (_scale(checkpoint, parent, side) for side in "kv")
     places = [f"{parent}.{side}_proj.output_scale" for side in "kv"]
-    # compressed-tensors has separate scales, initialized to 1.0
-    apart = checkpoint.method == "compressed-tensors"
+    missing = _MISSING_SCALES.get(checkpoint.method, _MISSING_SCALES["quark"])
     if keys is None and values is None:
         for place in compress(places, cached):
             yield broken("kv-scales-missing", place, _ONE)
     elif keys is None:
-        taken, severity = "no fp8 cache is made", REFUSED
-        if apart:
-            taken, severity = "1.0 is taken", WRONG
-        text = f"there is one for values alone, and {taken}"
-        yield broken("kv-scales-missing", places[0], text, severity)
+        text = f"there is one for values alone, and {missing.keys}"
+        yield broken("kv-scales-missing", places[0], text, missing.severity_of_keys)
     elif values is None and not keys.name.endswith("kv_scale"):
-        text = f"there is no such tensor; {'1.0' if apart else 'that of keys'} is taken"
+        text = f"there is no such tensor; {missing.values}"
         yield broken("kv-scales-missing", places[1], text, WRONG)
-    if keys is not None and not apart:
+    if keys is not None and checkpoint.method != "compressed-tensors":
         yield from _key_scale_findings(keys)
 
 
+@dataclass(frozen=True)
+class _MissingScales:
+    """What vLLM does where one of the two scales of a cache is missing.
+
+    Attributes:
+        keys: what it does without the scale of keys.
+        severity_of_keys: consequence of that.
+        values: what it does without the scale of values.
+    """
+
+    keys: str
+    severity_of_keys: str
+    values: str
+
+
+#: By layout: vllm/model_executor/layers/quantization/kv_cache.py of vLLM 0.33. The scales of
+#: compressed-tensors are separate parameters, initialized to 1.0.
+_MISSING_SCALES = {
+    "quark": _MissingScales("no fp8 cache is made", REFUSED, "that of keys is taken"),
+    "compressed-tensors": _MissingScales("1.0 is taken", WRONG, "1.0 is taken"),
+}
+
+
 def _key_scale_findings(scale: Tensor) -> Iterator[Finding]:
+    """Yield a scale of keys for which vLLM makes no fp8 cache."""
     value = single_value(scale)
     # written so that NaN is found as well
     if value is not None and not value > 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.limits import read_text
-from quark_onnx.containers import by_name, subset
+from quark_onnx.containers import by_name, merged, subset
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.fields import is_names
 from quark_onnx.torch.validate.finding import Finding
@@ -18,13 +18,9 @@ from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import Module, modules_of
 from quark_onnx.torch.validate.rules import broken
 
-CONFIG, INDEX, SINGLE = (
-    "config.json",
-    "model.safetensors.index.json",
-    "model.safetensors",
-)
-
-
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 _NO_MODULE = Module("", {})
 
 
@@ -49,10 +45,7 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of the checkpoint; the last tensor if two have a common name."""
-        tensors = dict[str, Tensor]()
-        for header in self.headers.values():
-            tensors |= header.tensors
-        return tensors
+        return merged(header.tensors for header in self.headers.values())
 
     @cached_property
     def file_names(self) -> dict[str, str]:
@@ -210,6 +203,7 @@ def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
 
 
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
+    """Return the JSON object of a file; an empty object and a finding if it has none."""
     try:
         found = json.loads(read_text(file))
     except FileNotFoundError:
@@ -225,6 +219,7 @@ def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
 
 
 def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
+    """Return the file names of the index by tensor name; None without a readable index."""
     if not (folder / INDEX).is_file():
         return None
     before = len(damage)

@@ -59,13 +59,12 @@ class Layout:
 
 #: Checks for every layout: for all clients, and for a single client.
 EVERY: tuple[Check, ...] = (
-    *(
-        model.file_findings,
-        model.told_findings,
-        model.layer_findings,
-        model.head_findings,
-    ),
-    *(model.scale_findings, model.value_findings),
+    model.file_findings,
+    model.told_findings,
+    model.layer_findings,
+    model.head_findings,
+    model.scale_findings,
+    model.value_findings,
 )
 OWN: dict[str, tuple[Check, ...]] = {
     "vllm": (
@@ -166,43 +165,41 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
 #: Layouts that clients support, without rules in this package.
 _UNCHECKED = {
     "vllm": (
-        *(
-            "modelopt",
-            "modelopt_fp4",
-            "modelopt_mxfp8",
-            "modelopt_mixed",
-            "torchao",
-            "mxfp4",
-            "mxfp8",
-            "inc",
-        ),
-        *("auto-round", "experts_int8", "humming", "deepseek_v4_fp8", "moe_wna16"),
+        "modelopt",
+        "modelopt_fp4",
+        "modelopt_mxfp8",
+        "modelopt_mixed",
+        "torchao",
+        "mxfp4",
+        "mxfp8",
+        "inc",
+        "auto-round",
+        "experts_int8",
+        "humming",
+        "deepseek_v4_fp8",
+        "moe_wna16",
     ),
     "transformers": (
-        *(
-            "bitsandbytes",
-            "aqlm",
-            "quanto",
-            "eetq",
-            "higgs",
-            "hqq",
-            "fbgemm_fp8",
-            "torchao",
-            "bitnet",
-            "vptq",
-            "spqr",
-        ),
-        *(
-            "fouroversix",
-            "fp_quant",
-            "nvfp4",
-            "mxfp8",
-            "auto-round",
-            "mxfp4",
-            "metal",
-            "sinq",
-            "gemma",
-        ),
+        "bitsandbytes",
+        "aqlm",
+        "quanto",
+        "eetq",
+        "higgs",
+        "hqq",
+        "fbgemm_fp8",
+        "torchao",
+        "bitnet",
+        "vptq",
+        "spqr",
+        "fouroversix",
+        "fp_quant",
+        "nvfp4",
+        "mxfp8",
+        "auto-round",
+        "mxfp4",
+        "metal",
+        "sinq",
+        "gemma",
     ),
 }
 #: Exceptions for values of a type that no tool writes; clients fail with the same exceptions.
@@ -283,6 +280,7 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
 
 
 def _validate_gguf(place: Path) -> Validation:
+    """Return the verdict of llama.cpp on the models of a folder, or on a single file."""
     models = llama_cpp.read_models(place)
     found = flattened(map(llama_cpp.findings, models))
     schemes = Counter(flattened(map(llama_cpp.schemes, models)))
@@ -292,9 +290,12 @@ def _validate_gguf(place: Path) -> Validation:
 
 
 def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
+    """Return the finding of a layout without rules, or which the client does not know."""
     place, found = "quantization_config.quant_method", repr(checkpoint.method)
     if checkpoint.method in _UNCHECKED[client]:
         return broken("method-unchecked", place, found)
+    # transformers raises without a method, and skips an unknown one with a warning
+    # (quantizers/auto.py, supports_quant_method)
     if client != "transformers" or not checkpoint.method:
         return broken("method", place, found)
     quantized = any(module.is_quantized for module in checkpoint.modules.values())
@@ -314,6 +315,7 @@ def _validation(  # noqa: PLR0913
     needs: tuple[str, ...],
     found: Iterable[Finding],
 ) -> Validation:
+    """Return a verdict with the findings in the order of their severity, each once."""
     ordered = sorted(
         dict.fromkeys(found),
         key=lambda finding: SEVERITIES.index(finding.severity),
@@ -342,6 +344,7 @@ _FATAL = (
 
 
 def _stops(found: list[Finding]) -> bool:
+    """Return whether findings in the configuration leave nothing to check layers by."""
     return any(
         finding.rule in (*_FATAL, "malformed")
         or finding.place == "quantization_config.global_quant_config"
@@ -350,6 +353,7 @@ def _stops(found: list[Finding]) -> bool:
 
 
 def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield the findings of checks; a check that fails becomes a finding."""
     for check in checks:
         try:
             yield from [*check(checkpoint)]
@@ -361,6 +365,7 @@ def _safely(
     schemes: Callable[[Checkpoint], Iterator[str]],
     checkpoint: Checkpoint,
 ) -> list[str]:
+    """Return the schemes of the layers; none if the configuration is malformed."""
     try:
         return [*schemes(checkpoint)]
     except _MALFORMED:

@@ -12,6 +12,10 @@ from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
     QUANTIZATION,
     Conditions,
+    FieldCheck,
+    field_findings,
+    is_given,
+    is_integer,
     is_positive,
     is_set,
     is_unset,
@@ -21,7 +25,14 @@ from quark_onnx.torch.validate.fields import (
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.json_values import object_of, strings_of
-from quark_onnx.torch.validate.modules import Module, fused, partial_findings, size_of
+from quark_onnx.torch.validate.modules import (
+    Module,
+    excluded_findings,
+    included_findings,
+    partial_findings,
+    shards,
+    size_of,
+)
 from quark_onnx.torch.validate.quark_config import is_glob, matches_any
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -71,13 +82,32 @@ _STRATEGIES = (
 
 Group = dict[str, Any]
 
+_GROUPS_CHECK = FieldCheck(
+    "ct-groups",
+    "config_groups",
+    lambda groups: bool(object_of(groups)),
+    "it is {config_groups!r}",
+    absent="it is None",
+)
+_FORMAT_CHECK = FieldCheck(
+    "ct-format",
+    "format",
+    lambda form: isinstance(form, str | None),
+    "{format!r}",
+)
+#: The format is optional in compressed-tensors.
+_FORMAT_IN_VLLM_CHECK = FieldCheck(
+    "ct-format",
+    "format",
+    is_given,
+    absent=NO_KEY_OR_NULL,
+)
+
 
 def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration, for any client."""
     entries = checkpoint.quantization
-    groups = entries.get("config_groups")
-    if not object_of(groups):
-        yield broken("ct-groups", f"{QUANTIZATION}.config_groups", f"it is {groups!r}")
+    yield from field_findings(entries, QUANTIZATION, [_GROUPS_CHECK])
     targets = object_of(entries.get("sparsity_config")).get("targets")
     if targets:
         yield broken(
@@ -86,8 +116,7 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for place, group in _groups(entries):
         yield from _group_findings(entries, place, group)
     yield from name_list_findings(entries, "ignore")
-    if not isinstance(entries.get("format"), str | None):
-        yield broken("ct-format", f"{QUANTIZATION}.format", repr(entries["format"]))
+    yield from field_findings(entries, QUANTIZATION, [_FORMAT_CHECK])
     for name in filter(is_glob, _ignored(entries)):
         yield broken(
             "exclude-pattern", f"{QUANTIZATION}.ignore", f"{name!r} is no exact name"
@@ -99,6 +128,7 @@ def _group_findings(
     place: str,
     group: Group,
 ) -> Iterator[Finding]:
+    """Yield errors in the keys of a group and in the arguments of its tensors."""
     targets, weights = group.get("targets"), group.get("weights")
     if not isinstance(targets, list) or not isinstance(weights, dict):
         yield broken(
@@ -118,16 +148,14 @@ def _group_findings(
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the schemes of the layers, for vLLM."""
     entries = checkpoint.quantization
-    if entries.get("format") is None:
-        yield broken("ct-format", f"{QUANTIZATION}.format", NO_KEY_OR_NULL)
+    yield from field_findings(entries, QUANTIZATION, [_FORMAT_IN_VLLM_CHECK])
     if entries.get("ignore", []) is None:
         yield broken(
             "malformed", f"{QUANTIZATION}.ignore", "null, and not a list of names"
         )
-    for name, modules in fused(checkpoint.modules):
-        if not modules[0].experts:
-            out = [_ignores(entries, module.name) for module in modules]
-            yield from partial_findings(name, out, "ignored")
+    for name, modules in shards(checkpoint.modules):
+        out = [_ignores(entries, module.name) for module in modules]
+        yield from partial_findings(name, out, "ignored")
     first = dict[tuple[str, bool], tuple[Module, Group]]()
     for module in checkpoint.linears:
         found = group_of(entries, module)
@@ -145,6 +173,14 @@ def _scheme_findings(
     place: str,
     group: Group,
 ) -> Iterator[Finding]:
+    """Yield a group of which vLLM has no scheme.
+
+    Args:
+        entries: the configuration.
+        module: the first layer of the group.
+        place: place of the group.
+        group: the group.
+    """
     inputs = object_of(_arguments(group.get("input_activations")))
     if module.experts and meets(inputs, _STATIC_INT8):
         text = f"{_describe(group)}: experts have no static integers"
@@ -172,33 +208,31 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of the layers, for any client."""
     for module in checkpoint.layers:
         found = group_of(checkpoint.quantization, module)
-        if found is not None:
-            yield from _layer_findings(checkpoint, module, found[1])
+        if found is None:
+            text = f"no group is for it, and its weight is {module.weight}"
+            yield from excluded_findings(module, text)
         elif module.is_quantized:
-            yield broken(
-                "excluded-quantized",
-                module.name,
-                f"no group is for it, and its weight is {module.weight}",
-            )
+            yield from _tensor_findings(checkpoint, module, found[1])
+        else:
+            yield from _float_findings(module, found[1])
 
 
-def _layer_findings(
+def _float_findings(module: Module, group: Group) -> Iterator[Finding]:
+    """Yield a float layer of a group, unless it is a router."""
+    # a float weight is loaded where the scheme has a tensor of that name
+    severity = WRONG if "weight" in slot_names(group) else REFUSED
+    text = f"its weight is {module.weight}, not {_describe(group)}"
+    yield from included_findings(module, text, severity)
+
+
+def _tensor_findings(
     checkpoint: Checkpoint,
     module: Module,
     group: Group,
 ) -> Iterator[Finding]:
+    """Yield errors in the tensors of a quantized layer."""
     weight = module.weight
     assert weight is not None
-    if not module.is_quantized:
-        if not module.is_router:
-            # a float weight is loaded where the scheme has a tensor of that name
-            yield broken(
-                "float-included",
-                module.name,
-                f"its weight is {weight}, not {_describe(group)}",
-                WRONG if "weight" in slot_names(group) else REFUSED,
-            )
-        return
     size, slots = slots_of(group, weight)
     yield from quantized_findings(
         module,
@@ -466,6 +500,7 @@ def _byte_slots(
 
 
 def _scale_shapes(arguments: Group, shape: Shape) -> tuple[Shape, ...]:
+    """Return the shapes that clients take for the scales of a weight of a shape."""
     rows, columns = shape
     strategy = arguments["strategy"]
     if strategy == "channel":
@@ -487,6 +522,7 @@ def slot_names(group: Group) -> tuple[str, ...]:
 
 
 def _input_slots(inputs: Group | None) -> dict[str, Slot]:
+    """Return the slots of scales that calibration gave; dynamic inputs have none."""
     if inputs is None or inputs["dynamic"]:
         return {}
     return {
@@ -496,9 +532,9 @@ def _input_slots(inputs: Group | None) -> dict[str, Slot]:
 
 
 def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
-    if not isinstance(entries.get("kv_cache_scheme"), dict):
-        return {}
-    if module.last not in ("k_proj", "v_proj", "q_proj"):
+    """Return the slots of the scales of the cache below queries, keys and values."""
+    is_cached = isinstance(entries.get("kv_cache_scheme"), dict)
+    if not is_cached or module.last not in ("k_proj", "v_proj", "q_proj"):
         return {}
     optional = Slot(FLOATS, SCALAR, needed=False)
     return dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional)
@@ -538,21 +574,25 @@ class _Requirement:
 
 
 def _has_numbers(arguments: Group) -> bool:
+    """Return whether the type of the numbers is known."""
     known = arguments["type"] in ("int", "float")
-    return known and type(arguments["num_bits"]) is int
+    return known and is_integer(arguments["num_bits"])
 
 
 def _has_group_size(arguments: Group) -> bool:
+    """Return whether there is a group size exactly where the strategy has groups."""
     grouped = arguments["strategy"] in ("group", "tensor_group")
     return grouped == is_positive(arguments["group_size"])
 
 
 def _has_blocks(arguments: Group) -> bool:
+    """Return whether a strategy with blocks has their sizes."""
     blocks = arguments["strategy"] == "block"
     return not blocks or isinstance(arguments["block_structure"], list)
 
 
 def _is_ordered_statically(arguments: Group) -> bool:
+    """Return whether columns are stored in their own order, whatever order GPTQ took."""
     order = arguments["actorder"]
     return order is not True and str(order).lower() not in ("group", "dynamic")
 
@@ -586,6 +626,7 @@ _REQUIREMENTS = (
 
 
 def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
+    """Yield the first requirement that the arguments of a tensor do not meet."""
     absent = {"block_structure": None, "actorder": None}
     arguments = {**absent, **object_of(_arguments(found))}
     for requirement in _REQUIREMENTS:
@@ -596,6 +637,7 @@ def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
 
 
 def _groups(entries: dict[str, Any]) -> Iterator[tuple[str, Group]]:
+    """Yield the places and the groups of the configuration."""
     for name, group in object_of(entries.get("config_groups")).items():
         if isinstance(group, dict):
             yield f"{QUANTIZATION}.config_groups.{name}", group
@@ -615,15 +657,20 @@ def _ignores(entries: dict[str, Any], name: str) -> bool:
 
 
 def _describe(group: Group) -> str:
+    """Return the number formats of a group in a few words."""
     parts = []
     for what, key in (("weight", "weights"), ("input", "input_activations")):
-        found = _arguments(group.get(key))
-        if found is None:
-            continue
-        part = f"{what} {found['type']}{found['num_bits']} {found['strategy']}"
-        if found["group_size"]:
-            part += f" {found['group_size']}"
-        if found["dynamic"]:
-            part += " dynamic"
-        parts.append(part)
+        arguments = _arguments(group.get(key))
+        if arguments is not None:
+            parts.append(f"{what} {_words(arguments)}")
     return ", ".join(parts)
+
+
+def _words(arguments: Group) -> str:
+    """Return the number format of a tensor, such as "int4 group 128"."""
+    text = f"{arguments['type']}{arguments['num_bits']} {arguments['strategy']}"
+    if arguments["group_size"]:
+        text += f" {arguments['group_size']}"
+    if arguments["dynamic"]:
+        text += " dynamic"
+    return text

@@ -42,6 +42,16 @@ def is_unset(value: object) -> bool:
     return not value
 
 
+def is_given(value: object) -> bool:
+    """Return whether a field is there, and not null."""
+    return value is not None
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer; true is not, as JSON tells them apart."""
+    return type(value) is int
+
+
 def is_positive(value: object) -> TypeGuard[int]:
     """Return whether a value is a positive integer; true is not, as JSON tells them apart.
 
@@ -95,6 +105,7 @@ class FieldCheck:
         wanted: the allowed value, or a predicate of the value.
         found: text of the finding; the other fields can be named in braces.
         absent: text of the finding for a missing field or null; by default that of other values.
+        severity: severity of the finding; by default that of the rule.
     """
 
     rule: str
@@ -102,6 +113,7 @@ class FieldCheck:
     wanted: Any
     found: str = ""
     absent: str = ""
+    severity: str = ""
 
     def text(self, entries: Mapping[str, Any]) -> str:
         """Return the text of a finding for the fields of an object."""
@@ -115,11 +127,20 @@ def field_findings(
     entries: Mapping[str, Any],
     place: str,
     checks: Iterable[FieldCheck],
+    separator: str = ".",
 ) -> Iterator[Finding]:
-    """Yield a finding for every field that does not meet its check."""
+    """Yield a finding for every field that does not meet its check.
+
+    Args:
+        entries: the object with the fields.
+        place: the object's place.
+        checks: requirements for the fields.
+        separator: text between the place of the object and the name of a field.
+    """
     for check in checks:
         if not fits(entries.get(check.key), check.wanted):
-            yield broken(check.rule, f"{place}.{check.key}", check.text(entries))
+            where = f"{place}{separator}{check.key}"
+            yield broken(check.rule, where, check.text(entries), check.severity)
 
 
 def missing_key_findings(

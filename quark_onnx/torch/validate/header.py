@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,7 @@ def single_value(tensor: Tensor) -> float | None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, of which the json module would keep the last of equal keys."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         raise ValueError("a name stands there twice")
@@ -153,18 +155,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
+    """Return the tensor of an entry of a header.
+
+    Args:
+        name: name of the tensor.
+        entry: the entry, as it was read.
+        file: the file.
+        start: offset of the values of all tensors, in bytes from the start of the file.
+
+    Raises:
+        ModelError: the entry is malformed, or its type and shape do not fill its bytes.
+    """
     try:
-        dtype, shape, (first, last) = (
-            entry["dtype"],
-            tuple(entry["shape"]),
-            entry["data_offsets"],
-        )
-        whole = all(
-            type(number) is int and number >= 0 for number in (*shape, first, last)
-        )
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        first, last = entry["data_offsets"]
+        is_whole = all(map(_is_size, (*shape, first, last)))
     except (TypeError, KeyError, ValueError):
-        whole = False
-    if not whole:
+        is_whole = False
+    if not is_whole:
         raise ModelError(
             f"the header's entry of {name!r} is {entry!r}; it lacks a dtype, shape or"
             " data_offsets",
@@ -179,12 +187,15 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
     return Tensor(name, dtype, shape, file, start + first, last - first)
 
 
+def _is_size(value: object) -> bool:
+    """Return whether a value is an integer of 0 or more; true is not."""
+    return type(value) is int and value >= 0
+
+
 def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
+    """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file."""
     place = start
-    for tensor in sorted(
-        tensors.values(),
-        key=lambda tensor: (tensor.start, tensor.size),
-    ):
+    for tensor in sorted(tensors.values(), key=attrgetter("start", "size")):
         if tensor.start != place:
             raise ModelError(
                 f"{tensor.name!r} begins at byte {tensor.start} instead of {place}: a"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from quark_onnx.containers import by_name, flattened
+from quark_onnx.containers import by_name, excluding, flattened, grouped_by
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
@@ -75,10 +75,8 @@ def read_models(place: Path) -> list[GGUFModel]:
     if not place.exists():
         raise ModelError(f"there is no {place}; name a *.gguf file, or a folder")
     files = sorted(place.glob("*.gguf")) if place.is_dir() else [place]
-    models = dict[str, list[Path]]()
-    for file in files:
-        models.setdefault(_PART.sub("", file.name), []).append(file)
-    return list(map(_read, models.values()))
+    parts_of = grouped_by(files, lambda file: _PART.sub("", file.name))
+    return list(map(_read, parts_of.values()))
 
 
 def findings(model: GGUFModel) -> Iterator[Finding]:
@@ -114,6 +112,7 @@ def schemes(model: GGUFModel) -> Iterator[str]:
 
 
 def _read(files: list[Path]) -> GGUFModel:
+    """Read the headers of the parts of a model; damage becomes findings."""
     headers, damage = dict[str, GGUFHeader](), list[Finding]()
     for file in files:
         try:
@@ -138,6 +137,7 @@ def gguf_package() -> ModuleType | None:
 
 
 def _is_type(gguf: ModuleType, kind: int) -> bool:
+    """Return whether a number stands for a type of ggml."""
     return kind in {member.value for member in gguf.GGML_QUANT_SIZES}
 
 
@@ -146,12 +146,18 @@ def _place_findings(
     header: GGUFHeader,
     gguf: ModuleType | None,
 ) -> Iterator[Finding]:
+    """Yield the first tensor with a wrong place or type; the places of later ones follow from it.
+
+    Args:
+        file: name of the file.
+        header: header of the file.
+        gguf: the package that knows the sizes of types; None if it is not installed.
+    """
     align = header.alignment
     if align <= 0 or align & (align - 1):
         text = f"general.alignment is {align}, no power of two"
         yield broken("gguf-place", file, text)
         return
-    # sizes depend on the types, which only the package gguf knows
     place = 0
     for tensor in header.tensors:
         problem = _misaligned(tensor, align)
@@ -167,6 +173,7 @@ def _place_findings(
 
 
 def _misaligned(tensor: GGUFTensor, align: int) -> Finding | None:
+    """Return the finding of a tensor whose offset is no multiple of the alignment."""
     if tensor.offset % align == 0:
         return None
     text = f"it begins at {tensor.offset}, which {align} does not divide"
@@ -174,6 +181,7 @@ def _misaligned(tensor: GGUFTensor, align: int) -> Finding | None:
 
 
 def _wrong_type(tensor: GGUFTensor, gguf: ModuleType) -> Finding | None:
+    """Return the finding of a tensor whose type is unknown, or whose rows are no whole blocks."""
     if not _is_type(gguf, tensor.kind):
         text = f"its type has the number {tensor.kind}"
         return broken("gguf-type", tensor.name, text)
@@ -199,6 +207,15 @@ def _misplaced(
     place: int,
     size: int,
 ) -> Finding | None:
+    """Return the finding of a tensor at another offset, or beyond the end of the file.
+
+    Args:
+        file: name of the file.
+        header: header of the file.
+        tensor: the tensor.
+        place: offset behind the tensors before it, in bytes.
+        size: size of its values in bytes.
+    """
     if tensor.offset != place:
         text = f"it begins at {tensor.offset} instead of {place}"
         return broken("gguf-place", tensor.name, text)
@@ -210,17 +227,16 @@ def _misplaced(
 
 
 def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding]:
+    """Yield an unknown architecture, or the metadata that it lacks."""
     family = model.architecture
     if not family or not _is_family(family, gguf):
         text = f"general.architecture is {family!r}"
         yield broken("gguf-architecture", model.name, text)
         return
-    keys = [f"{family}.block_count"]
-    if family in _DENSE:
-        keys = [f"{family}.{key}" for key in _KEYS]
-    for key in (*keys, "tokenizer.ggml.model"):
-        if key not in model.metadata:
-            yield broken("gguf-key", model.name, f"there is no {key}")
+    keys = _KEYS if family in _DENSE else ("block_count",)
+    wanted = [f"{family}.{key}" for key in keys]
+    for key in excluding([*wanted, "tokenizer.ggml.model"], model.metadata):
+        yield broken("gguf-key", model.name, f"there is no {key}")
 
 
 def _is_family(name: str, gguf: ModuleType | None) -> bool:
@@ -229,6 +245,7 @@ def _is_family(name: str, gguf: ModuleType | None) -> bool:
 
 
 def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
+    """Yield tensors that the architecture does not have."""
     families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     family = families[model.architecture]
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[family]}
@@ -248,17 +265,17 @@ def _name_in_table(name: str) -> str:
 
 
 def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
+    """Yield tensors that a family with a table of its tensors lacks."""
     family, metadata = model.architecture, model.metadata
     if family not in _DENSE:
         return
     count = metadata.get(f"{family}.block_count")
     has_experts = bool(metadata.get(f"{family}.expert_count", 0))
-    names = ["token_embd", "output_norm"]
+    names = ["token_embd.weight", "output_norm.weight"]
     if type(count) is int:
         for number in range(min(count, _MOST_BLOCKS)):
             parts = (*_BLOCK, *_FEED_FORWARD[has_experts])
-            names += [f"blk.{number}.{part}" for part in parts]
-    for name in names:
-        if f"{name}.weight" not in model.tensors:
-            text = f"{family} with {count} blocks needs it"
-            yield broken("gguf-tensor-missing", f"{name}.weight", text)
+            names += [f"blk.{number}.{part}.weight" for part in parts]
+    for name in excluding(names, model.tensors):
+        text = f"{family} with {count} blocks needs it"
+        yield broken("gguf-tensor-missing", name, text)

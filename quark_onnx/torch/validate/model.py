@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import filterfalse
 from typing import Any
@@ -12,13 +12,20 @@ import numpy as np
 
 from quark_onnx.containers import present, subset, without
 from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
-from quark_onnx.torch.validate.fields import NO_KEY_OR_NULL
+from quark_onnx.torch.validate.fields import (
+    NO_KEY_OR_NULL,
+    FieldCheck,
+    field_findings,
+    is_given,
+    is_set,
+)
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor, single_value, values_of
 from quark_onnx.torch.validate.modules import (
     EMBEDDING,
     HEAD,
     Module,
+    integers,
     is_known,
     size_of,
     today,
@@ -29,14 +36,27 @@ from quark_onnx.torch.validate.slots import size_findings
 #: Upper bound of any model's number; a greater number is damage.
 _MOST_LAYERS = 10_000
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-#: Keys of the sizes of a model, with the severity of a missing key.
-_TOLD = {
-    "hidden_size": REFUSED,
-    "intermediate_size": REFUSED,
-    "num_hidden_layers": WRONG,  # a layer missing in all files is not noticed
-    "num_attention_heads": REFUSED,
-    "vocab_size": REFUSED,
-}
+_NO_KEY_OR_EMPTY = "there is no such key, or it is empty"
+#: Keys by which clients choose the class of the model.
+_ARCHITECTURE_CHECKS = (
+    FieldCheck("architecture", "model_type", is_set, _NO_KEY_OR_EMPTY),
+    FieldCheck("architecture", "architectures", is_set, _NO_KEY_OR_EMPTY),
+)
+#: Keys of the sizes of a model.
+_SIZE_CHECKS = (
+    FieldCheck("size-missing", "hidden_size", is_given, absent=NO_KEY_OR_NULL),
+    FieldCheck("size-missing", "intermediate_size", is_given, absent=NO_KEY_OR_NULL),
+    # a layer missing in all files is not noticed
+    FieldCheck(
+        "size-missing",
+        "num_hidden_layers",
+        is_given,
+        absent=NO_KEY_OR_NULL,
+        severity=WRONG,
+    ),
+    FieldCheck("size-missing", "num_attention_heads", is_given, absent=NO_KEY_OR_NULL),
+    FieldCheck("size-missing", "vocab_size", is_given, absent=NO_KEY_OR_NULL),
+)
 #: Families with uniform blocks, and the uniform parts of blocks in other families.
 _ALIKE = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "mixtral"), ""),
@@ -45,7 +65,6 @@ _ALIKE = {
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _NORM = re.compile(r"model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)")
 _LAYER_SCALES = ("weight_scale", "input_scale")
-_NO_KEY_OR_EMPTY = "there is no such key, or it is empty"
 _SCALE = re.compile(
     r"(weight|input|activation|output|prob_output|[kvq]|kv)(_global)?_scale(_2|_inv)?",
 )
@@ -57,41 +76,65 @@ _KV_SCALE = re.compile(
 def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the files and their index."""
     yield from checkpoint.damage
+    # a configuration that cannot be read is a finding of its own
     if checkpoint.config:
-        for key in ("model_type", "architectures"):
-            if not checkpoint.config.get(key):
-                yield broken("architecture", f"config.json, {key}", _NO_KEY_OR_EMPTY)
-    found = dict[str, list[str]]()
-    for file, header in checkpoint.headers.items():
-        for name in header.tensors:
-            found.setdefault(name, []).append(file)
-    for name, files in found.items():
+        yield from _config_findings(checkpoint, _ARCHITECTURE_CHECKS)
+    files_of = _files_by_tensor(checkpoint)
+    for name, files in files_of.items():
         if len(files) > 1:
             yield broken("tensor-twice", name, f"it is in {' and in '.join(files)}")
     if checkpoint.index is not None:
-        yield from _index_findings(checkpoint, checkpoint.index, found)
+        yield from _index_findings(checkpoint, checkpoint.index, files_of)
+
+
+def _config_findings(
+    checkpoint: Checkpoint,
+    checks: Iterable[FieldCheck],
+) -> Iterator[Finding]:
+    """Yield a finding for every field of config.json that does not meet its check."""
+    return field_findings(checkpoint.config, "config.json", checks, separator=", ")
+
+
+def _files_by_tensor(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Return the names of the files that hold a tensor, by the tensor's name."""
+    files_of = dict[str, list[str]]()
+    for file, header in checkpoint.headers.items():
+        for name in header.tensors:
+            files_of.setdefault(name, []).append(file)
+    return files_of
 
 
 def _index_findings(
     checkpoint: Checkpoint,
     index: dict[str, str],
-    found: dict[str, list[str]],
+    files_of: dict[str, list[str]],
 ) -> Iterator[Finding]:
+    """Yield differences between the index and the files.
+
+    Args:
+        checkpoint: the checkpoint.
+        index: file name by tensor name, from the index.
+        files_of: names of the files that hold a tensor, by the tensor's name.
+    """
     unread = {finding.place for finding in checkpoint.damage}
     for file in sorted({*index.values()} - {*checkpoint.headers} - unread):
         yield broken("file-missing", file, f"{INDEX} names it")
     for name, file in index.items():
-        files = found.get(name, [])
-        if file not in checkpoint.headers or file in files:
-            continue
-        if files:
-            text = f"{INDEX} says {file}; it is in {files[0]}"
-            yield broken("tensor-misplaced", name, text)
-        else:
-            text = f"{INDEX} says {file}, which does not have it"
-            yield broken("tensor-missing", name, text)
-    for name, files in without(found, index).items():
+        # tensors of an unread file are not known
+        if file in checkpoint.headers:
+            yield from _entry_findings(name, file, files_of.get(name, []))
+    for name, files in without(files_of, index).items():
         text = f"{INDEX} does not have it; it is in {files[0]}"
+        yield broken("tensor-misplaced", name, text)
+
+
+def _entry_findings(name: str, file: str, files: list[str]) -> Iterator[Finding]:
+    """Yield an entry of the index with another file than the one that holds the tensor."""
+    if not files:
+        text = f"{INDEX} says {file}, which does not have it"
+        yield broken("tensor-missing", name, text)
+    elif file not in files:
+        text = f"{INDEX} says {file}; it is in {files[0]}"
         yield broken("tensor-misplaced", name, text)
 
 
@@ -108,18 +151,11 @@ def missing_findings(
     severity: str = WRONG,
 ) -> Iterator[Finding]:
     """Yield layers and heads that the configuration promises and the files lack."""
+    # what a damaged file holds is not known
     if checkpoint.damage or not checkpoint.headers:
         return
     layers = _layer_numbers(checkpoint)
-    count = checkpoint.text_config.get("num_hidden_layers")
-    missing = []
-    if layers and type(count) is int:
-        missing = sorted({*range(min(count, _MOST_LAYERS))} - layers)
-    if missing:
-        text = (
-            f"num_hidden_layers is {count}; layers {_ranges(missing)} have no tensors"
-        )
-        yield broken("layers-missing", "config.json", text, severity)
+    yield from _missing_block_findings(checkpoint, layers, severity)
     lost = _lost(checkpoint, layers)
     if lost:
         text = "there is no such layer"
@@ -132,11 +168,37 @@ def missing_findings(
         yield broken("head-missing", f"{HEAD}.weight", text, severity)
 
 
+def _missing_block_findings(
+    checkpoint: Checkpoint,
+    layers: set[int],
+    severity: str,
+) -> Iterator[Finding]:
+    """Yield blocks that num_hidden_layers promises, and of which no file has a tensor.
+
+    Args:
+        checkpoint: the checkpoint.
+        layers: numbers of the blocks that have tensors.
+        severity: severity of the finding.
+    """
+    count = checkpoint.text_config.get("num_hidden_layers")
+    # a model without blocks, or of a family with other names for them
+    if not layers or type(count) is not int:
+        return
+    missing = sorted({*range(min(count, _MOST_LAYERS))} - layers)
+    if missing:
+        text = (
+            f"num_hidden_layers is {count}; layers {_ranges(missing)} have no tensors"
+        )
+        yield broken("layers-missing", "config.json", text, severity)
+
+
 def _has_head(checkpoint: Checkpoint) -> bool:
+    """Return whether a module that computes logits has a weight."""
     return any(module.weight is not None for module in checkpoint.heads)
 
 
 def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
+    """Return the numbers of the blocks of which the files have tensors."""
     matches = present(map(_LAYER.search, checkpoint.tensors))
     return {int(match[1]) for match in matches}
 
@@ -144,10 +206,8 @@ def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     """Return names that a block lacks compared with others, and outer layers."""
     alike = _ALIKE.get(str(checkpoint.text_config.get("model_type")))
-    if alike is None:
-        return []
     inside = _names_inside(checkpoint)
-    if not inside:
+    if alike is None or not inside:
         return []
     blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
     uniform = list(filter(re.compile(alike).match, sorted(inside)))
@@ -178,13 +238,19 @@ def _names_inside(checkpoint: Checkpoint) -> set[str]:
 
 
 def _has_attention_biases(config: dict[str, Any]) -> bool:
+    """Return whether queries, keys and values have biases.
+
+    Qwen2's have biases unless the configuration says otherwise, those of other families only if it
+    says so.
+    """
     if config.get("attention_bias") is True:
         return True
-    own = config.get("model_type") in ("qwen2", "qwen2_moe")
-    return own and config.get("qkv_bias") is not False
+    is_qwen2 = config.get("model_type") in ("qwen2", "qwen2_moe")
+    return is_qwen2 and config.get("qkv_bias") is not False
 
 
 def _lost_biases(checkpoint: Checkpoint, blocks: list[str]) -> list[str]:
+    """Return the names of the biases that queries, keys and values of blocks lack."""
     lost = []
     for block in blocks:
         names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
@@ -201,73 +267,81 @@ def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """
     for module in checkpoint.modules.values():
         for name, tensor in module.tensors.items():
-            if not _is_small_scale(name, tensor):
-                continue
-            values = values_of(tensor)
-            allowed = np.isfinite(values)
-            if tensor.count == 1:
-                allowed &= values > 0
-            if allowed.all():
-                continue
-            wrong = values[~allowed][0]
-            # clients take the greatest scale of the experts
-            unseen = module.experts and name.startswith("input") and wrong == 0
-            yield broken(
-                "scale-value",
-                tensor.name,
-                f"it is {wrong:g}",
-                WARNING if unseen else WRONG,
-            )
+            if _SCALE.fullmatch(name) and _is_float_vector(tensor):
+                yield from _scale_value_findings(module, name, tensor)
 
 
-def _is_small_scale(name: str, tensor: Tensor) -> bool:
-    if not _SCALE.fullmatch(name) or tensor.dtype not in FLOATS:
-        return False
-    return len(tensor.shape) <= 1 and tensor.count > 0
+def _scale_value_findings(
+    module: Module,
+    name: str,
+    tensor: Tensor,
+) -> Iterator[Finding]:
+    """Yield a scale that has unusable values, with the first of them."""
+    values = values_of(tensor)
+    usable = np.isfinite(values)
+    if tensor.count == 1:
+        usable &= values > 0
+    if usable.all():
+        return
+    wrong = values[~usable][0]
+    severity = WRONG
+    if wrong == 0 and module.experts and name.startswith("input"):
+        # clients take the greatest scale of the experts, so that a zero has no effect
+        severity = WARNING
+    yield broken("scale-value", tensor.name, f"it is {wrong:g}", severity)
+
+
+def _is_float_vector(tensor: Tensor) -> bool:
+    """Return whether a tensor has floats, and at most one axis."""
+    return tensor.dtype in FLOATS and len(tensor.shape) <= 1 and tensor.count > 0
 
 
 def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield sizes that a configuration lacks, where clients use another model's."""
     # the configuration of a part may omit defaults of its family
-    config = checkpoint.config
-    if not is_known(config):
-        return
-    for key, severity in _TOLD.items():
-        if config.get(key) is None:
-            place = f"config.json, {key}"
-            yield broken("size-missing", place, NO_KEY_OR_NULL, severity)
+    if is_known(checkpoint.config):
+        yield from _config_findings(checkpoint, _SIZE_CHECKS)
 
 
 def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield float layers of a wrong size, and layers that should be matrices."""
     config = checkpoint.text_config
-    rows, hidden = config.get("vocab_size"), config.get("hidden_size")
     for module in checkpoint.modules.values():
         weight = module.weight
-        if weight is None:
-            continue
-        demanded = size_of(module.name, config)
-        if type(hidden) is int:
-            yield from _norm_findings(config, module, weight, hidden)
-            if type(rows) is int and module.name in (EMBEDDING, HEAD):
-                demanded = rows, hidden
-        if len(weight.shape) != 2:
-            if demanded is not None:
-                text = f"it has {weight}; config.json says (out, in) = {demanded}"
-                yield broken("weight-shape", module.name, text)
-        elif weight.dtype in FLOATS and not module.is_quantized:
-            yield from size_findings(module, weight.shape, demanded)
+        if weight is not None:
+            yield from _norm_findings(config, module, weight)
+            yield from _matrix_findings(config, module, weight)
 
 
 def _norm_findings(
     config: dict[str, Any],
     module: Module,
     weight: Tensor,
-    hidden: int,
 ) -> Iterator[Finding]:
+    """Yield a norm of a known family whose weight has another length than hidden_size."""
+    hidden = config.get("hidden_size")
     is_norm = config.get("model_type") in _ALIKE and _NORM.fullmatch(module.name)
-    if is_norm and weight.shape != (hidden,):
+    if is_norm and type(hidden) is int and weight.shape != (hidden,):
         text = f"it has {weight}; config.json says [{hidden}]"
+        yield broken("weight-shape", module.name, text)
+
+
+def _matrix_findings(
+    config: dict[str, Any],
+    module: Module,
+    weight: Tensor,
+) -> Iterator[Finding]:
+    """Yield a layer that should be a matrix, or a float matrix of a wrong size."""
+    if module.name in (EMBEDDING, HEAD):
+        demanded = integers(config.get("vocab_size"), config.get("hidden_size"))
+    else:
+        demanded = size_of(module.name, config)
+    if len(weight.shape) == 2:
+        # the size of a quantized matrix follows from its scheme, which the layout's checks know
+        if weight.dtype in FLOATS and not module.is_quantized:
+            yield from size_findings(module, weight.shape, demanded)
+    elif demanded is not None:
+        text = f"it has {weight}; config.json says (out, in) = {demanded}"
         yield broken("weight-shape", module.name, text)
 
 
@@ -296,16 +370,18 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _cache_scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield KV cache scales that are all equal, as no calibration gives them."""
     names = [name for name in checkpoint.tensors if _KV_SCALE.search(today(name))]
-    scales = [single_value(checkpoint.tensors[name]) for name in names]
-    if not scales or None in scales:
+    scales = {single_value(checkpoint.tensors[name]) for name in names}
+    if None in scales or len(scales) != 1:
         return
-    if set(scales) == {1.0}:
+    (scale,) = scales
+    if scale == 1.0:
         text = f"all {len(names)} scales of the KV cache are 1.0"
         yield broken("kv-scales-one", names[0], text)
     # two layers may have equal scales by chance
-    elif len(names) > 2 and len(set(scales)) == 1:
-        text = f"all {len(names)} scales of the KV cache are {scales[0]:.6g}"
+    elif len(names) > 2:
+        text = f"all {len(names)} scales of the KV cache are {scale:.6g}"
         yield broken("kv-scales-equal", names[0], text)
 
 
@@ -338,6 +414,7 @@ def quantized_head_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _ranges(numbers: list[int]) -> str:
+    """Return the first five numbers as text, and how many there are if there are more."""
     shown = ", ".join(map(str, numbers[:5]))
     if len(numbers) <= 5:
         return shown

@@ -132,10 +132,18 @@ def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
     yield from groups.items()
 
 
+def shards(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
+    """Yield the layers that clients fuse within a block, such as q, k and v; no experts."""
+    for name, group in fused(modules):
+        if not group[0].experts:
+            yield name, group
+
+
 def _fused_names(module: Module) -> list[str]:
+    """Return the names of the fused layers of which a layer is a part."""
     if module.experts:
         return [module.experts]
-    groups = [",".join(shards) for shards in FUSED if module.last in shards]
+    groups = [",".join(names) for names in FUSED if module.last in names]
     return [f"{module.parent}.{{{group}}}" for group in groups]
 
 
@@ -154,6 +162,28 @@ def partial_findings(
     if any(flags) and not all(flags):
         text = f"{sum(flags)} of {len(flags)} are {what}"
         yield broken("shards-excluded", name, text)
+
+
+def excluded_findings(module: Module, text: str) -> Iterator[Finding]:
+    """Yield a layer that the configuration excludes although its weight is quantized."""
+    if module.is_quantized:
+        yield broken("excluded-quantized", module.name, text)
+
+
+def included_findings(
+    module: Module,
+    text: str,
+    severity: str = "",
+) -> Iterator[Finding]:
+    """Yield a float layer that the configuration does not exclude, unless it is a router.
+
+    Args:
+        module: the layer.
+        text: text of the finding.
+        severity: severity of the finding; by default that of the rule.
+    """
+    if not module.is_router:
+        yield broken("float-included", module.name, text, severity)
 
 
 _DENSE = (
@@ -195,14 +225,14 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     width_key = "intermediate_size"
     if in_mixture and name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
         count = config.get("num_local_experts", config.get("num_experts"))
-        return _integers(count, config.get("hidden_size"))
+        return integers(count, config.get("hidden_size"))
     if ".experts." in name:
         width_key = _MIXTURES.get(family, width_key)
     elif in_mixture and ".mlp." in name:
         return None  # dense layers and shared experts, for example, have other sizes
     lengths = _lengths(config, config.get(width_key))
     out, into = _SIDES.get(name.rpartition(".")[2], ("", ""))
-    return _integers(lengths.get(out), lengths.get(into))
+    return integers(lengths.get(out), lengths.get(into))
 
 
 #: Names of the lengths of (out, in), by the last part of a layer's name.
@@ -222,6 +252,7 @@ def _lengths(config: Mapping[str, Any], wide: Any) -> dict[str, Any]:
     heads: Any = config.get("num_attention_heads")
     groups: Any = config.get("num_key_value_heads")
     if groups is None:
+        # without grouped-query attention, each head has keys and values of its own
         groups = heads
     lengths = {"hidden": hidden, "wide": wide}
     if all(map(is_positive, (hidden, wide, heads, groups))):
@@ -232,7 +263,8 @@ def _lengths(config: Mapping[str, Any], wide: Any) -> dict[str, Any]:
     return lengths
 
 
-def _integers(out: Any, into: Any) -> tuple[int, int] | None:
+def integers(out: Any, into: Any) -> tuple[int, int] | None:
+    """Return a pair of integers; None if either is something else, such as null."""
     if type(out) is int and type(into) is int:
         return out, into
     return None

@@ -17,7 +17,14 @@ from quark_onnx.torch.validate.fields import (
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.json_values import strings_of
-from quark_onnx.torch.validate.modules import Module, fused, partial_findings, size_of
+from quark_onnx.torch.validate.modules import (
+    Module,
+    excluded_findings,
+    included_findings,
+    partial_findings,
+    shards,
+    size_of,
+)
 from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -35,6 +42,7 @@ _TYPES = ("F8_E4M3",)
 
 
 def _is_block(block: Any) -> bool:
+    """Return whether a block has two positive sizes; null stands for no blocks."""
     whole = isinstance(block, list) and len(block) == 2
     return block is None or (whole and all(map(is_positive, block)))
 
@@ -71,9 +79,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     names = _excluded(entries)
     block = entries.get("weight_block_size")
-    for name, modules in fused(checkpoint.modules):
-        if modules[0].experts:
-            continue
+    for name, modules in shards(checkpoint.modules):
         out = [module.name in names for module in modules]
         yield from partial_findings(name, out, "in ignored_layers")
         if block and not any(out):
@@ -127,19 +133,24 @@ def _layer_findings(
     scales: set[str],
     inputs: str,
 ) -> Iterator[Finding]:
+    """Yield layers whose weights or tensors are not those of the configuration.
+
+    Args:
+        checkpoint: the checkpoint.
+        scales: names under which the client finds the scales of a weight.
+        inputs: name under which the client finds the scale of the inputs.
+    """
     excluded = _excluded(checkpoint.quantization)
     parents = tuple(f"{name}." for name in excluded)
     for module in checkpoint.layers:
-        out = module.name in excluded or module.name.startswith(parents)
-        if not module.is_quantized:
-            if not (out or module.is_router):
-                text = f"its weight is {module.weight}, not F8_E4M3"
-                yield broken("float-included", module.name, text)
-        elif out or module.is_head:
-            text = f"it is excluded, and its weight is {module.weight}"
-            yield broken("excluded-quantized", module.name, text)
-        else:
+        is_out = module.name in excluded or module.name.startswith(parents)
+        stored = f"its weight is {module.weight}"
+        if is_out or (module.is_head and module.is_quantized):
+            yield from excluded_findings(module, f"it is excluded, and {stored}")
+        elif module.is_quantized:
             yield from _tensors(checkpoint, module, scales, inputs)
+        else:
+            yield from included_findings(module, f"{stored}, not F8_E4M3")
 
 
 def _tensors(
@@ -148,6 +159,7 @@ def _tensors(
     scales: set[str],
     inputs: str,
 ) -> Iterator[Finding]:
+    """Yield errors in the tensors of a quantized layer; see ``_layer_findings``."""
     entries, weight = checkpoint.quantization, module.weight
     assert weight is not None
     rows, columns = weight.shape
@@ -172,6 +184,7 @@ def _tensors(
 
 
 def _excluded(entries: dict[str, Any]) -> list[str]:
+    """Return the names of the layers that stay float, under either client's key."""
     return strings_of(
         entries.get("ignored_layers") or entries.get("modules_to_not_convert"),
     )

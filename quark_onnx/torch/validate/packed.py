@@ -17,7 +17,13 @@ from quark_onnx.torch.validate.fields import (
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.json_values import object_of
-from quark_onnx.torch.validate.modules import fused, partial_findings, size_of
+from quark_onnx.torch.validate.modules import (
+    excluded_findings,
+    fused,
+    included_findings,
+    partial_findings,
+    size_of,
+)
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     Shape,
@@ -31,6 +37,7 @@ Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
 
 
 def _group_size(entries: dict[str, Any]) -> Any:
+    """Return the group size, under the name of AutoAWQ or that of transformers."""
     return entries.get("q_group_size", entries.get("group_size"))
 
 
@@ -47,6 +54,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
+    """Yield a version of AutoAWQ that packs in another order than gemm."""
     version = str(entries.get("version", "gemm")).lower()
     if version != "gemm":
         yield broken(rule, f"{QUANTIZATION}.version", repr(version))
@@ -57,15 +65,13 @@ def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     names = checkpoint.quantization.get("modules_to_not_convert") or []
     skipped = [*map(str, names)]
     for module in checkpoint.linears:
-        excluded = any(part in module.name for part in skipped)
-        if excluded and module.is_quantized:
+        if any(part in module.name for part in skipped):
             text = f"modules_to_not_convert names it: {module.weight}"
-            yield broken("excluded-quantized", module.name, text)
+            yield from excluded_findings(module, text)
         # without a list, clients find float layers by the files
-        is_float = bool(skipped) and not module.is_quantized
-        if is_float and not excluded and not module.is_router:
+        elif skipped and not module.is_quantized:
             text = f"its weight is {module.weight}"
-            yield broken("float-included", module.name, text, REFUSED)
+            yield from included_findings(module, text, REFUSED)
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 
@@ -139,6 +145,13 @@ def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Finding]:
+    """Yield errors in the tensors of the layers.
+
+    Args:
+        checkpoint: the checkpoint.
+        slots_of: function that returns (out, in) and the required tensors of a layer, by its
+            packed weight and the configuration.
+    """
     entries = checkpoint.quantization
     group = _group_size(entries)
     for module in checkpoint.modules.values():
@@ -159,6 +172,7 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
 
 
 def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
+    """Return the size and slots of AutoAWQ: eight outputs in an int32."""
     rows, columns = weight.shape
     groups = _groups(rows, _group_size(entries))
     return (columns * 8, rows), {
@@ -169,6 +183,7 @@ def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
 
 
 def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
+    """Return the size and slots of GPTQ: several inputs in an int32."""
     bits = _override(weight.name, entries) or entries["bits"]
     rows, columns = weight.shape
     into = rows * 32 // bits
@@ -191,4 +206,5 @@ def _override(name: str, entries: dict[str, Any]) -> int | None:
 
 
 def _groups(into: int, group: Any) -> int:
+    """Return the number of groups of inputs; a size such as -1 stands for a single group."""
     return into // group if is_positive(group) else 1

@@ -137,6 +137,7 @@ class QuarkConfig:
         return self.fallback
 
     def _is_cache_pattern(self, pattern: str) -> bool:
+        """Return whether the outputs of an entry are for the KV cache or its queries."""
         if pattern in self.kv_layers:
             return True
         # queries are quantized together with the cache, though no entry of export names them

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ from quark_onnx.torch.validate.slots import (
 )
 
 Spec = dict[str, Any]
+#: (out, in) of a layer, and requirements for its tensors.
+SizeAndSlots = tuple[Shape, dict[str, Slot]]
 
 _INT4 = ("int4", "uint4")
 _FP6 = ("fp6_e3m2", "fp6_e2m3")
@@ -187,12 +189,14 @@ def scheme_in_vllm(
 
 
 def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
+    """Return whether there are as many stages as wanted, and each meets its conditions."""
     if len(specs) != len(wanted):
         return False
     return all(map(meets, specs, wanted))
 
 
 def _weight_only_int4(spec: Spec) -> tuple[str, str]:
+    """Return the scheme of packed integers, and the reason if unsupported."""
     group, symmetric = spec.get("group_size"), spec.get("symmetric")
     if not isinstance(group, int) or group <= 0:
         return "", f"integers of four bits need a positive group_size; it is {group!r}"
@@ -206,6 +210,7 @@ def _microscaling(
     inputs: list[Spec],
     experts: bool,
 ) -> tuple[str, str]:
+    """Return the scheme of a microscaling format, and the reason if unsupported."""
     dtype = weight.get("dtype")
     if dtype not in _MX_TYPES or not _has_exponents(weight, experts):
         return "", "no scheme has such weights"
@@ -243,6 +248,7 @@ def describe(layer: Layer) -> str:
 
 
 def _words(spec: Spec) -> str:
+    """Return the number format of a stage, such as "int4 per_group 128"."""
     text = f"{spec.get('dtype')} {spec.get('qscheme')}"
     if spec.get("group_size"):
         text += f" {spec['group_size']}"
@@ -268,18 +274,13 @@ def slots_of(
     specs = stages(layer.get("weight"))
     if not specs:
         return None
-    spec, dtype = specs[0], str(specs[0].get("dtype"))
-    if len(specs) == 2 and meets(spec, _E4M3) and specs[1].get("dtype") == "int4":
-        size, own = _int4_fp8_slots(weight)
-    elif dtype in _INT4:
-        size, own = _packed_integers(spec, weight, scale)
-    elif dtype in ("fp4", *_FP6):
-        size, own = _float_blocks(specs, weight)
-    elif dtype in _BYTES:
-        size, own = _bytes(spec, weight)
-    else:
+    make_slots = _SLOTS_BY_DTYPE.get(str(specs[0].get("dtype")))
+    if _all_meet(specs, (_E4M3, {"dtype": "int4"})):
+        make_slots = _int4_fp8_slots
+    if make_slots is None:
         return None
-    return size, {**own, **_input_slots(stages(layer.get("input_tensors")))}
+    size, slots = make_slots(specs, weight, scale)
+    return size, {**slots, **_input_slots(stages(layer.get("input_tensors")))}
 
 
 def group_of(layer: Layer) -> int:
@@ -292,11 +293,17 @@ def group_of(layer: Layer) -> int:
 
 
 def _group_size(spec: Spec) -> int:
+    """Return the group_size; 0 if it is no positive integer."""
     size = spec.get("group_size")
     return size if isinstance(size, int) and size > 0 else 0
 
 
-def _int4_fp8_slots(weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
+def _int4_fp8_slots(
+    specs: list[Spec],
+    weight: Tensor,
+    scale: Tensor | None,
+) -> SizeAndSlots:
+    """Return the size and slots of int4 with a scale per output, and an fp8 scale for all."""
     rows, columns = weight.shape
     return (rows, columns * 8), {
         "weight": Slot(("I32",), ((rows, columns),)),
@@ -306,7 +313,11 @@ def _int4_fp8_slots(weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
     }
 
 
-def _float_blocks(specs: list[Spec], weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
+def _float_blocks(
+    specs: list[Spec],
+    weight: Tensor,
+    scale: Tensor | None,
+) -> SizeAndSlots:
     """Return the size and slots of fp4 (two values in a byte) or fp6 (four in three)."""
     out, columns = weight.shape
     into = columns * 4 // 3
@@ -318,7 +329,13 @@ def _float_blocks(specs: list[Spec], weight: Tensor) -> tuple[Shape, dict[str, S
     }
 
 
-def _bytes(spec: Spec, weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
+def _bytes(
+    specs: list[Spec],
+    weight: Tensor,
+    scale: Tensor | None,
+) -> SizeAndSlots:
+    """Return the size and slots of fp8 and 8-bit integers."""
+    spec = specs[0]
     dtype = str(spec.get("dtype"))
     out, into = weight.shape
     # amd-quark stores integers in groups as (in, out), like packed ones
@@ -332,11 +349,12 @@ def _bytes(spec: Spec, weight: Tensor) -> tuple[Shape, dict[str, Slot]]:
 
 
 def _packed_integers(
-    spec: Spec,
+    specs: list[Spec],
     weight: Tensor,
     scale: Tensor | None,
-) -> tuple[Shape, dict[str, Slot]]:
+) -> SizeAndSlots:
     """Return the size and slots of 4-bit integers, of which an int32 holds eight."""
+    spec = specs[0]
     rows, columns = weight.shape
     size: Shape = (rows, columns * 8)
     scales, zeros = SCALE, SCALAR
@@ -353,6 +371,16 @@ def _packed_integers(
     }
 
 
+_SLOTS_BY_DTYPE: dict[
+    str,
+    Callable[[list[Spec], Tensor, Tensor | None], SizeAndSlots],
+] = {
+    **dict.fromkeys(_INT4, _packed_integers),
+    **dict.fromkeys(("fp4", *_FP6), _float_blocks),
+    **dict.fromkeys(_BYTES, _bytes),
+}
+
+
 def _packed_width(columns: int, scale: Tensor | None) -> int:
     """Return the outputs of a packed weight; only scales tell how many of the last 8 count."""
     if scale is None or len(scale.shape) != 2:
@@ -362,32 +390,41 @@ def _packed_width(columns: int, scale: Tensor | None) -> int:
 
 
 def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
+    """Return the slots of the scales of fp4 or fp6 in groups."""
     group = group_of({"weight": specs}) or into
     blocks = (out, into // group)
     if len(specs) == 2:
         return {"weight_scale": Slot(("F8_E4M3",), (blocks,)), "weight_scale_2": SCALE}
-    in_bytes = specs[0].get("scale_type") == "float8_e5m3"
-    if specs[0].get("scale_format") in ("e8m0", "e5m3", "e4m3"):
-        in_bytes = True
+    spec = specs[0]
+    in_bytes = (
+        spec.get("scale_format") in ("e8m0", "e5m3", "e4m3")
+        or spec.get("scale_type") == "float8_e5m3"
+    )
     return {"weight_scale": Slot(_scale_types(in_bytes), (blocks,))}
 
 
 def _scale_types(in_bytes: bool) -> tuple[str, ...]:
+    """Return the types of scales of eight bits, or of float scales."""
     if in_bytes:
         return ("U8", "F8_E8M0")
     return FLOATS
 
 
 def _scales(spec: Spec, out: int, into: int, transposed: bool) -> dict[str, Slot]:
-    integer = str(spec.get("dtype")).endswith("int8")
+    """Return the slots of the scales and zero points of a weight in bytes."""
     shapes = _scale_shapes(spec, out, into, transposed)
-    exponents = spec.get("scale_type") == "float8_e8m0fnu"
-    if spec.get("scale_format") == "e8m0":
-        exponents = True
-    slots = {"weight_scale": Slot(_scale_types(exponents), shapes)}
-    if integer:
+    has_exponents = (
+        spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
+    )
+    slots = {"weight_scale": Slot(_scale_types(has_exponents), shapes)}
+    if _is_integer(spec):
         slots["weight_zero_point"] = _zero_point(spec, shapes)
     return slots
+
+
+def _is_integer(spec: Spec) -> bool:
+    """Return whether values are integers of eight bits."""
+    return str(spec.get("dtype")).endswith("int8")
 
 
 def _scale_shapes(
@@ -396,10 +433,10 @@ def _scale_shapes(
     into: int,
     transposed: bool,
 ) -> tuple[Shape, ...]:
+    """Return the shapes that clients take for the scales of a weight in bytes."""
     qscheme = spec.get("qscheme")
     if qscheme == "per_channel":
-        integer = str(spec.get("dtype")).endswith("int8")
-        return ((out,), (out, 1)) if integer else ((out,),)
+        return ((out,), (out, 1)) if _is_integer(spec) else ((out,),)
     if qscheme == "per_group":
         groups = into // (_group_size(spec) or into)
         return ((groups, out),) if transposed else ((out, groups),)
@@ -410,15 +447,17 @@ def _scale_shapes(
 
 
 def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:
+    """Return the slot of zero points; clients demand those of asymmetric integers."""
     return Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
 
 
 def _input_slots(specs: list[Spec]) -> dict[str, Slot]:
+    """Return the slots of the scales of inputs, of which static stages have one each."""
     slots = {}
     for spec, end in zip(specs, ("", "_2", "_3"), strict=False):
         if spec.get("is_dynamic"):
             continue
         slots[f"input_scale{end}"] = SCALE
-        if str(spec.get("dtype")).endswith("int8"):
+        if _is_integer(spec):
             slots[f"input_zero_point{end}"] = _zero_point(spec, SCALAR)
     return slots

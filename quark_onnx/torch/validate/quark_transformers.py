@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.containers import excluding, without
+from quark_onnx.containers import excluding, subset, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
     FieldCheck,
     field_findings,
+    is_given,
+    is_integer,
     is_positive,
     meets,
     missing_key_findings,
@@ -18,8 +20,12 @@ from quark_onnx.torch.validate.fields import (
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.json_values import object_of
-from quark_onnx.torch.validate.modules import Module
-from quark_onnx.torch.validate.quark_config import QuarkConfig, stages
+from quark_onnx.torch.validate.modules import (
+    Module,
+    excluded_findings,
+    included_findings,
+)
+from quark_onnx.torch.validate.quark_config import QuarkConfig, listed, stages
 from quark_onnx.torch.validate.quark_schemes import describe
 from quark_onnx.torch.validate.quark_vllm import (
     attention_findings,
@@ -124,6 +130,12 @@ _ALGORITHMS = (
     "twobitscalar",
 )
 _LAYER_CLASSES = ("Linear", "Conv2d", "ConvTranspose2d")
+#: Keys of objects with the configurations of layers, by name, class or pattern.
+_LAYERS_BY_NAME = (
+    "layer_quant_config",
+    "layer_type_quant_config",
+    "kv_cache_quant_config",
+)
 
 
 def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -150,6 +162,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _fake_findings(config: QuarkConfig) -> Iterator[Finding]:
+    """Yield an export of rounded floats, for which amd-quark takes the scheme nevertheless."""
     # amd-quark unpacks integers of any width, also where floats are stored
     dtypes = [str(spec.get("dtype")) for spec in stages(config.fallback.get("weight"))]
     yield broken(
@@ -161,10 +174,8 @@ def _fake_findings(config: QuarkConfig) -> Iterator[Finding]:
 
 
 def _algorithm_findings(entries: dict[str, Any]) -> Iterator[Finding]:
-    algorithms = entries.get("algo_config") or []
-    if not isinstance(algorithms, list):
-        algorithms = [algorithms]
-    for algorithm in algorithms:
+    """Yield the names of algorithms that amd-quark does not know."""
+    for algorithm in listed(entries.get("algo_config") or []):
         name = algorithm
         if isinstance(algorithm, dict):
             name = algorithm.get("name")
@@ -190,12 +201,12 @@ def _module_findings(
     config: QuarkConfig,
     module: Module,
 ) -> Iterator[Finding]:
+    """Yield errors in the scheme and the tensors of a layer with a weight."""
     if module.weight is None:
         return
+    stored = f"its weight is {module.weight}"
     if config.excludes(module.name):
-        if module.is_quantized:
-            text = f"it is excluded, and its weight is {module.weight}"
-            yield broken("excluded-quantized", module.name, text)
+        yield from excluded_findings(module, f"it is excluded, and {stored}")
         return
     layer = config.layer(module.name)
     weights = stages(layer.get("weight"))
@@ -205,9 +216,8 @@ def _module_findings(
     if not weights or casts[0] or config.is_fake:
         return
     if not module.is_quantized:
-        if not module.is_router:  # routers are no Linear in transformers
-            text = f"its weight is {module.weight}, not {describe(layer)}"
-            yield broken("float-included", module.name, text)
+        # routers are no Linear in transformers
+        yield from included_findings(module, f"{stored}, not {describe(layer)}")
         return
     if len(weights) > 1:
         yield broken("quark-two-stages", module.name, describe(layer))
@@ -229,6 +239,7 @@ def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Findi
 
 
 def _is_unloadable(dtype: Any) -> bool:
+    """Return whether amd-quark loads no weights of a dtype."""
     return dtype in _CASTS or str(dtype).endswith("int3")
 
 
@@ -251,19 +262,17 @@ def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _layers(config: QuarkConfig) -> Iterator[tuple[str, Any]]:
+    """Yield the places and the configurations of layers."""
     entries = config.entries
-    if "global_quant_config" in entries:
-        yield f"{QUANTIZATION}.global_quant_config", entries["global_quant_config"]
-    for key in (
-        "layer_quant_config",
-        "layer_type_quant_config",
-        "kv_cache_quant_config",
-    ):
+    for key, layer in subset(entries, ["global_quant_config"]).items():
+        yield f"{QUANTIZATION}.{key}", layer
+    for key in _LAYERS_BY_NAME:
         for name, layer in object_of(entries.get(key)).items():
             yield f"{QUANTIZATION}.{key}[{name!r}]", layer
 
 
 def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
+    """Yield errors in the configuration of a layer and in its specifications."""
     if not isinstance(layer, dict):
         yield broken("quark-key", place, f"it is {layer!r} where an object should be")
         return
@@ -274,42 +283,37 @@ def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
             yield from _tensor_findings(f"{place}.{key}{which}", spec)
 
 
-def _is_integer(value: Any) -> bool:
-    return type(value) is int
-
-
-def _is_given(value: Any) -> bool:
-    return value is not None
-
-
 _TYPE_CHECK = FieldCheck("quark-type", "dtype", one_of(*_TYPES))
 _QSCHEME_CHECK = FieldCheck("quark-type", "qscheme", one_of(*OBSERVERS, "per_block"))
 _OBSERVER_CHECKS = {
-    qscheme: FieldCheck(
-        "quark-observer",
-        "observer_cls",
-        one_of(*observers),
-        "{observer_cls!r}, with {qscheme}",
+    qscheme: (
+        FieldCheck(
+            "quark-observer",
+            "observer_cls",
+            one_of(*observers),
+            "{observer_cls!r}, with {qscheme}",
+        ),
     )
     for qscheme, observers in OBSERVERS.items()
 }
 _NONE_OF_INTEGERS = "there is none, and the type is {dtype}"
 _INTEGER_CHECKS = (
-    FieldCheck("quark-integer", "round_method", _is_given, _NONE_OF_INTEGERS),
-    FieldCheck("quark-integer", "scale_type", _is_given, _NONE_OF_INTEGERS),
-    FieldCheck("quark-integer", "symmetric", _is_given, _NONE_OF_INTEGERS),
+    FieldCheck("quark-integer", "round_method", is_given, _NONE_OF_INTEGERS),
+    FieldCheck("quark-integer", "scale_type", is_given, _NONE_OF_INTEGERS),
+    FieldCheck("quark-integer", "symmetric", is_given, _NONE_OF_INTEGERS),
 )
-_AXIS = FieldCheck("quark-type", "ch_axis", _is_integer, "{ch_axis!r}, with {qscheme}")
+_AXIS = FieldCheck("quark-type", "ch_axis", is_integer, "{ch_axis!r}, with {qscheme}")
 _GROUP = FieldCheck(
     "quark-type",
     "group_size",
-    _is_integer,
+    is_integer,
     "{group_size!r}, with {qscheme}",
 )
 _SIZE_CHECKS = {"per_channel": (_AXIS,), "per_group": (_AXIS, _GROUP)}
 
 
 def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
+    """Yield errors in a specification."""
     yield from missing_key_findings(spec, place, "quark-key", TENSOR_KEYS)
     # other fields mean nothing without a known type, nor without a known qscheme
     problems = [*field_findings(spec, place, [_TYPE_CHECK])]
@@ -320,10 +324,9 @@ def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
+    """Yield errors in the fields that a known type and qscheme demand."""
     qscheme = spec["qscheme"]
-    checks = []
-    if qscheme in OBSERVERS:
-        checks.append(_OBSERVER_CHECKS[qscheme])
+    checks = [*_OBSERVER_CHECKS.get(qscheme, ())]
     if spec["dtype"] in INTEGERS:
         checks += _INTEGER_CHECKS
     checks += _SIZE_CHECKS.get(qscheme, ())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import filter as fnmatch_filter
 
@@ -16,6 +16,7 @@ from quark_onnx.torch.validate.fields import (
     FieldCheck,
     field_findings,
     is_names,
+    is_object,
     meets,
     one_of,
     shown,
@@ -23,7 +24,7 @@ from quark_onnx.torch.validate.fields import (
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
 from quark_onnx.torch.validate.header import single_value
 from quark_onnx.torch.validate.json_values import object_of
-from quark_onnx.torch.validate.modules import Module, fused, size_of
+from quark_onnx.torch.validate.modules import Module, excluded_findings, fused, size_of
 from quark_onnx.torch.validate.quark_config import (
     Layer,
     QuarkConfig,
@@ -59,30 +60,42 @@ _PROBABILITIES, _QUERIES = (
 )
 _ONE = "there is no such tensor; 1.0 is taken"
 
+_EXCLUDE_CHECK = FieldCheck("quark-exclude", "exclude", is_names, absent=NO_KEY_OR_NULL)
+_LAYER_TYPES_CHECK = FieldCheck(
+    "quark-layer-types",
+    "layer_type_quant_config",
+    is_object,
+    absent=NO_KEY_OR_NULL,
+)
+
 
 def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in the configuration."""
     config = QuarkConfig(checkpoint.quantization)
     entries = config.entries
     yield from _export_findings(config)
-    if not is_names(entries.get("exclude")):
-        yield broken(
-            "quark-exclude",
-            f"{QUANTIZATION}.exclude",
-            _short(entries.get("exclude")),
-        )
+    yield from field_findings(entries, QUANTIZATION, [_EXCLUDE_CHECK])
     for pattern in config.exclude:
         yield from _pattern_findings(checkpoint, pattern)
-    types = entries.get("layer_type_quant_config")
-    place = f"{QUANTIZATION}.layer_type_quant_config"
-    if not isinstance(types, dict):
-        yield broken("quark-layer-types", place, _short(types))
-    elif types:
-        yield broken("quark-layer-types-ignored", place, f"it names {', '.join(types)}")
+    yield from field_findings(entries, QUANTIZATION, [_LAYER_TYPES_CHECK])
+    ignored = object_of(entries.get("layer_type_quant_config"))
+    if ignored:
+        place = f"{QUANTIZATION}.layer_type_quant_config"
+        yield broken(
+            "quark-layer-types-ignored", place, f"it names {', '.join(ignored)}"
+        )
     yield from _form_findings(config)
     if not config.fallback:
         place = f"{QUANTIZATION}.global_quant_config"
         yield broken("quark-key", place, "there is no such object")
+    yield from _override_findings(checkpoint, config)
+
+
+def _override_findings(
+    checkpoint: Checkpoint,
+    config: QuarkConfig,
+) -> Iterator[Finding]:
+    """Yield entries of layer_quant_config that vLLM applies to no layer."""
     names = {*checkpoint.modules, *checkpoint.experts} - {""}
     for pattern in config.overrides:
         if not any(overrides_in_vllm(pattern, name) for name in names):
@@ -95,20 +108,24 @@ def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]
     place = f"{QUANTIZATION}.exclude"
     if pattern.startswith("re:") and not _is_regular(pattern[3:]):
         yield broken("quark-exclude", place, f"{pattern!r} is no regular expression")
-    if not is_glob(pattern):
-        return
-    meant = fnmatch_filter(checkpoint.modules, pattern)
-    # vLLM quantizes float layers that amd-quark left out by the pattern
-    floats = any(
-        module.is_linear and not module.is_quantized
-        for module in subset(checkpoint.modules, meant).values()
-    )
-    yield broken(
-        "quark-exclude-glob",
-        place,
-        f"{pattern!r} means {len(meant)} layers",
-        WRONG if floats else WARNING,
-    )
+    if is_glob(pattern):
+        names = fnmatch_filter(checkpoint.modules, pattern)
+        yield broken(
+            "quark-exclude-glob",
+            place,
+            f"{pattern!r} means {len(names)} layers",
+            _severity_of_glob(subset(checkpoint.modules, names).values()),
+        )
+
+
+def _severity_of_glob(modules: Iterable[Module]) -> str:
+    """Return the consequence for the layers that an entry of exclude names by a shell pattern.
+
+    vLLM finds no name in it, and quantizes the float layers that amd-quark left out by it.
+    """
+    if any(module.is_linear and not module.is_quantized for module in modules):
+        return WRONG
+    return WARNING
 
 
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -182,17 +199,41 @@ def attention_findings(
     for module in scaled.values():
         alone = subset(module.tensors, [_PROBABILITIES])
         yield from slot_findings(Module(module.name, alone), {_PROBABILITIES: SCALE})
-    if not config.rounds_attention:
-        return
-    for module in checkpoint.linears:
-        lacking = []
-        if module.last in _QUERIES and module.parent not in scaled:
-            lacking.append(f"{module.parent}.{_PROBABILITIES}")
-        is_query = module.last == "q_proj" and not config.excludes(module.name)
-        if is_query and _lacks_output_scale(config, module):
-            lacking.append(f"{module.name}.output_scale")
-        for place in lacking:
-            yield broken("attention-scales-missing", place, _ONE)
+    if config.rounds_attention:
+        for module in checkpoint.linears:
+            yield from _missing_attention_findings(config, module, scaled)
+
+
+def _missing_attention_findings(
+    config: QuarkConfig,
+    module: Module,
+    scaled: Container[str],
+) -> Iterator[Finding]:
+    """Yield the scales of quantized attention that a layer for queries should come with.
+
+    Args:
+        config: the configuration.
+        module: a layer.
+        scaled: names of the attention modules with a scale of probabilities.
+    """
+    if module.last in _QUERIES and module.parent not in scaled:
+        place = f"{module.parent}.{_PROBABILITIES}"
+        yield broken("attention-scales-missing", place, _ONE)
+    is_query = module.last == "q_proj" and not config.excludes(module.name)
+    if is_query and _lacks_output_scale(config, module):
+        place = f"{module.name}.output_scale"
+        yield broken("attention-scales-missing", place, _ONE)
+
+
+_EXPORT_CHECK = FieldCheck("quark-export", "export", is_object, absent=NO_KEY_OR_NULL)
+
+
+_CACHE_GROUP_CHECK = FieldCheck(
+    "quark-export",
+    "kv_cache_group",
+    is_names,
+    absent=NO_KEY_OR_NULL,
+)
 
 
 _EXPORT_CHECKS = (
@@ -212,24 +253,34 @@ _EXPORT_CHECKS = (
 
 
 def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
+    """Yield errors in the settings of the export; without its form, that alone."""
     place = f"{QUANTIZATION}.export"
-    export = config.entries.get("export")
-    if not isinstance(export, dict):
-        yield broken("quark-export", place, _short(export))
-        return
-    group = export.get("kv_cache_group")
-    if not is_names(group):
-        yield broken("quark-export", f"{place}.kv_cache_group", _short(group))
-        return
-    yield from field_findings(export, place, _EXPORT_CHECKS)
-    if not group:
+    problems = [*field_findings(config.entries, QUANTIZATION, [_EXPORT_CHECK])]
+    if not problems:
+        problems = [*field_findings(config.export, place, [_CACHE_GROUP_CHECK])]
+    yield from problems
+    if not problems:
+        yield from field_findings(config.export, place, _EXPORT_CHECKS)
+        yield from _cache_group_findings(config)
+
+
+def _cache_group_findings(config: QuarkConfig) -> Iterator[Finding]:
+    """Yield what keeps vLLM from an fp8 cache where the export names one."""
+    if not config.kv_patterns:
         return
     layers = [*config.kv_layers.values()]
     if not layers:
-        text = f"no name in layer_quant_config matches {group}"
-        yield broken("quark-kv", f"{place}.kv_cache_group", text)
+        text = f"no name in layer_quant_config matches {config.kv_patterns}"
+        yield broken("quark-kv", f"{QUANTIZATION}.export.kv_cache_group", text)
     elif problem := _cache_problem(layers):
         yield broken("quark-kv", f"{QUANTIZATION}.layer_quant_config", problem)
+
+
+_LAYERS_CHECK = FieldCheck(
+    "malformed",
+    "layer_quant_config",
+    lambda layers: isinstance(layers, dict | None),
+)
 
 
 def _cache_problem(layers: list[Layer]) -> str:
@@ -247,25 +298,30 @@ def _cache_problem(layers: list[Layer]) -> str:
 
 def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
     """Yield malformed entries."""
-    layers = config.entries.get("layer_quant_config")
-    if layers is not None and not isinstance(layers, dict):
-        place = f"{QUANTIZATION}.layer_quant_config"
-        yield broken("malformed", place, _short(layers))
+    yield from field_findings(config.entries, QUANTIZATION, [_LAYERS_CHECK])
     yield from _entry_findings("global_quant_config", config.fallback)
-    for name, entry in object_of(layers).items():
+    for name, entry in object_of(config.entries.get("layer_quant_config")).items():
         yield from _entry_findings(f"layer_quant_config.{name}", entry)
 
 
 def _entry_findings(name: str, entry: object) -> Iterator[Finding]:
+    """Yield a layer's configuration that is no object, or whose specifications are none."""
     place = f"{QUANTIZATION}.{name}"
-    if not isinstance(entry, dict):
+    if isinstance(entry, dict):
+        yield from field_findings(entry, place, _SPEC_CHECKS)
+    else:
         yield broken("malformed", place, _short(entry))
-        return
-    for key in ("weight", "input_tensors"):
-        spec = entry.get(key)
-        # entries that are no object count as no stage
-        if spec is not None and len(stages(spec)) != len(listed(spec)):
-            yield broken("malformed", f"{place}.{key}", _short(spec))
+
+
+def _has_stages(spec: object) -> bool:
+    """Return whether a specification is null, an object or a list of objects."""
+    return spec is None or len(stages(spec)) == len(listed(spec))
+
+
+_SPEC_CHECKS = (
+    FieldCheck("malformed", "weight", _has_stages),
+    FieldCheck("malformed", "input_tensors", _has_stages),
+)
 
 
 def _fused_findings(
@@ -273,6 +329,7 @@ def _fused_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
+    """Yield fused layers that are excluded in part, or have several configurations."""
     excluded = list(filter(config.excludes, names_of(modules)))
     if not excluded and modules[0].experts:
         yield from _expert_findings(config, name, modules)
@@ -288,6 +345,7 @@ def _expert_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
+    """Yield experts whose configuration is not that of their module, which vLLM takes for all."""
     shared = config.layer_in_vllm(modules[0])
     differ = [
         name for name in names_of(modules) if not same(config.layer(name), shared)
@@ -305,16 +363,16 @@ def _shard_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
+    """Yield fused layers whose configuration differs from that of the first."""
     first, *others = modules
     layer = config.layer_in_vllm(first)
     for other in others:
         found = config.layer_in_vllm(other)
-        if same(found, layer):
-            continue
-        text = f"{first.last}: {describe(layer)}; {other.last}: {describe(found)}"
-        if describe(layer) == describe(found):
-            text = _differing_keys(layer, found)
-        yield broken("quark-shards-differ", name, text)
+        if not same(found, layer):
+            text = f"{first.last}: {describe(layer)}; {other.last}: {describe(found)}"
+            if describe(layer) == describe(found):
+                text = _differing_keys(layer, found)
+            yield broken("quark-shards-differ", name, text)
 
 
 def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding]:
@@ -334,29 +392,29 @@ def _layer_findings(
     config: QuarkConfig,
     module: Module,
 ) -> Iterator[Finding]:
+    """Yield errors in the configuration of a layer, and then in its tensors."""
     if config.excludes(module.name) or config.excludes_in_vllm(module):
-        if module.is_quantized:
-            text = f"it is excluded, and {_stored(module)}"
-            yield broken("excluded-quantized", module.name, text)
+        yield from excluded_findings(module, f"it is excluded, and {_stored(module)}")
         return
     layer = config.layer_in_vllm(module)
-    for key in ("output_tensors", "bias"):
-        if layer.get(key):
-            yield broken("quark-outputs", module.name, f"{key} is {_short(layer[key])}")
+    for key, spec in subset(layer, ("output_tensors", "bias")).items():
+        if spec:
+            yield broken("quark-outputs", module.name, f"{key} is {_short(spec)}")
     name, why = scheme_in_vllm(layer, config.pack_method, bool(module.experts))
     if not name:
         yield broken("quark-scheme", module.name, f"{describe(layer)}: {why}")
     elif config.is_fake:
+        # the weights are floats, whatever the scheme says
         return
-    elif not module.is_quantized:
+    elif module.is_quantized:
+        yield from tensor_findings(checkpoint, module, layer, cache_slots(module))
+    else:
         yield broken(
             "float-included",
             module.name,
             f"{_stored(module)}; the configuration says {name}",
             REFUSED if _is_packed(layer) else WRONG,
         )
-    else:
-        yield from tensor_findings(checkpoint, module, layer, cache_slots(module))
 
 
 def _is_packed(layer: dict[str, object]) -> bool:
@@ -368,6 +426,7 @@ def _is_packed(layer: dict[str, object]) -> bool:
 
 
 def _stored(module: Module) -> str:
+    """Return the type and shape of a layer's weight as text, with the names of its scales."""
     scales = [name for name in module.tensors if "scale" in name]
     if not scales:
         return f"its weight is {module.weight}"
@@ -375,6 +434,7 @@ def _stored(module: Module) -> str:
 
 
 def _differing_keys(first: Layer, second: Layer) -> str:
+    """Return the keys in which two configurations differ, within specifications of one stage."""
     differ = []
     for key in different(first, second):
         one, other = stages(first.get(key)), stages(second.get(key))
@@ -385,6 +445,7 @@ def _differing_keys(first: Layer, second: Layer) -> str:
 
 
 def _is_regular(pattern: str) -> bool:
+    """Return whether a pattern is a regular expression."""
     try:
         re.compile(pattern)
     except re.error:
@@ -393,4 +454,5 @@ def _is_regular(pattern: str) -> bool:
 
 
 def _short(value: object) -> str:
+    """Return a value as text, with words for a missing key or null."""
     return NO_KEY_OR_NULL if value is None else shown(value)

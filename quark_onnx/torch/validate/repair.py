@@ -107,14 +107,12 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         return Mended(None, (), before)
     output.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(output.parent, output.name) as folder:
-        scratch = (
-            folder / output.name
-        )  # the temporary folder itself is readable by its owner only
+        # the temporary folder itself is readable by its owner only
+        scratch = folder / output.name
         scratch.mkdir()
         _write(checkpoint, config, index, scratch)
-        validate(
-            scratch, client
-        )  # check that the copy is readable before it is published
+        # check that the copy is readable before it is published
+        validate(scratch, client)
         scratch.replace(output)
     return Mended(output, tuple(notes), validate(output, client))
 
@@ -155,6 +153,7 @@ def _mend_export(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
+    """Give the settings of the export the keys that clients demand, and no others."""
     kv = [
         name
         for name, layer in QuarkConfig(entries).overrides.items()
@@ -167,13 +166,11 @@ def _mend_export(
     if whole == found:
         return
     entries["export"] = whole
-    gone = without(export, EXPORT_KEYS)
-    new = excluding(("kv_cache_group", "pack_method"), given)
-    parts = []
-    if new:
-        parts.append(f"gets {', '.join(new)}")
-    if gone:
-        parts.append(f"loses {', '.join(gone)}")
+    changes = {
+        "gets": excluding(("kv_cache_group", "pack_method"), given),
+        "loses": list(without(export, EXPORT_KEYS)),
+    }
+    parts = [f"{verb} {', '.join(keys)}" for verb, keys in changes.items() if keys]
     notes.append(f"export {' and '.join(parts) or 'is whole'}")
 
 
@@ -182,10 +179,11 @@ def _mend_plain_keys(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
-    for key, plain in _PLAIN_KEYS.items():
-        if entries.get(key) is None:
-            entries[key] = deepcopy(plain)
-            notes.append(f"{key} is {json.dumps(plain)}")
+    """Add the keys of amd-quark's QConfig that are missing or null."""
+    missing = without(_PLAIN_KEYS, present_values(entries))
+    entries |= deepcopy(missing)
+    for key, plain in missing.items():
+        notes.append(f"{key} is {json.dumps(plain)}")
 
 
 def _mend_layers(
@@ -193,6 +191,7 @@ def _mend_layers(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
+    """Add the keys that the configurations of layers lack."""
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += object_of(entries.get(key)).values()
@@ -216,24 +215,32 @@ def _mend_layer(layer: dict[str, Any]) -> list[str]:
 
 
 def _mend_spec(spec: dict[str, Any]) -> list[str]:
+    """Add the keys that a specification lacks; return the names of those that changed."""
+    observers = OBSERVERS.get(str(spec.get("qscheme")), ())
+    plain = _plain_fields(spec)
+    changed = excluding(plain, present_values(spec))
+    if observers and spec.get("observer_cls") not in observers:
+        changed.append("observer_cls")
+    spec |= subset(plain, changed)
+    if spec.get("qscheme") == "per_tensor":
+        missing = excluding(("ch_axis", "group_size"), spec)
+        spec |= dict.fromkeys(missing)
+        changed += missing
+    return changed
+
+
+def _plain_fields(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that follow from the qscheme and the dtype of a specification."""
     qscheme, dtype = spec.get("qscheme"), str(spec.get("dtype"))
-    observers = OBSERVERS.get(str(qscheme), ())
     plain: dict[str, Any] = {}
+    observers = OBSERVERS.get(str(qscheme), ())
     if observers:
         plain["observer_cls"] = observers[0]
     if qscheme == "per_group" and dtype.startswith(("fp4", "fp6")):
         plain["observer_cls"] = "PerBlockMXObserver"
     if dtype in INTEGERS:
         plain |= {"round_method": "half_even", "scale_type": "float"}
-    changed = excluding(plain, present_values(spec))
-    if observers and spec.get("observer_cls") not in observers:
-        changed.append("observer_cls")
-    spec |= {key: plain[key] for key in changed}
-    if qscheme == "per_tensor":
-        missing = excluding(("ch_axis", "group_size"), spec)
-        spec |= dict.fromkeys(missing)
-        changed += missing
-    return changed
+    return plain
 
 
 def _mend_exclude(
@@ -241,6 +248,7 @@ def _mend_exclude(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
+    """Replace shell patterns by names, which vLLM reads, and name all float layers."""
     config = QuarkConfig(entries)
     patterns = list(filter(is_glob, config.exclude))
     names = excluding(config.exclude, patterns)
@@ -284,30 +292,49 @@ def _write(
     index: dict[str, Any] | None,
     folder: Path,
 ) -> None:
-    rewritten: dict[str, Callable[[Path], object]] = {}
+    """Copy a checkpoint into a folder, with another configuration and index.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: content of config.json.
+        index: content of the index; None to keep the present one.
+        folder: an empty folder.
+    """
+    writers = _writers(checkpoint, config, index)
+    for source in sorted(checkpoint.folder.rglob("*")):
+        name = source.relative_to(checkpoint.folder)
+        target = folder / name
+        if source.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+        else:
+            write = writers.get(name.as_posix(), partial(shutil.copyfile, source))
+            write(target)
+
+
+def _writers(
+    checkpoint: Checkpoint,
+    config: dict[str, Any],
+    index: dict[str, Any] | None,
+) -> dict[str, Callable[[Path], object]]:
+    """Return functions that write the files that are not copied, by file name."""
+    writers: dict[str, Callable[[Path], object]] = {}
     for file, header in checkpoint.headers.items():
         if any(today(tensor) != tensor for tensor in header.tensors):
-            rewritten[file] = partial(_rename, checkpoint.folder / file, header)
+            writers[file] = partial(_rename, checkpoint.folder / file, header)
     if config != checkpoint.config:
-        rewritten[CONFIG] = partial(_write_json, value=config)
+        writers[CONFIG] = partial(_write_json, value=config)
     names = index
     if not names and checkpoint.index is not None:
         names = json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
     if names is not None:
         mapped = {today(name): file for name, file in names["weight_map"].items()}
         value = {**names, "weight_map": mapped}
-        rewritten[INDEX] = partial(_write_json, value=value)
-    for source in sorted(checkpoint.folder.rglob("*")):
-        name = source.relative_to(checkpoint.folder)
-        target = folder / name
-        if source.is_dir():
-            target.mkdir(parents=True, exist_ok=True)
-            continue
-        write = rewritten.get(name.as_posix(), partial(shutil.copyfile, source))
-        write(target)
+        writers[INDEX] = partial(_write_json, value=value)
+    return writers
 
 
 def _write_json(target: Path, value: dict[str, Any]) -> None:
+    """Write a JSON object in lines, as transformers does."""
     target.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from quark_onnx.containers import grouped_by
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.modules import Module
@@ -64,19 +65,27 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if pattern is None or not checkpoint.architecture.endswith("ForCausalLM"):
         return
     known = re.compile(rf"{pattern}|.*rotary_emb")
-    odd = dict[str, list[str]]()
+    odd = list[str]()
     for name, module in checkpoint.modules.items():
         is_layer = known.fullmatch(name) and not _is_beyond(checkpoint, name)
         if not is_layer and set(module.tensors) != {"bias"}:
-            # one finding for all layers of a name
-            odd.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "N", name), []).append(name)
+            odd.append(name)
         elif module.last in _OF_ATTENTION:
             yield from _attention_findings(checkpoint, module)
-    for names in odd.values():
+    for names in grouped_by(odd, _without_numbers).values():
         text = "it has no such layer"
         if len(names) > 1:
             text += f" ({len(names)} are called so)"
         yield broken("vllm-names", names[0], text)
+
+
+def _without_numbers(name: str) -> str:
+    """Return a name that the layers of all blocks and experts have in common.
+
+    >>> _without_numbers("model.layers.3.mlp.gate")
+    'model.layers.N.mlp.gate'
+    """
+    return re.sub(r"(?<=\.)\d+(?=\.)", "N", name)
 
 
 def _is_beyond(checkpoint: Checkpoint, name: str) -> bool:
@@ -87,6 +96,7 @@ def _is_beyond(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def _attention_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Finding]:
+    """Yield tensors of an attention that are no scales of its cache."""
     prefixes = ("prob_output_",) if checkpoint.method in _PROBABILITIES else ()
     for end, tensor in module.tensors.items():
         known = _OF_ATTENTION[module.last].fullmatch(end)
@@ -97,22 +107,26 @@ def _attention_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Find
 
 def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield layers whose outputs Llama 4's loader reorders wrongly or in part."""
-    if checkpoint.config.get("model_type") not in ("llama4", "llama4_text"):
-        return
-    for module in checkpoint.linears:
-        if module.last not in ("q_proj", "k_proj"):
-            continue
-        # eight outputs share an int32, which the loader takes for one row
-        packed = checkpoint.method == "quark" and module.has_type("I32")
-        zeros = _has_zero_points(module)
-        if packed or zeros or "qweight" in module.tensors:
-            text = f"its weight is {module.weight}"
-            if zeros:
-                text += ", with zero points"
-            yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)
+    if checkpoint.config.get("model_type") in ("llama4", "llama4_text"):
+        for module in checkpoint.linears:
+            if module.last in ("q_proj", "k_proj"):
+                yield from _reordered_findings(checkpoint, module)
+
+
+def _reordered_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Finding]:
+    """Yield a layer whose rows are no outputs, or whose zero points keep their order."""
+    # eight outputs share an int32, which the loader takes for one row
+    packed = checkpoint.method == "quark" and module.has_type("I32")
+    zeros = _has_zero_points(module)
+    if packed or zeros or "qweight" in module.tensors:
+        text = f"its weight is {module.weight}"
+        if zeros:
+            text += ", with zero points"
+        yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)
 
 
 def _has_zero_points(module: Module) -> bool:
+    """Return whether a layer has more zero points than one for the whole tensor."""
     return any(
         "zero" in name and tensor.count > 1 for name, tensor in module.tensors.items()
     )
