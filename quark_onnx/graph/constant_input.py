@@ -28,6 +28,10 @@ class ConstantInput:
         assert array is not None
         return array.astype(np.float64)
 
+    def sizes(self, graph: Graph) -> tuple[int | str | None, ...]:
+        """Return the shape of the constant."""
+        return graph.sizes(self.node.input(self.index))
+
     def change(self, graph: Graph, key: str, by: Callable[[Floats], Floats]) -> None:
         """Let the node read a changed constant.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quark_onnx.graph.constant_input import private
+from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
@@ -73,6 +73,32 @@ def reduced_axes(graph: Graph, node: Node) -> Set[int]:
     if rank:
         axes = axes % rank
     return set(axes.tolist())
+
+
+def is_along_last_axis(graph: Graph, node: Node, default: int) -> bool:
+    """Return whether the attribute ``axis`` of a node is the last axis of its first input.
+
+    Args:
+        graph: the graph.
+        node: any node.
+        default: axis if the attribute is absent.
+    """
+    rank = len(graph.sizes(node.input(0)))
+    return node.attribute("axis", default) in (-1, rank - 1)
+
+
+def constant_operand(graph: Graph, tensor: str, kind: str) -> ConstantInput | None:
+    """Return the constant that the only use of a tensor combines with it; otherwise None.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+        kind: an operator with two operands, such as Add.
+    """
+    node = only_use(graph, tensor, kind)
+    if node is None or not graph.is_constant(other_input(node, tensor)):
+        return None
+    return ConstantInput(node, 1 - node.inputs.index(tensor))
 
 
 def keeps_range(graph: Graph, pad: Node) -> bool:

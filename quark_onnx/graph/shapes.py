@@ -18,7 +18,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
-from quark_onnx.containers import by_name, names_of
+from quark_onnx.containers import by_name, names_of, of_type
 from quark_onnx.graph.node import all_graphs, nested_nodes, normalized_domain
 from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
 
@@ -57,6 +57,16 @@ def is_static(shape: Sequence[int | str | None] | None) -> bool:
     (True, False, True, False)
     """
     return shape is not None and all(isinstance(size, int) for size in shape)
+
+
+def known_sizes(shape: Sequence[int | str | None] | None) -> tuple[int, ...] | None:
+    """Return the sizes of a shape; None if the rank or a size is unknown.
+
+    >>> known_sizes((1, 3)), known_sizes(("N", 3)), known_sizes(()), known_sizes(None)
+    ((1, 3), None, (), None)
+    """
+    sizes = tuple(of_type(shape or (), int))
+    return sizes if is_static(shape) else None
 
 
 def infer_values(

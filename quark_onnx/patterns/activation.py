@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import only_reader
+from quark_onnx.graph.pattern import Match, Pattern, op, tensor
 from quark_onnx.patterns.clip_bounds import clip_bounds
 
 
@@ -96,15 +98,31 @@ _DERIVATIVES: dict[str, _Formula] = {
 }
 
 
-def activation_behind(graph: Graph, tensor: str) -> Activation:
+def _is_hard_swish_gate(graph: Graph, gate: Node) -> bool:
+    # HardSwish is x * max(0, min(1, x / 6 + 0.5)); exporters round the factor
+    is_sixth = abs(gate.attribute("alpha", 0.2) - 1 / 6) < 1e-3
+    return is_sixth and bool(gate.attribute("beta", 0.5) == 0.5)
+
+
+_X = tensor("x")
+#: A tensor times a gate, which is computed from the same tensor.
+GATED = _X * op({"Sigmoid", "HardSigmoid"}, _X)
+_GATED = {
+    "silu": _X * op("Sigmoid", _X),
+    "hardswish": _X * op("HardSigmoid", _X, where=_is_hard_swish_gate),
+}
+
+
+def activation_behind(graph: Graph, result: str) -> Activation:
     """Return the activation function after a tensor; linear without one."""
-    readers = graph.consumers(tensor)
-    if graph.is_output(tensor) or graph.captured(tensor):
+    if graph.is_output(result) or graph.captured(result):
         return Activation()
-    if len(readers) == 2:
-        return _gated(graph, tensor, readers)
-    if len(readers) == 1:
-        return _single(graph, readers[0])
+    reader = only_reader(graph, result)
+    if reader is not None:
+        return _single(graph, reader)
+    for kind, pattern in _GATED.items():
+        if gated(graph, result, pattern):
+            return Activation(kind)
     return Activation()
 
 
@@ -125,41 +143,17 @@ def _single(graph: Graph, node: Node) -> Activation:
     return Activation(_KINDS.get(node.kind, "linear"))
 
 
-def gate_and_product(
-    tensor: str,
-    readers: Sequence[Node],
-) -> tuple[Node, Node] | None:
-    """Return the nodes of x * sigmoid(x) or x * hardsigmoid(x), or None.
+def gated(graph: Graph, tensor: str, pattern: Pattern = GATED) -> Match | None:
+    """Return the product of a tensor and a gate; None if other nodes read the tensor.
 
     Args:
-        tensor: the tensor x.
-        readers: all readers of the tensor.
+        graph: the graph.
+        tensor: the tensor x of the pattern.
+        pattern: a product with a gate.
     """
-    if len(readers) != 2:
-        return None
-    gate, product = readers
-    if gate.kind == "Mul":
-        gate, product = product, gate
-    if product.kind != "Mul" or gate.kind not in ("Sigmoid", "HardSigmoid"):
-        return None
-    if set(product.inputs) != {tensor, gate.outputs[0]}:
-        return None
-    return gate, product
-
-
-def _gated(graph: Graph, tensor: str, readers: list[Node]) -> Activation:
-    """Recognise SiLU and HardSwish, decomposed into two nodes."""
-    nodes = gate_and_product(tensor, readers)
-    if nodes is None:
-        return Activation()
-    gate = nodes[0]
-    if len(graph.consumers(gate.outputs[0])) != 1:
-        return Activation()
-    if gate.kind == "Sigmoid":
-        return Activation("silu")
-    alpha = gate.attribute("alpha", 0.2)
-    beta = gate.attribute("beta", 0.5)
-    # HardSwish is x * max(0, min(1, x / 6 + 0.5)); exporters round the factor
-    if abs(alpha - 1 / 6) < 1e-3 and beta == 0.5:
-        return Activation("hardswish")
-    return Activation()
+    readers = graph.consumers(tensor)
+    for reader in readers:
+        match = pattern.match(graph, reader.outputs[0], x=tensor)
+        if match is not None and set(match.nodes) == set(readers):
+            return match
+    return None

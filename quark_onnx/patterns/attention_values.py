@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
+from quark_onnx.graph.matching import is_along_last_axis
 from quark_onnx.kernels.hadamard import Rotation
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 
@@ -73,18 +75,15 @@ def heads(graph: Graph) -> list[Heads]:
     return present(candidates)
 
 
-def _heads(graph: Graph, node: Node) -> Heads | None:
+@otherwise(None)
+def _heads(graph: Graph, node: Node) -> Heads:
+    """Return the value path whose weighted sum a node computes."""
     values = node.inputs[1]
     size = width(graph, values)
-    if size < 2 or _has_constant(graph, node):
-        return None
+    require(size >= 2 and not _has_constant(graph, node))
     reader = _reader(graph, node.outputs[0], size)
-    if reader is None or reader.inputs % size:
-        return None
-    projection = _ValueTrace(graph, size).run(values, node)
-    if projection is None:
-        return None
-    writers, part = projection
+    require(reader.inputs % size == 0)
+    writers, part = _ValueTrace(graph, size).run(values, node)
     return Heads(size, writers, part, reader)
 
 
@@ -129,23 +128,20 @@ class _ValueTrace:
         self,
         tensor: str,
         reader: Node,
-    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
+    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]]:
         """Return the constants of the projection, and the part of the values.
 
-        None if another node reads the values, or an unknown operator computes them.
+        Raises:
+            UnmetError: another node reads the values, or an unknown operator computes them.
         """
         while True:
-            node = self.graph.producer(tensor)
-            if node is None or not self._private(tensor, reader, node):
-                return None
+            node = required(self.graph.producer(tensor))
+            require(self._private(tensor, reader, node))
             layer = Linear.of(self.graph, node)
             if layer is not None:
                 return self._projection(layer)
-            source = self._source(tensor, node)
-            if not source:
-                return None
+            tensor = self._source(tensor, node)
             reader = node
-            tensor = source
 
     def _private(self, tensor: str, reader: Node, node: Node) -> bool:
         first = tensor == node.outputs[0] or node.kind == "Split"
@@ -155,23 +151,19 @@ class _ValueTrace:
     def _projection(
         self,
         layer: Linear,
-    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
+    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]]:
         if layer.node.input(2):
             self.biases.append(ConstantInput(layer.node, 2))
         for bias in self.biases:
             # A bias that is repeated for all channels has a value for each after the rotation.
-            shape = self.graph.shape(bias.node.inputs[bias.index]) or (0,)
-            if shape[-1] != layer.outputs:
-                return None
+            require(bias.sizes(self.graph)[-1:] == (layer.outputs,))
         part = self.part or (0, layer.outputs)
-        if any(end % self.size for end in part):
-            return None
+        require(not any(end % self.size for end in part))
         return (layer.weight[1], *self.biases), part
 
     def _source(self, tensor: str, node: Node) -> str:
-        """Return the input of a node to trace further; empty if the node is unknown."""
-        if not node.inputs:
-            return ""
+        """Return the input of a node to trace further."""
+        require(node.inputs)
         channels = width(self.graph, node.inputs[0])
         if node.kind == "Split" and not self.part and channels:
             return self._split(tensor, node)
@@ -180,33 +172,29 @@ class _ValueTrace:
             self.biases.append(ConstantInput(node, place))
             return node.inputs[1 - place]
         # the part of the values is counted in channels of the whole projection
-        unchanged = channels == width(self.graph, node.outputs[0])
-        if self.part and not unchanged:
-            return ""
-        return node.inputs[0] if _passes(self.graph, node, self.size) else ""
+        require(not self.part or channels == width(self.graph, node.outputs[0]))
+        require(_passes(self.graph, node, self.size))
+        return node.inputs[0]
 
     def _split(self, tensor: str, node: Node) -> str:
-        rank = len(self.graph.sizes(node.inputs[0]))
-        if node.attribute("axis", 0) not in (-1, rank - 1):
-            return ""
+        require(is_along_last_axis(self.graph, node, 0))
         before = node.outputs[: node.outputs.index(tensor)]
         first = sum(width(self.graph, name) for name in before)
         self.part = (first, first + width(self.graph, tensor))
         return node.inputs[0]
 
 
-def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
-    """Return the layer after the weighted sums."""
+def _reader(graph: Graph, tensor: str, size: int) -> Linear:
+    """Return the layer after the weighted sums.
+
+    Raises:
+        UnmetError: the sums reach several nodes, or an operator that mixes channels.
+    """
     while True:
-        nodes = _readers(graph, tensor)
-        if len(nodes) != 1:
-            return None
-        node = nodes[0]
-        if not _sole(graph, tensor, node) or node.inputs[0] != tensor:
-            return None
+        node = required(next(iter(_readers(graph, tensor)), None))
+        require(_sole(graph, tensor, node) and node.inputs[0] == tensor)
         layer = Linear.of(graph, node)
         if layer is not None:
             return layer
-        if not _passes(graph, node, size):
-            return None
+        require(_passes(graph, node, size))
         tensor = node.outputs[0]

@@ -7,7 +7,7 @@ others: the function stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.containers import of_type, present
+from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
-from quark_onnx.graph.matching import alone_reads, keeps_range, setting
-from quark_onnx.patterns.activation import gate_and_product
+from quark_onnx.graph.matching import keeps_range, setting
+from quark_onnx.graph.shapes import known_sizes
+from quark_onnx.patterns.activation import gated
 from quark_onnx.patterns.clip_bounds import clip_bounds
 from quark_onnx.patterns.conv_and_gemm import MATRIX, SPATIAL, Layer, reads_activation
 
@@ -129,23 +131,14 @@ def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
     return layers
 
 
-def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
+@otherwise(None)
+def _pair(graph: Graph, node: Node, passed: Passed) -> Pair:
     """Return the pair from a node on; None if factors cannot pass."""
-    first = Layer.of(graph, node)
-    if first is None or first.bias(graph) is None:
-        return None
+    first = required(Layer.of(graph, node))
+    required(first.bias(graph))
     # Another layer with the same weight would be rescaled, too.
-    if len(graph.consumers(node.input(1))) > 1:
-        return None
-    search = _PairSearch(graph, first, passed)
-    try:
-        return search.run()
-    except _BlockedError:
-        return None
-
-
-class _BlockedError(Exception):
-    """Factors cannot pass from a layer to the readers of the channels."""
+    require(len(graph.consumers(node.input(1))) == 1)
+    return _PairSearch(graph, first, passed).run()
 
 
 @dataclass(frozen=True)
@@ -175,7 +168,7 @@ class _PairSearch:
         """Return the pair.
 
         Raises:
-            _BlockedError: factors cannot pass.
+            UnmetError: factors cannot pass.
         """
         while self.todo:
             self._visit(self.todo.pop())
@@ -189,18 +182,22 @@ class _PairSearch:
 
     def _visit(self, at: _Channels) -> None:
         consumers = self.graph.consumers(at.tensor)
-        if not consumers or not private(self.graph, at.tensor):
-            raise _BlockedError
-        gate = None
-        if self.passed.gates and self._fills(at):
-            gate = _gate(self.graph, at.tensor, consumers)
-        if gate is not None:
-            self.gates.append((gate[0], at.repeat))
-            self.todo.append(replace(at, tensor=gate[1].outputs[0]))
+        require(consumers and private(self.graph, at.tensor))
+        if self.passed.gates and self._fills(at) and self._pass_gate(at):
             return
         for reader in consumers:
             if not self._read(reader, at):
                 self._pass(reader, at)
+
+    def _pass_gate(self, at: _Channels) -> bool:
+        """Follow the channels through x * sigmoid(x); return False for other readers."""
+        match = gated(self.graph, at.tensor)
+        if match is None:
+            return False
+        product, gate = match.nodes
+        self.gates.append((gate, at.repeat))
+        self.todo.append(replace(at, tensor=product.outputs[0]))
+        return True
 
     def _along_second_axis(self, tensor: str) -> bool:
         """Return whether channels lie along the second axis, not along the last one.
@@ -220,7 +217,7 @@ class _PairSearch:
         """Add a layer whose activation is a tensor; return False for another node.
 
         Raises:
-            _BlockedError: the inputs of the layer cannot be scaled.
+            UnmetError: the inputs of the layer cannot be scaled.
         """
         layer = Layer.of(self.graph, node)
         if layer is None or not reads_activation(node, at.tensor):
@@ -228,12 +225,10 @@ class _PairSearch:
         # The second axis of a matrix is the last one, so that either kind of layer reads
         # channels.
         matrix = len(self.graph.sizes(at.tensor)) == MATRIX
-        same_axis = self.spatial == (node.kind in SPATIAL) or matrix
-        shared = len(self.graph.consumers(node.input(1))) > 1
-        if not same_axis or shared:
-            raise _BlockedError
-        if not _fits(self.graph, layer, at.offset, self.channels * at.repeat):
-            raise _BlockedError
+        same_axis = self.spatial == (node.kind in SPATIAL)
+        require(same_axis or matrix)
+        require(len(self.graph.consumers(node.input(1))) == 1)
+        require(_fits(self.graph, layer, at.offset, self.channels * at.repeat))
         self.readers.append(Reader(layer, at.offset, at.repeat))
         return True
 
@@ -241,15 +236,13 @@ class _PairSearch:
         """Follow the channels through an operator.
 
         Raises:
-            _BlockedError: factors cannot pass.
+            UnmetError: factors cannot pass.
         """
-        if node.kind not in _ELEMENTWISE and not self._along_second_axis(at.tensor):
-            raise _BlockedError
+        require(node.kind in _ELEMENTWISE or self._along_second_axis(at.tensor))
         after = _behind(self.graph, node, at)
         if after is None:
-            clips = self.passed.clips and self._fills(at)
-            if not clips or upper_bound(self.graph, node) is None:
-                raise _BlockedError
+            require(self.passed.clips and self._fills(at))
+            required(upper_bound(self.graph, node))
             self.clips.append((node, at.repeat))
             after = replace(at, tensor=node.outputs[0])
         self.todo.append(after)
@@ -268,60 +261,74 @@ def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
     return offset + count <= groups * inputs
 
 
-def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
+@otherwise(None)
+def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Return the channels after an operator; None if factors do not pass."""
-    if any(map(graph.consumers, node.outputs[1:])):
-        return None
-    after = replace(at, tensor=node.outputs[0])
-    if _keeps_channels(graph, node, at.tensor):
-        return after
-    if node.kind == "Concat" and node.attribute("axis") == 1:
-        before = _concat_offset(graph, node, at.tensor)
-        if before is None:
-            return None
-        return replace(after, offset=at.offset + before)
-    if node.kind == "Flatten" and node.attribute("axis", 1) == 1:
-        # A channel becomes as many neighbouring columns as it has values.
-        area = _area(graph.shape(at.tensor))
-        if area is not None:
-            return replace(after, offset=at.offset * area, repeat=at.repeat * area)
-    return None
+    require(not any(map(graph.consumers, node.outputs[1:])))
+    follow = _FOLLOWED.get(node.kind)
+    if follow is not None:
+        at = follow(graph, node, at)
+    else:
+        require(node.kind in _COMMUTING)
+    return replace(at, tensor=node.outputs[0])
 
 
-def _keeps_channels(graph: Graph, node: Node, tensor: str) -> bool:
-    """Return whether factors pass an operator that leaves the channels in place."""
-    if node.kind in ("Resize", "Upsample"):
-        before = _width(graph.shape(tensor))
-        after = _width(graph.shape(node.outputs[0]))
-        return node.input(0) == tensor and before is not None and before == after
-    if node.kind == "PRelu":
-        return node.input(0) == tensor  # not the slopes
-    if node.kind in _COMMUTING:
-        return True
-    return _is_relu(graph, node) or _pads_zeros(graph, node)
+def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    """Count the channels that a Concat puts before these."""
+    require(node.attribute("axis") == 1)
+    require(node.inputs.count(at.tensor) == 1)
+    before = node.inputs[: node.inputs.index(at.tensor)]
+    widths = [required(_width(graph.shape(name))) for name in before]
+    return replace(at, offset=at.offset + sum(widths))
 
 
-def _concat_offset(graph: Graph, node: Node, tensor: str) -> int | None:
-    """Return the number of channels before an input of a Concat, if known."""
-    if node.inputs.count(tensor) != 1:
-        return None
-    offset = 0
-    for name in node.inputs[: node.inputs.index(tensor)]:
-        width = _width(graph.shape(name))
-        if width is None:
-            return None
-        offset += width
-    return offset
+def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    """Repeat each channel as often as it has values, in neighbouring columns."""
+    require(node.attribute("axis", 1) == 1)
+    sizes = required(known_sizes(required(graph.shape(at.tensor))[2:]))
+    area = int(np.prod(sizes, initial=1))
+    return replace(at, offset=at.offset * area, repeat=at.repeat * area)
 
 
-def _area(shape: Sequence[int | str | None] | None) -> int | None:
-    """Return the number of values of a channel, if known."""
-    if shape is None:
-        return None
-    sizes = of_type(shape[2:], int)
-    if len(sizes) < len(shape[2:]):
-        return None
-    return int(np.prod(sizes, initial=1))
+def _follow_resize(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    width = required(_width(graph.shape(at.tensor)))
+    require(node.input(0) == at.tensor)
+    require(_width(graph.shape(node.outputs[0])) == width)
+    return at
+
+
+def _follow_prelu(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    require(node.input(0) == at.tensor)  # not the slopes
+    return at
+
+
+def _follow_relu(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    """Pass a Clip that is a Relu."""
+    require(clip_bounds(graph, node) == (0.0, np.inf))
+    return at
+
+
+def _follow_pad(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    """Pass a Pad that adds zeros, or values of the same channel."""
+    require(not node.input(3))
+    pads = np.asarray(setting(graph, node, "pads", 1, ()))
+    rank = pads.size // 2
+    # Computed pads are None, of size 1. Padded channels would shift the others.
+    require(rank >= 2 and not pads.reshape(2, rank)[:, :2].any())
+    require(keeps_range(graph, node))
+    return at
+
+
+#: Operators that move channels, or that factors pass on some conditions only.
+_FOLLOWED: dict[str, Callable[[Graph, Node, _Channels], _Channels]] = {
+    "Concat": _follow_concat,
+    "Flatten": _follow_flatten,
+    "Resize": _follow_resize,
+    "Upsample": _follow_resize,
+    "PRelu": _follow_prelu,
+    "Clip": _follow_relu,
+    "Pad": _follow_pad,
+}
 
 
 def upper_bound(graph: Graph, node: Node) -> float | None:
@@ -355,15 +362,6 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
     )
 
 
-def _gate(graph: Graph, tensor: str, consumers: list[Node]) -> tuple[Node, Node] | None:
-    """Return the gate and the Mul of x * sigmoid(x), if x and the gate have no other reader."""
-    nodes = gate_and_product(tensor, consumers)
-    if nodes is None:
-        return None
-    gate, product = nodes
-    return nodes if alone_reads(graph, product, gate.outputs[0]) else None
-
-
 def _scale(graph: Graph, node: Node, factor: Doubles, *, by_layer: bool) -> None:
     """Multiply the input of a function by a factor per channel.
 
@@ -390,20 +388,3 @@ def _scale(graph: Graph, node: Node, factor: Doubles, *, by_layer: bool) -> None
         **attributes,
     )
     graph.set_input(node, 0, scaled)
-
-
-def _is_relu(graph: Graph, node: Node) -> bool:
-    """Return whether a Clip is a Relu."""
-    return node.kind == "Clip" and clip_bounds(graph, node) == (0.0, np.inf)
-
-
-def _pads_zeros(graph: Graph, node: Node) -> bool:
-    """Return whether a Pad adds zeros, or values of the same channel."""
-    if node.kind != "Pad" or node.input(3):
-        return False
-    pads = np.asarray(setting(graph, node, "pads", 1, ()))
-    rank = pads.size // 2
-    # Computed pads are None, of size 1. Padded channels would shift the others.
-    if rank < 2 or pads.reshape(2, rank)[:, :2].any():
-        return False
-    return keeps_range(graph, node)

@@ -13,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
 T = TypeVar("T", bound=np.generic)
 
-#: Operators that are layers, depending on their attributes.
-LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-#: Layers with the channels along the second axis; otherwise along the last one.
+#: Layers with the channels along the second axis.
 SPATIAL = frozenset({"Conv", "ConvTranspose"})
+#: Layers with the channels along the last axis, depending on their attributes.
+PRODUCTS = frozenset({"Gemm", "MatMul"})
+#: All layers.
+LAYERS = SPATIAL | PRODUCTS
 #: Rank of a matrix.
 MATRIX = 2
 
@@ -41,19 +44,16 @@ class Layer:
     turned: bool
 
     @classmethod
-    def of(cls, graph: Graph, node: Node) -> Layer | None:
+    @otherwise(None)
+    def of(cls, graph: Graph, node: Node) -> Layer:
         """Return the layer of a node; None if the node is not a layer."""
-        if node.kind not in LAYERS or node.input(0) == node.input(1):
-            return None
-        if graph.elem_type(node.input(1)) != TensorProto.FLOAT:
-            return None
-        weight = graph.constant(node.input(1))
-        if weight is None or not weight.size:
-            return None
-        if node.kind in SPATIAL:
-            return cls.stored(node)
-        is_matrix = weight.ndim == MATRIX and plain_matrix(node, weight.shape)
-        return cls.stored(node) if is_matrix else None
+        require(node.kind in LAYERS and node.input(0) != node.input(1))
+        require(graph.elem_type(node.input(1)) == TensorProto.FLOAT)
+        weight = required(graph.constant(node.input(1)))
+        require(weight.size)
+        if node.kind in PRODUCTS:
+            require(weight.ndim == MATRIX and plain_matrix(node, weight.shape))
+        return cls.stored(node)
 
     @classmethod
     def stored(cls, node: Node) -> Layer:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
+from quark_onnx.graph.matching import is_along_last_axis
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 from quark_onnx.patterns.norms import SCALE
 
@@ -37,7 +40,8 @@ class Fold:
         self.stored.scale(graph, key, factor)
 
 
-def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold] | None:
+@otherwise(None)
+def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]:
     """Return the constants whose multiplication multiplies a tensor per channel.
 
     None if there are none.
@@ -48,98 +52,100 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
         size: number of channels along its last axis.
         readers: number of readers, all of which are prepared for the factors.
     """
-    node = graph.producer(tensor)
     known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
-    if node is None or tensor != node.outputs[0]:
-        return None
-    if len(known) != readers or not private(graph, tensor):
-        return None
-    layer = Linear.of(graph, node)
-    if node.kind in SCALE:
-        return _affine(graph, node, size)
-    if layer is not None:
-        return _product(graph, layer, size)
-    if node.kind in _COMMUTING or _keeps_last_axis(graph, node, size):
-        return absorb(graph, node.inputs[0], size)
-    combine = _COMBINING.get(node.kind)
-    return combine(graph, node, size) if combine is not None else None
+    require(len(known) == readers and private(graph, tensor))
+    node = required(graph.producer(tensor))
+    require(tensor == node.outputs[0])
+    if Linear.of(graph, node) is not None:
+        return _product(graph, node, size)
+    return required(_FOLDED.get(node.kind))(graph, node, size)
 
 
-def _sum(graph: Graph, node: Node, size: int) -> list[Fold] | None:
-    """Return the constants of the summands, or None."""
+def _through(graph: Graph, node: Node, size: int) -> list[Fold]:
+    """Return the constants of the input of an operator that leaves channels in place."""
+    return required(absorb(graph, node.inputs[0], size))
+
+
+def _rearranged(graph: Graph, node: Node, size: int) -> list[Fold]:
+    """Return the constants of the input of a rearrangement that leaves the last axis unchanged."""
+    if node.kind == "Transpose":
+        require(last_stays(node))
+    else:
+        require(width(graph, node.inputs[0]) == size)
+        require(width(graph, node.outputs[0]) == size)
+    return _through(graph, node, size)
+
+
+def _sum(graph: Graph, node: Node, size: int) -> list[Fold]:
+    """Return the constants of the summands."""
     first = _operand(graph, node, 0, size)
     second = _operand(graph, node, 1, size)
-    if first is None or second is None:
-        return None
-    return first + second
+    return required(first) + required(second)
 
 
-def _affine(graph: Graph, node: Node, size: int) -> list[Fold] | None:
-    """Return scale and shift of a normalization over the last axis, or None."""
-    rank = len(graph.sizes(node.input(0)))
-    if node.attribute("axis", -1) not in (-1, rank - 1):
-        return None
-    folds = list[Fold]()
-    for place in SCALE[node.kind]:
-        name = node.input(place)
-        vector = ConstantInput(node, place)
-        if not name:
-            continue
-        if graph.shape(name) != (size,) or not vector.spread(graph, size):
-            return None
-        folds.append(Fold(vector))
-    return folds
+def _affine(graph: Graph, node: Node, size: int) -> list[Fold]:
+    """Return scale and shift of a normalization over the last axis."""
+    require(is_along_last_axis(graph, node, -1))
+    vectors = [
+        ConstantInput(node, place) for place in filter(node.input, SCALE[node.kind])
+    ]
+    for vector in vectors:
+        require(vector.sizes(graph) == (size,) and vector.spread(graph, size))
+    return list(map(Fold, vectors))
 
 
-def _product(graph: Graph, layer: Linear, size: int) -> list[Fold] | None:
-    """Return weight and bias of a layer; None for a shared weight."""
-    if layer.outputs != size or len(graph.consumers(layer.node.input(1))) > 1:
-        return None
+def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
+    """Return weight and bias of a layer with an unshared weight."""
+    layer = required(Linear.of(graph, node))
+    require(layer.outputs == size)
+    require(len(graph.consumers(node.input(1))) == 1)
     folds = [Fold(layer.weight[1])]
-    if layer.node.input(2):
-        folds.append(Fold(ConstantInput(layer.node, 2)))
+    if node.input(2):
+        folds.append(Fold(ConstantInput(node, 2)))
     return folds
 
 
-def _factor(graph: Graph, node: Node, size: int) -> list[Fold] | None:
-    """Return a constant factor or divisor; otherwise a computed factor, or the dividend."""
-    if width(graph, node.outputs[0]) != size:
-        return None
-    divides = node.kind == "Div"
-    constants = (1,) if divides else (1, 0)
-    computed = (0,) if divides else (1, 0)
-    for place in constants:
+def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
+    """Return a constant factor; otherwise the constants of a computed one."""
+    require(width(graph, node.outputs[0]) == size)
+    for place in (1, 0):
         stored = ConstantInput(node, place)
         if stored.spread(graph, size):
-            return [Fold(stored, inverse=divides)]
-    for place in computed:
-        folds = _operand(graph, node, place, size)
-        if folds is not None:
-            return folds
-    return None
+            return [Fold(stored)]
+    second = _operand(graph, node, 1, size)
+    if second is not None:
+        return second
+    return required(_operand(graph, node, 0, size))
 
 
-def _operand(graph: Graph, node: Node, place: int, size: int) -> list[Fold] | None:
+def _quotient(graph: Graph, node: Node, size: int) -> list[Fold]:
+    """Return a constant divisor; otherwise the constants of the dividend."""
+    require(width(graph, node.outputs[0]) == size)
+    divisor = ConstantInput(node, 1)
+    if divisor.spread(graph, size):
+        return [Fold(divisor, inverse=True)]
+    return required(_operand(graph, node, 0, size))
+
+
+@otherwise(None)
+def _operand(graph: Graph, node: Node, place: int, size: int) -> list[Fold]:
     """Return the folds of an operand with all channels, or of a constant."""
     stored = ConstantInput(node, place)
     name = node.inputs[place]
     if stored.spread(graph, size):
         return [Fold(stored)]
-    if width(graph, name) != size or node.inputs.count(name) > 1:
-        return None
-    return absorb(graph, name, size)
+    require(width(graph, name) == size and node.inputs.count(name) == 1)
+    return required(absorb(graph, name, size))
 
 
-def _keeps_last_axis(graph: Graph, node: Node, size: int) -> bool:
-    """Return whether a rearrangement leaves the last axis unchanged."""
-    if node.kind == "Transpose":
-        return last_stays(node)
-    if node.kind != "Reshape":
-        return False
-    before = width(graph, node.inputs[0])
-    after = width(graph, node.outputs[0])
-    return before == size == after
-
-
-#: Arithmetic on two operands, and the constants into which factors of the result can be folded.
-_COMBINING = {"Mul": _factor, "Div": _factor, "Add": _sum, "Sub": _sum}
+#: Operators, and the constants into which factors of the result can be folded.
+_FOLDED: dict[str, Callable[[Graph, Node, int], list[Fold]]] = {
+    **dict.fromkeys(SCALE, _affine),
+    **dict.fromkeys(_COMMUTING, _through),
+    "Reshape": _rearranged,
+    "Transpose": _rearranged,
+    "Mul": _factor,
+    "Div": _quotient,
+    "Add": _sum,
+    "Sub": _sum,
+}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from quark_onnx.conditions import otherwise, require
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
-from quark_onnx.graph.matching import only_use
+from quark_onnx.graph.matching import constant_operand
 from quark_onnx.patterns.conv_and_gemm import (
     MATRIX,
+    PRODUCTS,
     Layer,
     plain_matrix,
     reads_activation,
@@ -60,22 +65,27 @@ class Linear:
     @classmethod
     def of(cls, graph: Graph, node: Node) -> Linear | None:
         """Return the layer of a node; None for another node, or a computed bias."""
+        if node.kind not in PRODUCTS:
+            return None
+        return cls._of_product(graph, node)
+
+    @classmethod
+    @otherwise(None)
+    def _of_product(cls, graph: Graph, node: Node) -> Linear:
         weight = node.input(1)
         shape = graph.sizes(weight)
-        if len(shape) != MATRIX or not plain_matrix(node, shape):
-            return None
+        require(len(shape) == MATRIX and plain_matrix(node, shape))
+        require(graph.is_constant(weight))
         # A weight that is the activation or the bias as well cannot be changed alone.
-        if not graph.is_constant(weight) or node.inputs.count(weight) > 1:
-            return None
+        require(node.inputs.count(weight) == 1)
+        require(graph.elem_type(weight) == TensorProto.FLOAT)
         first = -2 if Layer.stored(node).turned else -1
         second = -3 - first
         inputs = int(shape[first] or 0)
         outputs = int(shape[second] or 0)
-        if not inputs or not outputs or graph.elem_type(weight) != TensorProto.FLOAT:
-            return None
+        require(inputs and outputs)
         bias = _bias(graph, node, outputs)
-        if bias is None and node.input(2):
-            return None
+        require(bias is not None or not node.input(2))
         sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, second))
         return cls(node, inputs, outputs, sides, bias)
 
@@ -118,15 +128,10 @@ def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
 
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector of the Add that alone reads a product, or None."""
-    result = node.outputs[0]
-    reader = only_use(graph, result, "Add")
-    if reader is None:
+    added = constant_operand(graph, node.outputs[0], "Add")
+    if added is None or added.sizes(graph) != (size,):
         return None
-    place = 1 - reader.inputs.index(result)
-    added = reader.inputs[place]
-    if graph.is_constant(added) and graph.shape(added) == (size,):
-        return ConstantInput(reader, place)
-    return None
+    return added
 
 
 def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
@@ -144,9 +149,9 @@ def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
 
 def sources(graph: Graph) -> list[str]:
     """Return the distinct inputs of layers, in graph order."""
-    layers = [node for node in graph.nodes if Linear.of(graph, node) is not None]
-    names = dict.fromkeys(node.input(0) for node in layers)
-    return [name for name in names if not graph.is_constant(name)]
+    layers = present(Linear.of(graph, node) for node in graph.nodes)
+    names = dict.fromkeys(layer.node.input(0) for layer in layers)
+    return list(filterfalse(graph.is_constant, names))
 
 
 def width(graph: Graph, tensor: str, depth: int = 8) -> int:
@@ -172,30 +177,42 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
     layer = Linear.of(graph, node)
     if layer is not None:
         return layer.outputs
-    return _width_through(graph, tensor, node, depth)
-
-
-def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
-    """Return the length of the last axis according to the inputs of a node."""
     if node.kind == "Reshape":
-        # Neither -1 nor 0 in a target shape tells a length.
-        shape = graph.constant(node.input(1))
-        return 0 if shape is None or not shape.size else max(0, int(shape[-1]))
+        return _target_width(graph, node)
     if node.kind in SCALE:
-        is_statistic = tensor in node.outputs[1:3]  # mean, inverse deviation
-        scale = node.input(SCALE[node.kind][0])
-        return 0 if is_statistic else width(graph, scale, 0)
+        return _scale_width(graph, node, tensor)
+    # Shorter operands have length 1, and are repeated.
+    sources = _inputs_with_width(node)
+    return max((width(graph, name, depth - 1) for name in sources), default=0)
+
+
+def _target_width(graph: Graph, reshape: Node) -> int:
+    """Return the length of the last axis in a target shape, in which -1 and 0 tell none."""
+    shape = graph.constant(reshape.input(1))
+    if shape is None or not shape.size:
+        return 0
+    return max(0, int(shape[-1]))
+
+
+def _scale_width(graph: Graph, norm: Node, result: str) -> int:
+    """Return the length of the last axis of a result according to the scale of a normalization."""
+    if result in norm.outputs[1:3]:  # mean, inverse deviation
+        return 0
+    return width(graph, norm.input(SCALE[norm.kind][0]), 0)
+
+
+def _inputs_with_width(node: Node) -> Sequence[str]:
+    """Return the inputs of which the longest last axis is that of the result."""
     if node.kind in _JOINING:
-        # Shorter operands have length 1, and are repeated.
-        return max(width(graph, name, depth - 1) for name in node.inputs)
+        return node.inputs
     if node.kind == "MatMul":
-        return width(graph, node.inputs[1], depth - 1)
-    if node.kind in _KEEPING or (node.kind == "Transpose" and last_stays(node)):
-        return width(graph, node.inputs[0], depth - 1)
-    return 0
+        return node.inputs[1:2]
+    if node.kind in _KEEPING or last_stays(node):
+        return node.inputs[:1]
+    return ()
 
 
 def last_stays(node: Node) -> bool:
-    """Return whether a Transpose leaves the last axis in place."""
-    order = node.attribute("perm")
+    """Return whether a node is a Transpose that leaves the last axis in place."""
+    order = node.attribute("perm") if node.kind == "Transpose" else None
     return order is not None and bool(order[-1] == len(order) - 1)

@@ -14,6 +14,8 @@ import numpy as np
 from quark_onnx.containers import merged
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
+from quark_onnx.graph.matching import is_along_last_axis
+from quark_onnx.graph.pattern import scalar, tensor
 from quark_onnx.kernels.hadamard import Rotation
 from quark_onnx.patterns.linear import Floats, Linear, last_stays, width
 from quark_onnx.patterns.norms import Norm
@@ -32,6 +34,15 @@ _MOVING = frozenset(
         "Gather",
     },
 )
+
+
+def _is_computed(graph: Graph, tensor: str) -> bool:
+    return not graph.is_constant(tensor)
+
+
+_X = tensor("x", where=_is_computed)
+#: A multiple of a tensor; a constant divided by the tensor is none.
+_SCALED = _X * scalar() | _X / scalar()
 
 
 class Unknown(Exception):  # noqa: N818
@@ -218,12 +229,12 @@ class _Search:
         if self.layer(node) or self.lookup(node):
             return
         norm = self.by_node.get(node)
+        scaled = _SCALED.match(self.graph, tensor)
         if node.kind in ("Add", "Sub"):
             self.operand(node, 0)
             self.operand(node, 1)
-        elif self.scales(node):
-            is_constant = self.graph.is_constant(node.inputs[0])
-            self.push(node.inputs[1 if is_constant else 0])
+        elif scaled is not None:
+            self.push(scaled["x"])
         elif self.moves(node):
             self.push(node.inputs[0])
         elif norm is not None and tensor == norm.sources[-1]:
@@ -261,7 +272,7 @@ class _Search:
                 self.stream.norms.append(norm)
         elif layer is not None:
             self.stream.readers[node] = (layer, None)
-        elif node.kind in ("Add", "Sub") or self.scales(node) or self.moves(node):
+        elif self.passes(node):
             self.push(node.outputs[0])
         elif node.kind != "Shape":
             raise Unknown(f"{node.name} ({node.kind}) reads it")
@@ -293,35 +304,29 @@ class _Search:
                     f"{node.name} ({node.kind}) reads {tensor!r}, which is normalized",
                 )
 
-    def scales(self, node: Node) -> bool:
-        """Return whether a node multiplies all channels by a common constant."""
-        if node.kind not in ("Mul", "Div"):
-            return False
-        left, right = map(self.graph.constant, node.inputs)
-        if left is not None and right is not None:
-            return False
-        # A constant divided by the stream is no multiple of it.
-        factor = right
-        if right is None and node.kind == "Mul":
-            factor = left
-        return factor is not None and factor.size == 1
+    def passes(self, node: Node) -> bool:
+        """Return whether the result of a node belongs to the stream if an operand does."""
+        if node.kind in ("Add", "Sub") or self.moves(node):
+            return True
+        return _SCALED.match(self.graph, node.outputs[0]) is not None
 
     def moves(self, node: Node) -> bool:
         """Return whether a node moves complete vectors."""
         if node.kind not in _MOVING or not self._keeps_width(node):
             return False
-        graph = self.graph
-        rank = len(graph.sizes(node.inputs[0]))
         if node.kind == "Transpose":
             return last_stays(node)
         if node.kind == "Gather":
-            return node.attribute("axis", 0) not in (-1, rank - 1)
-        if node.kind == "Slice":
-            axes = graph.constant(node.input(3))
-            if axes is None or rank == 0:
-                return False
-            return not {-1, rank - 1} & set(axes.ravel().tolist())
-        return True
+            return not is_along_last_axis(self.graph, node, 0)
+        return node.kind != "Slice" or self._slices_rows(node)
+
+    def _slices_rows(self, node: Node) -> bool:
+        """Return whether a Slice leaves the last axis unchanged."""
+        rank = len(self.graph.sizes(node.inputs[0]))
+        axes = self.graph.constant(node.input(3))
+        if axes is None or rank == 0:
+            return False
+        return {-1, rank - 1}.isdisjoint(axes.ravel().tolist())
 
     def _keeps_width(self, node: Node) -> bool:
         """Return whether the channels lie along the last axis before and after a node."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.containers import by_name
 from quark_onnx.graph import Node
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
@@ -50,6 +51,7 @@ def describe_slow_depthwise(model: ModelProto) -> str:
     )
 
 
+@otherwise(("", ""))
 def _weight_of(
     node: NodeProto,
     dequantized: Mapping[str, NodeProto],
@@ -61,14 +63,13 @@ def _weight_of(
     """
     if node.op_type == "QLinearConv":
         return node.input[3], node.input[5]
-    if node.op_type == "Conv":
-        pairs = list(map(dequantized.get, node.input[:2]))
-        if all(pair is not None and len(pair.input) > 2 for pair in pairs):
-            activation, weight = (pair.input for pair in pairs if pair is not None)
-            zero_point = constants.get(activation[2])
-            if zero_point is not None and zero_point.data_type in _BYTES:
-                return weight[0], weight[2]
-    return "", ""
+    require(node.op_type == "Conv")
+    activation = required(dequantized.get(node.input[0])).input
+    weight = required(dequantized.get(node.input[1])).input
+    require(len(activation) > 2 and len(weight) > 2)
+    zero_point = required(constants.get(activation[2]))
+    require(zero_point.data_type in _BYTES)
+    return weight[0], weight[2]
 
 
 def _has_fast_shape(node: NodeProto, weight: TensorProto | None) -> bool:

@@ -20,7 +20,7 @@ LAYERS = """
 calibrators
 calibrators.onnx_runtime
 calibrators.readers
-errors version extras progress_bars containers reported wording
+errors version extras progress_bars conditions containers reported wording
 registry progress page
 kernels
 functions
