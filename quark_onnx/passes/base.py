@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
+from quark_onnx.conditions import otherwise
 from quark_onnx.graph import Graph, Node
 from quark_onnx.registry import PASSES
 
@@ -21,13 +22,22 @@ def register(function: P) -> P:
 
 
 def rewrite_each(
-    graph: Graph, kind: str, rewrite: Callable[[Graph, Node], bool]
+    graph: Graph, rewrite: Callable[[Graph, Node], None], *kinds: str
 ) -> int:
-    """Rewrite the nodes of a kind, and return for how many it succeeded.
+    """Rewrite the nodes of some kinds, and return for how many it succeeded.
 
     Args:
         graph: the graph.
-        kind: operator of the nodes.
-        rewrite: changes the graph at a node; returns False where the node stays as it is.
+        rewrite: changes the graph at a node. The node stays unchanged where a condition that
+            ``rewrite`` requires does not hold.
+        *kinds: operators of the nodes.
     """
-    return sum(rewrite(graph, node) for node in graph.nodes_of({kind}))
+    return sum(_rewrite(graph, rewrite, node) for node in graph.nodes_of(kinds))
+
+
+@otherwise(False)
+def _rewrite(
+    graph: Graph, rewrite: Callable[[Graph, Node], None], node: Node
+) -> Literal[True]:
+    rewrite(graph, node)
+    return True

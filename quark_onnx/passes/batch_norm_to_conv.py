@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.conditions import require
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.passes.fold_batch_norm import inference_parameters
@@ -18,23 +19,18 @@ _RANK = 4
 @register
 def batch_norm_to_conv(graph: Graph) -> int:
     """Replace BatchNormalization of images in inference mode with constant parameters."""
-    return rewrite_each(graph, "BatchNormalization", _replace)
+    return rewrite_each(graph, _replace, "BatchNormalization")
 
 
-def _replace(graph: Graph, node: Node) -> bool:
-    floats = graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
-    if not floats or len(graph.sizes(node.inputs[0])) != _RANK:
-        return False
-    parameters = inference_parameters(graph, node)
-    if parameters is None:
-        return False
+def _replace(graph: Graph, node: Node) -> None:
+    require(graph.elem_type(node.inputs[0]) == TensorProto.FLOAT)
+    require(len(graph.sizes(node.inputs[0])) == _RANK)
     # In float64: `beta - mean * factor` cancels where a channel's mean is large.
-    gamma, beta, mean, variance = parameters
+    gamma, beta, mean, variance = inference_parameters(graph, node)
     factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
     shift = beta - mean * factor
     # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.
-    if not (np.isfinite(factor).all() and np.isfinite(shift).all()):
-        return False
+    require(np.isfinite(factor).all() and np.isfinite(shift).all())
     names = [
         graph.add_constant(f"{node.name}_{name}", value.astype(np.float32))
         for name, value in (("weight", factor.reshape(-1, 1, 1, 1)), ("bias", shift))
@@ -51,4 +47,3 @@ def _replace(graph: Graph, node: Node) -> bool:
         dilations=[1, 1],
         group=len(factor),
     )
-    return True

@@ -11,56 +11,46 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.containers import present
+from quark_onnx.conditions import require, required
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.matching import alone_reads
+from quark_onnx.graph.pattern import op
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.patterns.conv_and_gemm import Layer, unscaled
 
 Doubles = NDArray[np.float64]
-_LAYERS = ("Conv", "ConvTranspose", "Gemm")
+#: Another reader of the layer would get the normalized result.
+_NORMALIZED_LAYER = op("BatchNormalization", op({"Conv", "ConvTranspose", "Gemm"}))
 
 
 @register
 def fold_batch_norm(graph: Graph) -> int:
     """Fold BatchNormalization into a producer with constant weights and no other reader."""
-    return rewrite_each(graph, "BatchNormalization", _fold)
+    return rewrite_each(graph, _fold, "BatchNormalization")
 
 
-def inference_parameters(graph: Graph, norm: Node) -> list[Doubles] | None:
+def inference_parameters(graph: Graph, norm: Node) -> list[Doubles]:
     """Return scale, shift, mean and variance of a BatchNormalization, of shape (channels,).
 
-    None if one is computed, or if the node is in training mode.
+    Raises:
+        UnmetError: one of them is computed, or the node is in training mode.
     """
-    if norm.attribute("training_mode", 0) or any(norm.outputs[1:]):
-        return None
-    parameters = present(map(graph.constant, norm.inputs[1:5]))
-    if len(parameters) < len(norm.inputs[1:5]):
-        return None
+    require(not norm.attribute("training_mode", 0) and not any(norm.outputs[1:]))
+    parameters = [required(graph.constant(name)) for name in norm.inputs[1:5]]
     # float64, as differences of the parameters cancel
     return [value.astype(np.float64) for value in parameters]
 
 
-def _fold(graph: Graph, norm: Node) -> bool:
-    source = norm.inputs[0]
-    layer = graph.producer_of_kind(source, _LAYERS)
-    parameters = inference_parameters(graph, norm)
-    if layer is None or parameters is None:
-        return False
-    # Another reader of the layer would get the normalized result.
-    if not alone_reads(graph, norm, source):
-        return False
-    if graph.elem_type(layer.input(1)) != TensorProto.FLOAT:
-        return False
-    bias = graph.optional_constant(layer.input(2), np.zeros(1))
-    if graph.constant(layer.input(1)) is None or bias is None:
-        return False
+def _fold(graph: Graph, norm: Node) -> None:
+    match = required(_NORMALIZED_LAYER.match(graph, norm.outputs[0]))
+    layer = match.nodes[1]
+    gamma, beta, mean, variance = inference_parameters(graph, norm)
+    require(graph.elem_type(layer.input(1)) == TensorProto.FLOAT)
+    required(graph.constant(layer.input(1)))
+    bias = required(graph.optional_constant(layer.input(2), np.zeros(1)))
     # alpha and beta of a Gemm would scale the folded constants once more.
-    scaled = layer.kind == "Gemm" and not (unscaled(layer) and bias.ndim == 1)
-    gamma, beta, mean, variance = parameters
+    require(layer.kind != "Gemm" or (unscaled(layer) and bias.ndim == 1))
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
-    if scaled or not np.isfinite(factor).all():
-        return False
+    require(np.isfinite(factor).all())
 
     # With outputs in front, one factor per output fits Conv, ConvTranspose and Gemm alike.
     stored = Layer.stored(layer)
@@ -81,4 +71,3 @@ def _fold(graph: Graph, norm: Node) -> bool:
     )
     graph.remove([norm])
     graph.set_output(layer, 0, norm.outputs[0])
-    return True

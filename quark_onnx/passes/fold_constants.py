@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Container
+from typing import Literal
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
-from quark_onnx.containers import flattened, of_type
+from quark_onnx.conditions import otherwise, require
+from quark_onnx.containers import excluding, flattened, of_type
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.passes.base import register
@@ -20,7 +23,7 @@ logger = logging.getLogger(__name__)
 #: A larger folded tensor (in bytes) must not have more elements than its operands, as after Expand,
 #: Tile or ConstantOfShape; a Cast of half-precision weights only widens elements.
 _LARGE = 1 << 20
-_QUANTIZED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_NOT_FOLDED = RANDOM | {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 #: Types that numpy and onnxruntime exchange; tensors of other types are not folded.
 _EXCHANGED = frozenset(
     {
@@ -77,26 +80,32 @@ def _foldable(graph: Graph) -> list[Node]:
     result = []
     budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
     for node in graph.nodes:
-        if not _may_fold(node):
-            continue
-        inputs = node.operands
-        if not all(name in known or graph.is_constant(name) for name in inputs):
-            continue
-        # Too large results would be discarded after their computation.
-        if any(_is_larger(graph, name, budget) for name in node.outputs):
-            continue
-        outputs = node.results
-        if all(graph.elem_type(name) in _EXCHANGED for name in outputs):
+        if _may_fold(graph, node, known, budget):
             result.append(node)
             known.update(node.outputs)
     return result
 
 
-def _may_fold(node: Node) -> bool:
-    """Return whether the results of a node depend on its inputs alone."""
-    if node.domain or node.op_type in RANDOM | _QUANTIZED:
-        return False
-    return bool(node.inputs) and not node.captures and not node.has_subgraph
+@otherwise(False)
+def _may_fold(
+    graph: Graph, node: Node, known: Container[str], budget: int
+) -> Literal[True]:
+    """Return whether the results of a node can be computed, and are worth to be stored.
+
+    Args:
+        graph: the graph.
+        node: any node.
+        known: names of further constants.
+        budget: number of values that may be stored.
+    """
+    require(not node.domain and node.op_type not in _NOT_FOLDED)
+    # Results of a node without inputs are known anyway, or random.
+    require(node.inputs and not node.captures and not node.has_subgraph)
+    require(all(map(graph.is_constant, excluding(node.operands, known))))
+    # Too large results would be discarded after their computation.
+    require(not any(_is_larger(graph, name, budget) for name in node.outputs))
+    require(all(graph.elem_type(name) in _EXCHANGED for name in node.results))
+    return True
 
 
 def _is_larger(graph: Graph, name: str, budget: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quark_onnx.conditions import require, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -14,22 +15,20 @@ from quark_onnx.passes.base import register, rewrite_each
 @register
 def fold_gemm_alpha_beta(graph: Graph) -> int:
     """Set alpha and beta of every Gemm with constant parameters to 1."""
-    return rewrite_each(graph, "Gemm", _fold)
+    return rewrite_each(graph, _fold, "Gemm")
 
 
-def _fold(graph: Graph, node: Node) -> bool:
+def _fold(graph: Graph, node: Node) -> None:
     factors = {1: float(node.attribute("alpha", 1.0))}
     if node.input(2):
         factors[2] = float(node.attribute("beta", 1.0))
     arrays = {
-        index: graph.constant(node.input(index))
+        index: required(graph.constant(node.input(index)))
         for index, factor in factors.items()
         if factor != 1.0
     }
-    if not arrays or any(array is None for array in arrays.values()):
-        return False
+    require(arrays)
     for index, array in arrays.items():
-        assert array is not None
         product = (array.astype(np.float64) * factors[index]).astype(array.dtype)
         graph.set_input(
             node,
@@ -38,4 +37,3 @@ def _fold(graph: Graph, node: Node) -> bool:
         )
     for name in ("alpha", "beta"):
         node.set_attribute(name, 1.0)
-    return True

@@ -7,13 +7,16 @@ study, 2026-07).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.containers import present
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import ConstantInput
+from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register
 from quark_onnx.patterns.norms import Norm, image_norms, norms
 
@@ -43,14 +46,15 @@ def whole_image_norms(graph: Graph) -> int:
     )
 
 
+@otherwise(False)
 def _replace(
     graph: Graph,
     norm: Norm,
     kind: str,
     channels: int,
     **attributes: Any,
-) -> bool:
-    """Replace a decomposed normalization by an operator.
+) -> Literal[True]:
+    """Replace a decomposed normalization by an operator; return False if it must stay.
 
     Args:
         graph: the model.
@@ -59,25 +63,18 @@ def _replace(
         channels: axis of scale and shift.
         **attributes: further attributes of the operator.
     """
-    if not (norm.bare and norm.centered):
-        return False
+    require(norm.bare and norm.centered)
     [source] = norm.sources
-    last = graph.producer(norm.result)
-    shape = graph.shape(source)
-    width = shape[channels] if shape else None
-    if (
-        last is None
-        or not isinstance(width, int)
-        or not width
-        or graph.elem_type(source) != TensorProto.FLOAT
-    ):
-        return False
+    last = required(graph.producer(norm.result))
+    require(graph.elem_type(source) == TensorProto.FLOAT)
+    shape = graph.sizes(source)
+    require(shape)
+    [width] = required(known_sizes([shape[channels]]))
+    require(width)
     # A constant of higher rank would broadcast the result.
-    if shape != graph.shape(norm.result):
-        return False
-    for vector in (norm.scale, norm.shift):
-        if vector is not None and not _fits(graph, vector, width):
-            return False
+    require(shape == graph.shape(norm.result))
+    for vector in present((norm.scale, norm.shift)):
+        require(_fits(graph, vector, width))
     inputs = [
         source,
         graph.add_constant(f"{norm.name}_scale", _vector(graph, norm.scale, width, 1)),

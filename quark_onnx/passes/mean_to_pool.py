@@ -6,6 +6,7 @@ ShuffleNet, AMD RyzenAI-SW quark_quantization, 2025-10-14.
 
 from __future__ import annotations
 
+from quark_onnx.conditions import require
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import reduced_axes
 from quark_onnx.passes.base import register, rewrite_each
@@ -17,20 +18,18 @@ _SPATIAL = {2, 3}
 @register
 def mean_to_pool(graph: Graph) -> int:
     """Replace every ReduceMean of a 4-D tensor over the last two axes."""
-    return rewrite_each(graph, "ReduceMean", _replace)
+    return rewrite_each(graph, _replace, "ReduceMean")
 
 
-def _replace(graph: Graph, node: Node) -> bool:
-    if len(graph.sizes(node.inputs[0])) != _RANK:
-        return False
-    if reduced_axes(graph, node) != _SPATIAL:
-        return False
+def _replace(graph: Graph, node: Node) -> None:
+    require(len(graph.sizes(node.inputs[0])) == _RANK)
+    require(reduced_axes(graph, node) == _SPATIAL)
     source = node.inputs[0]
     result = node.outputs[0]
     graph.remove([node])
     if node.attribute("keepdims", 1):
         graph.add("GlobalAveragePool", [source], [result], name=node.name)
-        return True
+        return
     pooled = graph.fresh(f"{result}_pooled")
     graph.add("GlobalAveragePool", [source], [pooled], name=node.name)
     graph.add(
@@ -40,4 +39,3 @@ def _replace(graph: Graph, node: Node) -> bool:
         name=f"{node.name}_flat",
         axis=1,
     )
-    return True

@@ -7,14 +7,19 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import of_type
+from quark_onnx.conditions import require, required
 from quark_onnx.graph import Graph, Node
-from quark_onnx.passes.base import register
+from quark_onnx.graph.pattern import op, tensor
+from quark_onnx.graph.shapes import known_sizes
+from quark_onnx.passes.base import register, rewrite_each
 
 #: Most values of a tensor that are traced one by one.
 _LARGEST = 1 << 24
 
 Indices = NDArray[np.int64]
+
+_SHUFFLED = op("Reshape", op("Transpose", op("Reshape", tensor("x"))))
+_PICKED = op("Gather", _SHUFFLED, tensor("indices", where=Graph.is_constant))
 
 
 @register
@@ -26,32 +31,22 @@ def pick_channels(graph: Graph) -> int:
     every second one. The shuffle moves the full tensor in memory, the Gather copies what is read. A
     Slice with a step would be equivalent, but takes longer in onnxruntime 1.32.
     """
-    count = 0
-    for node in list(graph.nodes):
-        if node.kind == "Gather" and _pick(graph, node):
-            count += 1
+    count = rewrite_each(graph, _pick, "Gather")
     if count:
         graph.drop_unused()
     return count
 
 
-def _pick(graph: Graph, node: Node) -> bool:
-    chain = _shuffle_before(graph, node)
-    index = graph.constant(node.inputs[1])
-    if not chain or index is None:
-        return False
-    source = chain[0].inputs[0]
-    shape = _static(graph, source)
-    places = _followed(graph, chain, shape)
-    if places is None:
-        return False
-    channels = _channels(
-        places.take(index, axis=int(node.attribute("axis", 0))),
-        shape,
-    )
-    if channels is None:
-        return False
+def _pick(graph: Graph, node: Node) -> None:
     result = node.outputs[0]
+    match = required(_PICKED.match(graph, result, shared=True))
+    _, *shuffle = match.nodes
+    source = match["x"]
+    indices = required(graph.constant(match["indices"]))
+    shape = required(known_sizes(graph.shape(source)))
+    places = _followed(graph, shuffle[::-1], shape)
+    picked = places.take(indices, axis=int(node.attribute("axis", 0)))
+    channels = _channels(picked, shape)
     name = graph.add_constant(f"{result}_channels", channels)
     graph.remove([node])
     graph.add(
@@ -61,37 +56,15 @@ def _pick(graph: Graph, node: Node) -> bool:
         name=node.name,
         axis=1,
     )
-    return True
-
-
-def _shuffle_before(graph: Graph, node: Node) -> list[Node]:
-    """Return the Reshape, Transpose and Reshape before a node; empty if absent."""
-    chain = list[Node]()
-    tensor = node.inputs[0]
-    for kind in ("Reshape", "Transpose", "Reshape"):
-        producer = graph.producer_of_kind(tensor, {kind})
-        if producer is None:
-            return []
-        chain.insert(0, producer)
-        tensor = producer.inputs[0]
-    return chain
-
-
-def _static(graph: Graph, tensor: str) -> tuple[int, ...]:
-    """Return the sizes of a tensor; empty if a size is open."""
-    shape = graph.sizes(tensor)
-    sizes = tuple(of_type(shape, int))
-    return sizes if len(sizes) == len(shape) else ()
 
 
 def _followed(
     graph: Graph,
     chain: list[Node],
     shape: tuple[int, ...],
-) -> Indices | None:
-    """Return the origins of the values after a shuffle; None for open sizes."""
-    if not shape or prod(shape) > _LARGEST:
-        return None
+) -> Indices:
+    """Return the origins of the values after a shuffle of known sizes."""
+    require(shape and prod(shape) <= _LARGEST)
     # Moving the indices of the values through the shuffle shows what any such chain does,
     # whatever its shapes are.
     origins = np.arange(prod(shape)).reshape(shape)
@@ -104,28 +77,24 @@ def _followed(
                 ),
             )
             continue
-        sizes = _static(graph, node.outputs[0])
-        if prod(sizes) != origins.size:
-            return None
+        sizes = required(known_sizes(graph.shape(node.outputs[0])))
+        require(prod(sizes) == origins.size)
         origins = origins.reshape(sizes)
     return origins
 
 
-def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
-    """Return the channels that were picked completely; otherwise None.
+def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices:
+    """Return the channels that were picked, all of them completely.
 
     Args:
         picked: origins of the picked values.
         shape: layout of the origins.
     """
-    if picked.ndim != len(shape) or picked.ndim < 2 or picked.size == 0:
-        return None
+    require(picked.ndim == len(shape) >= 2 and picked.size)
     channels: Indices = picked[0].reshape(len(picked[0]), -1)[:, 0] // prod(shape[2:])
     places = np.arange(prod(shape)).reshape(shape)
     # The guess from the first value of each plane is checked against all of them: a Transpose may
     # have exchanged rows and columns as well.
-    same = channels.max() < shape[1] and np.array_equal(
-        picked,
-        places.take(channels, axis=1),
-    )
-    return channels if same else None
+    require(channels.max() < shape[1])
+    require(np.array_equal(picked, places.take(channels, axis=1)))
+    return channels

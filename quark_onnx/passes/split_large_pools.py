@@ -5,7 +5,12 @@ The engine averages at most 512 values: amd-quark 0.13, SplitLargeKernelPool.
 
 from __future__ import annotations
 
+from itertools import product
+from math import prod
+
+from quark_onnx.conditions import require, required
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register, rewrite_each
 
 _MOST = 512
@@ -15,22 +20,15 @@ _RANK = 4
 @register
 def split_large_pools(graph: Graph) -> int:
     """Insert an AveragePool before every GlobalAveragePool of more than 512 values."""
-    return rewrite_each(graph, "GlobalAveragePool", _split)
+    return rewrite_each(graph, _split, "GlobalAveragePool")
 
 
-def _split(graph: Graph, node: Node) -> bool:
-    shape = graph.shape(node.inputs[0])
-    if shape is None or len(shape) != _RANK:
-        return False
-    height, width = shape[2:]
-    if (
-        not (isinstance(height, int) and isinstance(width, int))
-        or height * width <= _MOST
-    ):
-        return False
-    kernel = _kernel(height, width)
-    if kernel is None:
-        return False
+def _split(graph: Graph, node: Node) -> None:
+    shape = graph.sizes(node.inputs[0])
+    require(len(shape) == _RANK)
+    height, width = required(known_sizes(shape[2:]))
+    require(height * width > _MOST)
+    kernel = required(_kernel(height, width))
     partial = graph.fresh(f"{node.inputs[0]}_means")
     graph.add(
         "AveragePool",
@@ -42,7 +40,6 @@ def _split(graph: Graph, node: Node) -> bool:
         pads=[0, 0, 0, 0],
     )
     graph.set_input(node, 0, partial)
-    return True
 
 
 def _kernel(height: int, width: int) -> tuple[int, int] | None:
@@ -50,16 +47,18 @@ def _kernel(height: int, width: int) -> tuple[int, int] | None:
 
     The most square part is taken, then the smallest one.
     """
-    parts = []
-    for rows in range(1, height + 1):
-        for columns in range(1, width + 1):
-            # Only equal parts: the mean of means is the mean if each part has the same size.
-            even = not height % rows and not width % columns
-            count = (height // rows) * (width // columns)
-            if even and rows * columns <= _MOST and count <= _MOST:
-                parts.append((rows, columns))
+    # Only equal parts: the mean of means is the mean if each part has the same size.
+    parts = [
+        part
+        for part in product(_divisors(height), _divisors(width))
+        if prod(part) <= _MOST and height * width // prod(part) <= _MOST
+    ]
     return min(
         parts,
         key=lambda part: (abs(part[0] - part[1]), part),
         default=None,
     )
+
+
+def _divisors(number: int) -> list[int]:
+    return [part for part in range(1, number + 1) if number % part == 0]

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from quark_onnx.conditions import require, required
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import setting
+from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register, rewrite_each
 
 #: First opset whose Slice reads its bounds from inputs.
@@ -20,19 +23,16 @@ def split_to_slices(graph: Graph) -> int:
     """Replace every Split with known sizes."""
     if graph.opset < _INPUTS_OPSET:
         return 0
-    return rewrite_each(graph, "Split", _replace)
+    return rewrite_each(graph, _replace, "Split")
 
 
-def _replace(graph: Graph, node: Node) -> bool:
+def _replace(graph: Graph, node: Node) -> None:
     source = node.inputs[0]
-    shape = graph.shape(source)
     # An omitted result has no name for the Slice to write.
-    if shape is None or not all(node.outputs):
-        return False
+    require(all(node.outputs))
+    shape = required(graph.shape(source))
     axis = node.attribute("axis", 0) % len(shape)
     sizes = sizes_of_parts(graph, node, shape[axis])
-    if sizes is None or len(sizes) != len(node.outputs):
-        return False
     graph.remove([node])
     ends = np.cumsum(sizes)
     for output, start, end in zip(
@@ -47,33 +47,34 @@ def _replace(graph: Graph, node: Node) -> bool:
             for name, value in values.items()
         ]
         graph.add("Slice", [source, *bounds], [output], name=f"{node.name}_{output}")
-    return True
 
 
 def sizes_of_parts(
     graph: Graph,
     node: Node,
     size: int | str | None,
-) -> list[int] | None:
-    """Return the sizes of the results of a Split; None if unknown.
+) -> list[int]:
+    """Return the sizes of the results of a Split.
 
     Args:
         graph: the model.
         node: the Split.
         size: size of the split axis.
+
+    Raises:
+        UnmetError: the sizes are not known.
     """
-    given = node.attribute("split")
-    if node.input(1):
-        value = graph.constant(node.input(1))
-        if value is None:
-            return None
-        return list(map(int, value))
-    if given is not None:
-        return list(map(int, given))
-    if not isinstance(size, int):
-        return None
-    count = len(node.outputs)
-    # num_outputs (ONNX, Split-18): equal parts, rounded up; the last one takes the rest.
+    if node.input(1) or node.attribute("split") is not None:
+        sizes = list(map(int, required(setting(graph, node, "split", 1))))
+        require(len(sizes) == len(node.outputs))
+        return sizes
+    [length] = required(known_sizes([size]))
+    return _equal_parts(length, len(node.outputs))
+
+
+def _equal_parts(size: int, count: int) -> list[int]:
+    """Divide a size as num_outputs does (ONNX, Split-18): rounded up, but for the last part."""
     part = -(-size // count)
     sizes = [min(part, size - part * index) for index in range(count)]
-    return sizes if min(sizes) > 0 else None
+    require(min(sizes) > 0)
+    return sizes

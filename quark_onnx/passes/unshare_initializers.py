@@ -5,6 +5,7 @@ Follows CopySharedInit of amd-quark 0.13.
 
 from __future__ import annotations
 
+from quark_onnx.containers import present_values
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind, copied
 from quark_onnx.passes.base import register
@@ -39,8 +40,9 @@ def _copied(graph: Graph, tensor: str, reader: Node) -> str:
     producer = graph.producer(tensor)
     if producer is None:
         return copied(graph, tensor, f"{tensor}_{reader.name}")
-    attributes = {name: producer.attribute(name) for name in _ATTRIBUTES}
-    attributes = {key: value for key, value in attributes.items() if value is not None}
+    attributes = present_values(
+        {name: producer.attribute(name) for name in _ATTRIBUTES}
+    )
     codes = producer.inputs[0]
     inputs = [copied(graph, codes, f"{codes}_{reader.name}"), *producer.inputs[1:]]
     result = graph.fresh(f"{tensor}_{reader.name}")

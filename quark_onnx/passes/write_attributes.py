@@ -11,12 +11,16 @@ takes all four (zmaychek84/vaip, to_xir_ops_pass.cpp, 2025-03).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import lt
 from typing import Any
 
-from quark_onnx.containers import of_type
+from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.containers import subset
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pool_windows import overhang
+from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register
 
 _WINDOWED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool"})
@@ -38,9 +42,7 @@ def _write(graph: Graph, node: Node) -> bool:
     defaults: dict[str, Any] = {"kernel_shape": list(kernel), "strides": [1] * rank}
     if node.kind in _WEIGHTED:
         defaults |= {"dilations": [1] * rank, "group": 1}
-    wanted = {
-        name: value for name, value in defaults.items() if node.attribute(name) is None
-    }
+    wanted = subset(defaults, node.lacking(defaults))
     pads, replaced = _pads(graph, node, kernel)
     if pads is not None and (replaced or node.attribute("pads") is None):
         wanted["pads"] = pads
@@ -56,13 +58,8 @@ def _write(graph: Graph, node: Node) -> bool:
 def _kernel(graph: Graph, node: Node) -> tuple[int, ...] | None:
     if node.kind not in _WEIGHTED:
         return tuple(node.attribute("kernel_shape", ())) or None
-    shape = graph.shape(node.input(1))
-    if shape is None or len(shape) < 3:
-        return None
-    sizes = of_type(shape[2:], int)
-    if len(sizes) == len(shape) - 2:
-        return tuple(sizes)
-    return None
+    shape = graph.sizes(node.input(1))
+    return known_sizes(shape[2:]) or None
 
 
 @dataclass(frozen=True)
@@ -88,94 +85,71 @@ class _Axis:
         return (self.size - 1) * self.stride + self.reach + added
 
 
+@otherwise((None, ()))
 def _pads(
     graph: Graph,
     node: Node,
     kernel: tuple[int, ...],
-) -> tuple[list[int] | None, list[str]]:
+) -> tuple[list[int], Sequence[str]]:
     """Return the pads of a node, and the attributes to replace.
 
-    None if the sizes are unknown, or no pads have the same effect.
+    The pads are None if the sizes are unknown, or no pads have the same effect.
     """
-    rank = len(kernel)
     mode = node.attribute("auto_pad", "NOTSET") or "NOTSET"
     replaced = [] if mode == "NOTSET" else ["auto_pad"]
-    pads = [0] * 2 * rank
+    output = list(node.attribute("output_shape", ()))
+    rounds_up = _rounds_up(node)
+    if mode in _SAME or (output and not rounds_up):
+        totals = _same_totals(node, _axes(graph, node, kernel), output)
+        if rounds_up:
+            # With SAME padding, ceil_mode has no effect.
+            replaced.append("ceil_mode")
+        if output:
+            replaced.append("output_shape")
+        return _halves(totals, mode), replaced
+    pads = [0] * 2 * len(kernel)
     if mode != "VALID":
         pads = list(node.attribute("pads", pads))
-    # With count_include_pad, ceil_mode differs from padding.
-    rounds_up = bool(node.attribute("ceil_mode", 0))
-    rounds_up = rounds_up and not node.attribute("count_include_pad", 0)
-    output = list(node.attribute("output_shape", ()))
-    if not (mode in _SAME or rounds_up or output):
-        return pads, replaced
-    axes = _axes(graph, node, kernel)
-    if axes is None or len(output) not in (0, rank):
-        return None, []
-    if rounds_up and mode not in _SAME:
-        rounded = _pads_rounding_up(pads, axes, kernel)
-        if not rounded:
-            return (pads, replaced)
-        return (rounded, [*replaced, "ceil_mode"])
     if rounds_up:
-        # With SAME padding, ceil_mode has no effect.
-        replaced.append("ceil_mode")
-    totals = _same_totals(node, axes, output)
-    if totals is None:
-        return None, []
-    if output:
-        replaced.append("output_shape")
-    # SAME_UPPER puts the odd pad at the end, SAME_LOWER at the start (ONNX, Conv: auto_pad); an
-    # output_shape without auto_pad does as SAME_LOWER (ONNX, ConvTranspose-11).
-    before = [total // 2 for total in totals]
-    after = [-(-total // 2) for total in totals]
-    if mode != "SAME_UPPER":
-        before, after = after, before
-    return [*before, *after], replaced
+        rounded = _rounded_up(pads, _axes(graph, node, kernel))
+        # A pad that fills a window is invalid.
+        if all(map(lt, rounded[len(kernel) :], kernel)):
+            return rounded, [*replaced, "ceil_mode"]
+    return pads, replaced
 
 
-def _pads_rounding_up(
-    pads: list[int],
-    axes: list[_Axis],
-    kernel: tuple[int, ...],
-) -> list[int] | None:
-    """Return the pads with the effect of ceil_mode; None if a pad would fill a window."""
-    rank = len(kernel)
-    after = []
-    for axis, start, end in zip(
-        axes,
-        pads,
-        pads[rank:],
-        strict=False,
-    ):
-        after.append(
-            end
-            + overhang(
-                axis.size,
-                start,
-                end,
-                axis.reach,
-                axis.stride,
-            )
-        )
-    if all(
-        pad < taps
-        for pad, taps in zip(
-            after,
-            kernel,
-            strict=True,
-        )
-    ):
-        return [*pads[:rank], *after]
-    return None
+def _rounds_up(node: Node) -> bool:
+    """Return whether pads can have the effect of ceil_mode: not with count_include_pad."""
+    rounds_up: bool = node.attribute("ceil_mode", 0) != 0
+    return rounds_up and not node.attribute("count_include_pad", 0)
 
 
-def _same_totals(
-    node: Node,
-    axes: list[_Axis],
-    output: list[int],
-) -> list[int] | None:
-    """Return the total padding per axis; None for an unreachable output shape."""
+def _halves(totals: list[int], mode: str) -> list[int]:
+    """Divide the total padding of each axis into the pads before and after it.
+
+    SAME_UPPER puts the odd pad at the end, SAME_LOWER at the start (ONNX, Conv: auto_pad); an
+    output_shape without auto_pad does as SAME_LOWER (ONNX, ConvTranspose-11).
+    """
+    smaller = [total // 2 for total in totals]
+    larger = [-(-total // 2) for total in totals]
+    if mode == "SAME_UPPER":
+        return [*smaller, *larger]
+    return [*larger, *smaller]
+
+
+def _rounded_up(pads: list[int], axes: list[_Axis]) -> list[int]:
+    """Return the pads with the effect of ceil_mode."""
+    rank = len(axes)
+    after = list[int]()
+    for axis, start, end in zip(axes, pads, pads[rank:], strict=False):
+        beyond = overhang(axis.size, start, end, axis.reach, axis.stride)
+        after.append(end + beyond)
+    return [*pads[:rank], *after]
+
+
+def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
+    """Return the total padding per axis; an output shape must be reachable."""
+    require(len(output) in (0, len(axes)))
     totals = [axis.same() for axis in axes]
     if node.kind == "ConvTranspose":
         sizes = output or [axis.size * axis.stride for axis in axes]
@@ -184,18 +158,16 @@ def _same_totals(
             axis.covers(more) - size
             for axis, more, size in zip(axes, added, sizes, strict=True)
         ]
-        if output and min(totals) < 0:
-            return None
+        require(not output or min(totals) >= 0)
     return [max(0, total) for total in totals]
 
 
-def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis] | None:
-    """Return the spatial axes of a node's input; None if a size is unknown."""
+def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis]:
+    """Return the spatial axes of a node's input, all of known size."""
     rank = len(kernel)
     shape = graph.sizes(node.input(0))
-    sizes = of_type(shape[2:], int)
-    if len(sizes) != rank:
-        return None
+    sizes = required(known_sizes(shape[2:]))
+    require(len(sizes) == rank)
     strides = node.attribute("strides", [1] * rank)
     dilations = node.attribute("dilations", [1] * rank)
     rows = zip(sizes, kernel, strides, dilations, strict=True)

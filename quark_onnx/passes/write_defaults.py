@@ -46,13 +46,10 @@ def _write(graph: Graph, node: Node) -> bool:
     # With a per-tensor scale, an axis would be invalid.
     if node.op_type in QUANTIZE | DEQUANTIZE:
         return False
-    missing = {
-        k: v
-        for k, v in _defaults(node.op_type, graph.opset).items()
-        if node.attribute(k) is None
-    }
-    for name, value in missing.items():
-        node.set_attribute(name, value)
+    defaults = _defaults(node.op_type, graph.opset)
+    missing = node.lacking(defaults)
+    for name in missing:
+        node.set_attribute(name, defaults[name])
     return bool(missing)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quark_onnx.conditions import required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.passes.split_to_slices import sizes_of_parts
@@ -16,23 +17,19 @@ from quark_onnx.passes.split_to_slices import sizes_of_parts
 @register
 def write_sizes(graph: Graph) -> int:
     """Give the sizes of the parts to every Split along an axis of known size."""
-    return rewrite_each(graph, "Split", _write)
+    return rewrite_each(graph, _write, "Split")
 
 
-def _write(graph: Graph, node: Node) -> bool:
-    shape = graph.shape(node.inputs[0])
-    if node.attribute("num_outputs") is None or shape is None:
-        return False
+def _write(graph: Graph, node: Node) -> None:
+    required(node.attribute("num_outputs"))
+    shape = required(graph.shape(node.inputs[0]))
     sizes = sizes_of_parts(
         graph,
         node,
         shape[node.attribute("axis", 0) % len(shape)],
     )
-    if sizes is None or len(sizes) != len(node.outputs):
-        return False
     graph.append_input(
         node,
         graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64)),
     )
     node.drop_attribute("num_outputs")
-    return True
