@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 
@@ -50,8 +51,8 @@ class Codes:
 
 def codes_of(graph: Graph, tensor: str) -> Codes | None:
     """Return the codes of a dequantized tensor; None for a float tensor."""
-    node = graph.producer(tensor)
-    if node is None or node.op_type != "DequantizeLinear":
+    node = graph.producer_of_type(tensor, {"DequantizeLinear"})
+    if node is None:
         return None
     return Codes(
         node,
@@ -87,39 +88,38 @@ def zero_points(graph: Graph, codes: Codes) -> NDArray[np.int64]:
     return np.zeros(value(graph, codes.scale).shape, np.int64)
 
 
-def read_bytes(graph: Graph, tensor: str) -> Codes | None:
+@otherwise(None)
+def read_bytes(graph: Graph, tensor: str) -> Codes:
     """Return the codes of a dequantized tensor.
 
     None unless the codes have 8 bits and a constant scale, per tensor or per channel.
     """
-    codes = codes_of(graph, tensor) if tensor else None
-    if codes is None or not _known(graph, codes):
-        return None
+    codes = required(codes_of(graph, tensor))
+    require(_known(graph, codes))
     return codes
 
 
-def written_bytes(graph: Graph, tensor: str) -> Codes | None:
+@otherwise(None)
+def written_bytes(graph: Graph, tensor: str) -> Codes:
     """Return the codes of a quantized result.
 
     None unless the only reader is a QuantizeLinear to 8 bits with a constant per-tensor scale.
     """
-    node = only_reader(graph, tensor)
-    if node is None or graph.is_output(tensor):
-        return None
-    if node.op_type != "QuantizeLinear" or tensor != node.inputs[0]:
-        return None
+    node = required(only_reader(graph, tensor))
+    require(not graph.is_output(tensor))
+    require(node.op_type == "QuantizeLinear" and tensor == node.inputs[0])
     codes = Codes(
         node,
         node.outputs[0],
         node.inputs[1],
         node.input(2),
     )
-    if _known(graph, codes) and one_scale(graph, codes):
-        return codes
-    return None
+    require(_known(graph, codes) and one_scale(graph, codes))
+    return codes
 
 
 def _known(graph: Graph, codes: Codes) -> bool:
+    """Return whether codes have 8 bits and constant float32 scales, not of blocks."""
     parameters = filter(None, (codes.scale, codes.zero_point))
     if codes.block_size or not all(map(graph.is_constant, parameters)):
         return False
@@ -137,14 +137,17 @@ def one_scale(graph: Graph, *codes: Codes) -> bool:
     return all(value(graph, one.scale).size == 1 for one in codes)
 
 
-def alike(graph: Graph, first: Codes, *others: Codes) -> bool:
-    """Return whether per-tensor codes represent the same values."""
-    return one_scale(graph, first, *others) and all(
-        code_type(graph, first) == code_type(graph, other)
-        and value(graph, first.scale).item() == value(graph, other.scale).item()
-        and zero_points(graph, first).item() == zero_points(graph, other).item()
-        for other in others
-    )
+def alike(graph: Graph, *codes: Codes) -> bool:
+    """Return whether codes represent the same values, with one scale per tensor."""
+    if not one_scale(graph, *codes):
+        return False
+    return len({_parameters(graph, one) for one in codes}) == 1
+
+
+def _parameters(graph: Graph, codes: Codes) -> tuple[int, float, int]:
+    """Return type, scale and zero point of per-tensor codes."""
+    scale = value(graph, codes.scale).item()
+    return code_type(graph, codes), scale, zero_points(graph, codes).item()
 
 
 def grid(graph: Graph, codes: Codes) -> list[str]:

@@ -7,11 +7,16 @@ BatchNormalization.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from onnx import TensorProto
 
 from calibrators.layout import turned
+from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.containers import present_values
 from quark_onnx.fusions.base import (
+    BYTES,
     Codes,
     codes_of,
     replace,
@@ -23,19 +28,16 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
 
 
-def matmul_integer(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def matmul_integer(graph: Graph, node: Node) -> Literal[True]:
     """Replace MatMul and Gemm by a constant matrix, with a scale per tensor or per column."""
     x, w = _operands(graph, node)
-    if x is None or w is None:
-        return False
     transposed = bool(node.attribute("transB", 0))
     stored = value(graph, w.codes)
     scale = value(graph, w.scale)
     columns = 0 if transposed else stored.ndim - 1
-    if not plain_matrix(node, stored.shape):
-        return False
-    if scale.ndim and w.axis % stored.ndim != columns:
-        return False
+    require(plain_matrix(node, stored.shape))
+    require(not scale.ndim or w.axis % stored.ndim == columns)
     weight = w.codes
     if transposed:
         key = ("transposed", w.codes)
@@ -54,22 +56,20 @@ def matmul_integer(graph: Graph, node: Node) -> bool:
     )
 
 
-def conv_integer(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def conv_integer(graph: Graph, node: Node) -> Literal[True]:
     """Replace Conv by a constant kernel with a scale per tensor or channel and a zero point."""
     x, w = _operands(graph, node)
-    if x is None or w is None:
-        return False
     stored = value(graph, w.codes)
     scale = value(graph, w.scale)
     zeros = zero_points(graph, w)
     # ONNX allows a zero point per channel, onnxruntime 1.32 does not (conv_integer.cc:52; for
     # QLinearConv microsoft/onnxruntime#28447). The scale multiplies the sums, and may differ per
     # channel.
-    if (scale.ndim and w.axis % stored.ndim != 0) or (zeros != zeros.flat[0]).any():
-        return False
+    require(not scale.ndim or w.axis % stored.ndim == 0)
+    require((zeros == zeros.flat[0]).all())
     if node.input(2):
-        if not graph.is_constant(node.input(2)):
-            return False
+        require(graph.is_constant(node.input(2)))
         by_channel = np.broadcast_to(scale, stored.shape[:1])
     elif scale.ndim:
         by_channel = scale.reshape(
@@ -113,17 +113,12 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
     ]
 
 
-def _operands(graph: Graph, node: Node) -> tuple[Codes | None, Codes | None]:
-    """Return dynamic codes on the left and constant 8-bit codes on the right, or None."""
-    x = codes_of(graph, node.input(0))
-    w = stored_codes(graph, node.input(1))
-    if x is None or w is None or w.block_size:
-        return None, None
-    producer = graph.producer(x.codes)
-    if producer is None or producer.op_type != "DynamicQuantizeLinear":
-        return None, None
-    if graph.elem_type(w.codes) not in (TensorProto.INT8, TensorProto.UINT8):
-        return None, None
+def _operands(graph: Graph, node: Node) -> tuple[Codes, Codes]:
+    """Return dynamic codes on the left and constant 8-bit codes on the right."""
+    x = required(codes_of(graph, node.input(0)))
+    required(graph.producer_of_type(x.codes, {"DynamicQuantizeLinear"}))
+    w = required(stored_codes(graph, node.input(1)))
+    require(graph.elem_type(w.codes) in BYTES and not w.block_size)
     return x, w
 
 
@@ -145,17 +140,13 @@ def _write(  # noqa: PLR0913  the operands of a product
     x: Codes,
     weight: list[str],
     factor: str,
-) -> bool:
+) -> Literal[True]:
     """Write the product; ``weight`` names the codes and, unless it is 0, the zero point."""
     names = [
         graph.fresh(f"{node.name}_{part}")
         for part in ("sum", "float", "scale", "product")
     ]
-    attributes = {
-        name: node.attribute(name)
-        for name in _ATTRIBUTES
-        if node.attribute(name) is not None
-    }
+    attributes = present_values({name: node.attribute(name) for name in _ATTRIBUTES})
     graph.add(
         op_type,
         [x.codes, weight[0], x.zero_point, *weight[1:]],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.fusions.base import (
+    BYTES,
     CONTRIB,
     Codes,
     replace,
@@ -19,31 +21,28 @@ from quark_onnx.fusions.base import (
 from quark_onnx.graph import Graph, Node
 
 _NIBBLES = frozenset({TensorProto.INT4, TensorProto.UINT4})
-_BYTES = frozenset({TensorProto.INT8, TensorProto.UINT8})
+
 #: GatherBlockQuantized supports block sizes that are powers of two, from here on.
 _LEAST_BLOCK = 16
 
 
-def gather_codes(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def gather_codes(graph: Graph, node: Node) -> Literal[True]:
     """Gather from a matrix of 4-bit blocks, or of 8 bits with a scale per row or per tensor."""
-    table = stored_codes(graph, node.inputs[0])
-    if table is None or node.attribute("axis", 0) != 0:
-        return False
-    if value(graph, table.codes).ndim != 2:
-        return False
+    table = required(stored_codes(graph, node.inputs[0]))
+    require(node.attribute("axis", 0) == 0)
+    require(value(graph, table.codes).ndim == 2)
     if table.block_size:
         return _gather_blocks(graph, node, table)
     return _gather_bytes(graph, node, table)
 
 
-def _gather_blocks(graph: Graph, node: Node, table: Codes) -> bool:
+def _gather_blocks(graph: Graph, node: Node, table: Codes) -> Literal[True]:
     """Gather rows of 4-bit blocks by GatherBlockQuantized, which dequantizes them."""
     size = table.block_size
     power_of_two = not size & (size - 1)
-    if size < _LEAST_BLOCK or not power_of_two or table.axis % 2 != 1:
-        return False
-    if graph.elem_type(table.codes) not in _NIBBLES:
-        return False
+    require(size >= _LEAST_BLOCK and power_of_two and table.axis % 2 == 1)
+    require(graph.elem_type(table.codes) in _NIBBLES)
     inputs = [table.codes, node.inputs[1], table.scale]
     if table.zero_point:
         inputs.append(table.zero_point)
@@ -63,13 +62,13 @@ def _gather_blocks(graph: Graph, node: Node, table: Codes) -> bool:
     return True
 
 
-def _gather_bytes(graph: Graph, node: Node, table: Codes) -> bool:
+def _gather_bytes(graph: Graph, node: Node, table: Codes) -> Literal[True]:
     """Gather rows of bytes, and dequantize them by Cast, Sub and Mul."""
     scale = value(graph, table.scale)
     zeros = zero_points(graph, table)
     by_row = scale.ndim == 1 and table.axis % 2 == 0
-    if graph.elem_type(table.codes) not in _BYTES or not (by_row or scale.ndim == 0):
-        return False
+    require(by_row or scale.ndim == 0)
+    require(graph.elem_type(table.codes) in BYTES)
     result = graph.fresh(f"{node.name}_rows")
     codes = graph.fresh(f"{node.name}_codes")
     floats = graph.fresh(f"{node.name}_floats")

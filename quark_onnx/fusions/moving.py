@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.containers import present
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.fusions.base import (
     Codes,
     alike,
@@ -62,18 +62,15 @@ def moved_inputs(node: Node) -> Sequence[int]:
     return (1, 2) if node.kind == "Where" else (0,)
 
 
-def move_codes(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def move_codes(graph: Graph, node: Node) -> Literal[True]:
     """Let an operator of ``MOVING`` read and compute codes with equal scales."""
+    require(graph.opset >= MOVING[node.kind])
     places = moved_inputs(node)
-    read = [read_bytes(graph, node.inputs[place]) for place in places]
-    sources = present(read)
+    sources = [required(read_bytes(graph, node.inputs[place])) for place in places]
     results = _results(graph, node)
-    if len(sources) < len(read) or not results or graph.opset < MOVING[node.kind]:
-        return False
-    if not alike(graph, *sources, *results.values()):
-        return False
-    if not _moves(graph, node, sources[0]):
-        return False
+    require(results and alike(graph, *sources, *results.values()))
+    require(_moves(graph, node, sources[0]))
     for place, codes in zip(places, sources, strict=True):
         graph.set_input(node, place, codes.codes)
     graph.remove([codes.node for codes in results.values()])
@@ -86,15 +83,11 @@ def move_codes(graph: Graph, node: Node) -> bool:
 
 
 def _results(graph: Graph, node: Node) -> dict[int, Codes]:
-    """Return the codes of the results that are read, by index; empty if one has none."""
+    """Return the codes of the results that are needed, by index; each must have some."""
     results = dict[int, Codes]()
     for place, name in enumerate(node.outputs):
-        if not graph.consumers(name) and not graph.is_output(name):
-            continue
-        codes = written_bytes(graph, name)
-        if codes is None:
-            return {}
-        results[place] = codes
+        if graph.consumers(name) or graph.is_output(name):
+            results[place] = required(written_bytes(graph, name))
     return results
 
 
@@ -123,6 +116,7 @@ def _encode_padding(graph: Graph, node: Node, codes: Codes) -> bool:
     return True
 
 
+@otherwise(False)
 def clip_codes(graph: Graph, node: Node) -> bool:
     """Exchange Relu or Clip with the QuantizeLinear after it, and clip codes.
 
@@ -130,21 +124,15 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     it
     can be fused with the operator that computes the values.
     """
-    y = written_bytes(graph, node.outputs[0])
+    require(graph.opset >= _CLIP_OPSET)
+    y = required(written_bytes(graph, node.outputs[0]))
+    limits = [_limit(graph, node, y, bound) for bound in _bounds(graph, node)]
     source = node.inputs[0]
-    if y is None or graph.opset < _CLIP_OPSET:
-        return False
-    bounds = _bounds(graph, node)
-    if bounds is None:
-        return False
-    limits = [_limit(graph, node, y, bound) for bound in bounds]
     x = read_bytes(graph, source)
     if x is not None and alike(graph, x, y):
         return write(graph, node, "Clip", [x.codes, *limits], y, "")
-    if graph.producer(source) is None or not alone_reads(graph, node, source):
-        return False
-    if codes_of(graph, source) is not None:
-        return False
+    required(graph.producer(source))
+    require(alone_reads(graph, node, source) and not codes_of(graph, source))
     rounded = graph.fresh(f"{source}_quantized")
     graph.remove([node])
     graph.set_input(y.node, 0, source)
@@ -153,16 +141,13 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _bounds(graph: Graph, node: Node) -> list[NDArray[Any] | None] | None:
-    """Return the bounds of a Relu or Clip, None for a missing one; None if computed."""
+def _bounds(graph: Graph, node: Node) -> list[NDArray[Any] | None]:
+    """Return the constant bounds of a Relu or Clip, None for a missing one."""
     if node.kind == "Relu":
         return [np.asarray(np.float32(0))]
-    bounds = list[NDArray[Any] | None]()
-    for name in (node.input(1), node.input(2)):
-        if name and not graph.is_constant(name):
-            return None
-        bounds.append(value(graph, name) if name else None)
-    return bounds
+    names = (node.input(1), node.input(2))
+    require(all(map(graph.is_constant, filter(None, names))))
+    return [value(graph, name) if name else None for name in names]
 
 
 def _limit(graph: Graph, node: Node, codes: Codes, bound: NDArray[Any] | None) -> str:
@@ -173,16 +158,14 @@ def _limit(graph: Graph, node: Node, codes: Codes, bound: NDArray[Any] | None) -
     return graph.add_constant(f"{node.name}_code", code)
 
 
-def drop_rounding_again(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def drop_rounding_again(graph: Graph, node: Node) -> Literal[True]:
     """Remove a QuantizeLinear after a DequantizeLinear of equal codes."""
-    x = read_bytes(graph, node.inputs[0])
+    x = required(read_bytes(graph, node.inputs[0]))
+    require(all(map(graph.is_constant, node.operands[1:])))
     result = node.outputs[0]
     y = Codes(node, result, node.inputs[1], node.input(2))
-    parameters = filter(None, (y.scale, y.zero_point))
-    if x is None or not all(map(graph.is_constant, parameters)):
-        return False
-    if not private(graph, result) or not alike(graph, x, y):
-        return False
+    require(private(graph, result) and alike(graph, x, y))
     graph.remove([node])
     graph.replace_uses(result, x.codes)
     return True

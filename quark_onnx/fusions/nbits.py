@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal
 
 import numpy as np
 
 from calibrators.layout import turned
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.fusions.base import (
     CONTRIB,
     Codes,
@@ -24,25 +26,16 @@ from quark_onnx.patterns.conv_and_gemm import unscaled
 _TYPES = {f"int{bits}": bits for bits in BITS} | {f"uint{bits}": bits for bits in BITS}
 
 
-def matmul_nbits(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def matmul_nbits(graph: Graph, node: Node) -> Literal[True]:
     """Replace a product by a constant of 2, 4 or 8 bits with scales per block of its rows."""
-    codes = stored_codes(graph, node.input(1))
-    if (
-        codes is None
-        or codes.block_size not in BLOCK_SIZES
-        or node.attribute("transA", 0)
-        or not unscaled(node)
-    ):
-        return False
+    codes = required(stored_codes(graph, node.input(1)))
+    require(codes.block_size in BLOCK_SIZES)
+    require(unscaled(node) and not node.attribute("transA", 0))
     stored = value(graph, codes.codes)
     transposed = bool(node.attribute("transB", 0))
-    if (
-        stored.ndim != 2
-        or str(stored.dtype) not in _TYPES
-        or codes.axis % 2 != int(transposed)
-    ):
-        return False
-    bits = _TYPES[str(stored.dtype)]
+    require(stored.ndim == 2 and codes.axis % 2 == int(transposed))
+    bits = required(_TYPES.get(str(stored.dtype)))
     k, n = stored.shape[::-1] if transposed else stored.shape
     inputs = graph.once(
         ("nbits", codes.codes, codes.scale, codes.zero_point, str(transposed)),

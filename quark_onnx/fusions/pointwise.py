@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import present
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -29,6 +29,7 @@ from quark_onnx.fusions.base import (
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import reduced_axes
 from quark_onnx.graph.node import softmax_axis
+from quark_onnx.graph.shapes import known_sizes
 
 #: Scale of which 256 steps cover the range 0 to 1.
 _LEAST_SOFTMAX_SCALE = 2.0**-8
@@ -36,12 +37,10 @@ _LEAST_SOFTMAX_SCALE = 2.0**-8
 _FLATTEN_OPSET = 9
 
 
+@otherwise(False)
 def qlinear_elementwise(graph: Graph, node: Node) -> bool:
     """Replace Add, Mul, Sigmoid and LeakyRelu."""
-    codes = _all_bytes(graph, node, *node.inputs)
-    if codes is None:
-        return False
-    *operands, y = codes
+    *operands, y = _all_bytes(graph, node, *node.inputs)
     inputs = [*_operand_inputs(graph, operands), *grid(graph, y)]
     name = f"QLinear{node.op_type}"
     return write(graph, node, name, inputs, y, **attributes(node))
@@ -55,6 +54,7 @@ def _operand_inputs(graph: Graph, operands: list[Codes]) -> list[str]:
     return inputs
 
 
+@otherwise(False)
 def qlinear_softmax(graph: Graph, node: Node) -> bool:
     """Replace Softmax, where onnxruntime's operator is correct.
 
@@ -62,14 +62,8 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
     next
     to 1/255; so the operator gets the next smaller scale.
     """
-    codes = _all_bytes(graph, node, node.inputs[0])
-    if codes is None or softmax_fails(
-        graph,
-        node,
-        value(graph, codes[1].scale),
-    ):
-        return False
-    x, y = codes
+    x, y = _all_bytes(graph, node, node.inputs[0])
+    require(not softmax_fails(graph, node, value(graph, y.scale)))
     scale, zero = grid(graph, y)
     smaller_scale = graph.add_constant(
         f"{scale}_below",
@@ -95,29 +89,23 @@ def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
     to 1
     it wraps around to 0 instead of saturating (up to 1.31).
     """
-    shape = graph.shape(node.inputs[0])
-    if shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape):
+    sizes = known_sizes(graph.shape(node.inputs[0]))
+    if sizes is None or 0 in sizes:
         return True
-    return (
-        bool((scale < _LEAST_SOFTMAX_SCALE).any())
-        or shape[softmax_axis(node, graph.opset)] == 1
-    )
+    wraps_around = bool((scale < _LEAST_SOFTMAX_SCALE).any())
+    return wraps_around or sizes[softmax_axis(node, graph.opset)] == 1
 
 
+@otherwise(False)
 def qlinear_average_pool(graph: Graph, node: Node) -> bool:
     """Replace AveragePool without dilations, unless ceil_mode meets count_include_pad.
 
     With both, onnxruntime divides the last sums by a count beyond the padding.
     """
     settings = attributes(node)
-    if any(step != 1 for step in settings.pop("dilations", ())):
-        return False
-    if settings.get("ceil_mode") and settings.get("count_include_pad"):
-        return False
-    codes = _all_bytes(graph, node, node.inputs[0])
-    if codes is None:
-        return False
-    x, y = codes
+    require(all(step == 1 for step in settings.pop("dilations", ())))
+    require(not (settings.get("ceil_mode") and settings.get("count_include_pad")))
+    x, y = _all_bytes(graph, node, node.inputs[0])
     return write(
         graph,
         node,
@@ -128,14 +116,11 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
     )
 
 
+@otherwise(False)
 def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
     """Replace GlobalAveragePool, and ReduceMean over all axes but the first two."""
-    codes = _all_bytes(graph, node, node.inputs[0])
-    if codes is None or (
-        node.kind == "ReduceMean" and not _reduces_images(graph, node)
-    ):
-        return False
-    x, y = codes
+    x, y = _all_bytes(graph, node, node.inputs[0])
+    require(node.kind != "ReduceMean" or _reduces_images(graph, node))
     inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
     if node.kind == "GlobalAveragePool" or node.attribute("keepdims", 1):
         return write(
@@ -146,8 +131,7 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
             y,
             channels_last=0,
         )
-    if graph.opset < _FLATTEN_OPSET:
-        return False
+    require(graph.opset >= _FLATTEN_OPSET)
     pooled = graph.fresh(f"{y.codes}_pooled")
     graph.remove([y.node])
     graph.add("Flatten", [pooled], [y.codes], axis=1)
@@ -161,39 +145,30 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
     )
 
 
+@otherwise(False)
 def qlinear_concat(graph: Graph, node: Node) -> bool:
     """Replace Concat of codes with different scales."""
-    codes = _all_bytes(graph, node, *node.inputs)
-    if codes is None:
-        return False
-    *operands, y = codes
+    *operands, y = _all_bytes(graph, node, *node.inputs)
     inputs = _operand_inputs(graph, operands)
     inputs = [*grid(graph, y), *inputs]
     return write(graph, node, "QLinearConcat", inputs, y, **attributes(node))
 
 
+@otherwise(False)
 def qlinear_where(graph: Graph, node: Node) -> bool:
     """Replace Where; the condition stays unchanged."""
-    codes = _all_bytes(graph, node, *node.inputs[1:])
-    if codes is None:
-        return False
-    *operands, y = codes
+    *operands, y = _all_bytes(graph, node, *node.inputs[1:])
     inputs = [node.inputs[0], *_operand_inputs(graph, operands), *grid(graph, y)]
     return write(graph, node, "QLinearWhere", inputs, y)
 
 
-def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
-    """Return the codes of tensors, then of the result.
-
-    None unless all have the same type and per-tensor scales.
-    """
-    candidates = [read_bytes(graph, tensor) for tensor in tensors]
-    candidates.append(written_bytes(graph, node.outputs[0]))
-    codes = present(candidates)
-    types = {code_type(graph, candidate) for candidate in codes}
-    if len(codes) < len(candidates) or len(types) != 1:
-        return None
-    return codes if one_scale(graph, *codes) else None
+def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes]:
+    """Return the codes of tensors, then of the result: of one type, with per-tensor scales."""
+    codes = [required(read_bytes(graph, tensor)) for tensor in tensors]
+    codes.append(required(written_bytes(graph, node.outputs[0])))
+    require(len({code_type(graph, one) for one in codes}) == 1)
+    require(one_scale(graph, *codes))
+    return codes
 
 
 def _reduces_images(graph: Graph, node: Node) -> bool:

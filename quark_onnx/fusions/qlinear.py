@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.containers import present
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -36,22 +36,19 @@ from quark_onnx.fusions.base import (
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.matching import only_use, other_input
+from quark_onnx.graph.constant_input import ConstantInput
+from quark_onnx.graph.matching import constant_operand
 from quark_onnx.patterns.conv_and_gemm import output_axis, unscaled
 
 #: First version of the standard operator set that has QLinearConv and QLinearMatMul.
 _QLINEAR_OPSET = 10
 
 
+@otherwise(False)
 def qlinear_conv(graph: Graph, node: Node) -> bool:
     """Replace Conv with a quantized result and a bias in products of the scales."""
-    tensors = _quantized_product(graph, node, axis=0)
-    if not tensors:
-        return False
-    x, w, y = tensors
+    x, w, y = _quantized_product(graph, node, axis=0)
     bias = _bias(graph, node, x, w)
-    if bias is None:
-        return False
     inputs = [
         x.codes,
         *grid(graph, x),
@@ -63,124 +60,100 @@ def qlinear_conv(graph: Graph, node: Node) -> bool:
     return write(graph, node, "QLinearConv", inputs, y, "", **attributes(node))
 
 
+@otherwise(False)
 def qlinear_matmul(graph: Graph, node: Node) -> bool:
     """Replace MatMul with a quantized result."""
-    tensors = _quantized_product(graph, node, axis=1)
-    if not tensors:
-        return False
-    a, b, y = tensors
+    a, b, y = _quantized_product(graph, node, axis=1)
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *grid(graph, y)]
     return write(graph, node, "QLinearMatMul", inputs, y, "")
 
 
+@otherwise(False)
 def matmul_to_float(graph: Graph, node: Node) -> bool:
     """Replace MatMul with a float result, and the bias added to it."""
-    operands = _operands(graph, node, axis=1)
-    if not operands:
-        return False
-    a, b = operands
+    a, b = _operands(graph, node, axis=1)
     a_scale, a_zero = grid(graph, a)
     b_scale, b_zero = grid(graph, b)
     inputs = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero]
     result = node.outputs[0]
-    added = _added_vector(graph, node, b)
-    if added is not None:
-        inputs.append(other_input(added, result))
-        result = added.outputs[0]
-        graph.remove([added])
+    vector = _added_vector(graph, node, b)
+    if vector is not None:
+        inputs.append(vector.node.inputs[vector.index])
+        result = vector.node.outputs[0]
+        graph.remove([vector.node])
     return write(graph, node, "MatMulIntegerToFloat", inputs, result)
 
 
+@otherwise(False)
 def qgemm(graph: Graph, node: Node) -> bool:
     """Replace Gemm with a quantized or float result, and a bias in products of the scales."""
-    operands = _operands(graph, node, output_axis(node))
-    if not operands:
-        return False
-    a, b = operands
+    a, b = _operands(graph, node, output_axis(node))
     y = written_bytes(graph, node.outputs[0])
     bias = _bias(graph, node, a, b)
-    if bias is None or (bias and not unscaled(node)):
-        return False
+    require(not bias or unscaled(node))
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
     settings = attributes(node)
     settings.pop("beta", None)  # QGemm has no beta
     if y is None:
         return write(graph, node, "QGemm", inputs, node.outputs[0], **settings)
-    if code_type(graph, y) != code_type(graph, a):
-        return False
+    require(code_type(graph, y) == code_type(graph, a))
     return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **settings)
 
 
-def _operands(graph: Graph, node: Node, axis: int) -> list[Codes]:
-    """Return the codes of the two operands of a product; none if no kernel multiplies the codes.
+def _operands(graph: Graph, node: Node, axis: int) -> tuple[Codes, Codes]:
+    """Return the codes of the two operands of a product, which a kernel multiplies.
 
     ``axis``: the weight's axis that may have per-channel scales.
     """
-    codes = present(read_bytes(graph, name) for name in node.inputs[:2])
-    if len(codes) < 2 or not _multiplied(graph, codes[0], codes[1], axis):
-        return []
-    return codes
-
-
-def _quantized_product(graph: Graph, node: Node, axis: int) -> list[Codes]:
-    """Return the codes of both operands and of the result, which has the type of the first.
-
-    None of them if QLinearConv and QLinearMatMul do not compute such a product.
-    """
-    operands = _operands(graph, node, axis)
-    y = written_bytes(graph, node.outputs[0])
-    if not operands or y is None or graph.opset < _QLINEAR_OPSET:
-        return []
-    same_type = code_type(graph, y) == code_type(graph, operands[0])
-    return [*operands, y] if same_type else []
-
-
-def _multiplied(graph: Graph, x: Codes, w: Codes, axis: int) -> bool:
-    """Return whether the kernels multiply the codes."""
+    x = required(read_bytes(graph, node.inputs[0]))
+    w = required(read_bytes(graph, node.inputs[1]))
+    types = (code_type(graph, x), code_type(graph, w))
     # onnxruntime has kernels for unsigned activations by any weight, and signed by signed.
-    if (
-        code_type(graph, x) != TensorProto.UINT8
-        and code_type(graph, w) != TensorProto.INT8
-    ):
-        return False
-    if not one_scale(graph, x):
-        return False
-    if one_scale(graph, w):
-        return True
+    require(types[0] == TensorProto.UINT8 or types[1] == TensorProto.INT8)
+    require(one_scale(graph, x))
+    require(one_scale(graph, w) or _is_by_channel(graph, w, axis))
+    return x, w
+
+
+def _is_by_channel(graph: Graph, w: Codes, axis: int) -> bool:
+    """Return whether scales lie along an axis of a kernel, or of a matrix."""
     rank = len(graph.sizes(w.codes))
-    return rank > 1 and (rank == 2 or axis == 0) and w.axis % rank == axis
+    # A stack of matrices has no scales per column.
+    is_supported = rank == 2 or (rank > 2 and axis == 0)
+    return is_supported and w.axis % rank == axis
 
 
-def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
-    """Return the codes of the bias, empty without a bias.
+def _quantized_product(
+    graph: Graph, node: Node, axis: int
+) -> tuple[Codes, Codes, Codes]:
+    """Return the codes of both operands and of the result of QLinearConv or QLinearMatMul."""
+    require(graph.opset >= _QLINEAR_OPSET)
+    x, w = _operands(graph, node, axis)
+    y = required(written_bytes(graph, node.outputs[0]))
+    require(code_type(graph, y) == code_type(graph, x))
+    return x, w, y
 
-    None if the bias does not count in products of the scales.
-    """
+
+def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str]:
+    """Return the codes of the bias, in products of the scales; empty without a bias."""
     if not node.input(2):
         return []
-    bias = codes_of(graph, node.input(2))
-    if bias is None or not graph.is_constant(bias.scale):
-        return None
-    if graph.elem_type(bias.codes) != TensorProto.INT32:
-        return None
+    bias = required(codes_of(graph, node.input(2)))
+    require(graph.is_constant(bias.scale))
+    require(graph.elem_type(bias.codes) == TensorProto.INT32)
     product = value(graph, x.scale).reshape(()) * value(graph, w.scale)
     scale = value(graph, bias.scale)
-    if scale.size not in (1, product.size):
-        return None
+    require(scale.size in (1, product.size))
     # tools compute the product in float32 or float64
-    equal = np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0)
-    if equal and not zero_points(graph, bias).any():
-        return [bias.codes]
-    return None
+    require(np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0))
+    require(not zero_points(graph, bias).any())
+    return [bias.codes]
 
 
-def _added_vector(graph: Graph, node: Node, w: Codes) -> Node | None:
-    """Return the Add of a per-column constant that is the only reader of a product."""
-    product = node.outputs[0]
-    addition = only_use(graph, product, "Add")
-    if addition is None:
+def _added_vector(graph: Graph, node: Node, w: Codes) -> ConstantInput | None:
+    """Return the constant with a value per column that an Add adds to a product alone."""
+    added = constant_operand(graph, node.outputs[0], "Add")
+    columns = graph.sizes(w.codes)[1:]
+    if added is None or len(columns) != 1 or added.sizes(graph) != columns:
         return None
-    added = other_input(addition, product)
-    shape = graph.sizes(w.codes)
-    by_column = len(shape) == 2 and graph.shape(added) == shape[-1:]
-    return addition if by_column and graph.is_constant(added) else None
+    return added
