@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import among, excluding, flattened, without
+from quark_onnx.containers import among, by_name, excluding, flattened, without
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.layouts import read_layout
+from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
@@ -28,8 +28,6 @@ _FP4 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
 _E4M3 = TensorSpec("fp8e4m3")
 #: The bias of one-byte scales (E8M0).
 _BIAS = 127
-#: Methods whose checkpoints are decoded.
-METHODS = ("fp8", "gptq", "awq", "compressed-tensors", "mxfp4")
 
 
 @dataclass(frozen=True)
@@ -76,14 +74,7 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
             f" model. Checkpoints of {', '.join(METHODS)} are decoded",
         )
     try:
-        if method == "fp8":
-            made = _fp8(reader, found, dtype)
-        elif method == "gptq":
-            made = _gptq(reader, found, dtype)
-        elif method == "mxfp4":
-            made = _mxfp4(reader, dtype)
-        else:
-            made = _by_layout(reader, found, dtype)
+        made = _DECODERS[method](reader, found, dtype)
     except ConfigError as error:
         raise ModelError(
             f"{folder} is quantized already ({method}), and cannot be decoded: {error}"
@@ -94,7 +85,7 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
         )
     used = set(flattened(parts for _, parts in made))
     kept = without(reader.tensors, used)
-    reader.tensors = kept | {tensor.name: tensor for tensor, _ in made}
+    reader.tensors = kept | by_name(tensor for tensor, _ in made)
     return reader
 
 
@@ -142,40 +133,53 @@ def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     """Decode E4M3 weights: multiply by ``weight_scale_inv`` or ``weight_scale``."""
     size = found.get("weight_block_size")
     made: _Made = []
-    for name in list(reader):
-        if not name.endswith(".weight"):
-            continue
-        ends = (f"{name}_scale_inv", f"{name}_scale")
-        scale = next((each for each in ends if each in reader), None)
-        if scale is None:
-            continue
-
-        def decode(parts: dict[str, Any]) -> Any:
-            factors = parts["scale"].float()
-            if size is not None:
-                factors = _spread(factors, size, parts["weight"].shape)
-            # A scale for each output, which is a row of the weight.
-            elif factors.ndim == 1 and factors.numel() > 1:
-                factors = factors[:, None]
-            return parts["weight"].float() * factors
-
-        pair = (reader.tensors[name], reader.tensors[scale])
-
-        def codes(pair: tuple[StoredTensor, StoredTensor] = pair) -> Quantized:
-            weight, factor = pair[0].read(), pair[1].read().reshape(())
-            shape = tuple(weight.shape)
-            return Quantized(_E4M3, shape, weight, factor, None, None, dtype)
-
-        parts = {"weight": name, "scale": scale}
-        extra = [f"{name.removesuffix('weight')}{end}" for end in _INPUTS]
-        entry = _decoded(reader, name, parts, reader.shape(name), dtype, decode)
-        others = tuple(among(extra, reader))
-        tensor, used = entry
-        # E4M3 with a single scale is a format of this package: its codes can stay.
-        if size is None and prod(reader.shape(scale)) == 1:
-            tensor = replace(tensor, codes=codes)
-        made.append((tensor, (*used, *others)))
+    for name in reader:
+        scales = among([f"{name}_scale_inv", f"{name}_scale"], reader)
+        if name.endswith(".weight") and scales:
+            made.append(_fp8_weight(reader, name, scales[0], size, dtype))
     return made
+
+
+def _fp8_weight(
+    reader: Reader,
+    name: str,
+    scale: str,
+    size: list[int] | None,
+    dtype: torch.dtype,
+) -> tuple[DecodedTensor, tuple[str, ...]]:
+    """Return a decoded E4M3 weight, with the names of its parts.
+
+    Args:
+        reader: reader of the stored tensors.
+        name: name of the weight.
+        scale: name of its scales.
+        size: rows and columns of a block with a common scale; None without blocks.
+        dtype: dtype of the decoded weight.
+    """
+
+    def decode(parts: dict[str, Any]) -> Any:
+        factors = parts["scale"].float()
+        if size is not None:
+            factors = _spread(factors, size, parts["weight"].shape)
+        # A scale for each output, which is a row of the weight.
+        elif factors.ndim == 1 and factors.numel() > 1:
+            factors = factors[:, None]
+        return parts["weight"].float() * factors
+
+    stored, stored_scale = reader.tensors[name], reader.tensors[scale]
+
+    def codes() -> Quantized:
+        weight, factor = stored.read(), stored_scale.read().reshape(())
+        shape = tuple(weight.shape)
+        return Quantized(_E4M3, shape, weight, factor, None, None, dtype)
+
+    parts = {"weight": name, "scale": scale}
+    tensor, used = _decoded(reader, name, parts, reader.shape(name), dtype, decode)
+    # E4M3 with a single scale is a format of this package: its codes can stay.
+    if size is None and prod(reader.shape(scale)) == 1:
+        tensor = replace(tensor, codes=codes)
+    extra = [f"{name.removesuffix('weight')}{end}" for end in _INPUTS]
+    return tensor, (*used, *among(extra, reader))
 
 
 #: Scales of activations, which a decoded layer does not have.
@@ -203,32 +207,46 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
     if bits not in (2, 4, 8):
         raise ConfigError(f"bits is {bits!r}; 2, 4 and 8 are decoded")
     less = 0 if found.get("checkpoint_format") == "gptq_v2" else 1
+
+    def decode(parts: dict[str, Any]) -> Any:
+        codes = _unpacked(parts["qweight"], bits, 0)
+        zeros = _unpacked(parts["qzeros"], bits, 1) + less
+        scales = parts["scales"].float()
+        groups = parts.get("g_idx")
+        if groups is None:
+            # Groups are runs of inputs, unless g_idx says otherwise.
+            groups = torch.arange(len(codes)) // -(-len(codes) // len(scales))
+        groups = groups.long()
+        return ((codes - zeros[groups]) * scales[groups]).T
+
     made: _Made = []
-    for name in list(reader):
-        if not name.endswith(".qweight"):
-            continue
-        start = name.removesuffix("qweight")
-        ends = ("qweight", "qzeros", "scales", "g_idx")
-        parts = {end: start + end for end in ends if start + end in reader}
-        if lost := excluding(ends[:3], parts):
-            raise ModelError(f"{reader.folder} has {name} without {start}{lost[0]}")
-
-        def decode(parts: dict[str, Any]) -> Any:
-            codes = _unpacked(parts["qweight"], bits, 0)
-            zeros = _unpacked(parts["qzeros"], bits, 1) + less
-            scales = parts["scales"].float()
-            groups = parts.get("g_idx")
-            if groups is None:
-                # Groups are runs of inputs, unless g_idx says otherwise.
-                groups = torch.arange(len(codes)) // -(-len(codes) // len(scales))
-            groups = groups.long()
-            return ((codes - zeros[groups]) * scales[groups]).T
-
-        rows, columns = reader.shape(name)
-        # Stored as (inputs * bits / 32, outputs): a word holds codes of neighbouring inputs.
-        shape = (columns, rows * 32 // bits)
-        made.append(_decoded(reader, f"{start}weight", parts, shape, dtype, decode))
+    for name in reader:
+        if name.endswith(".qweight"):
+            start = name.removesuffix("qweight")
+            parts = _gptq_parts(reader, start)
+            rows, columns = reader.shape(name)
+            # Stored as (inputs * bits / 32, outputs): a word holds codes of neighbouring inputs.
+            shape = (columns, rows * 32 // bits)
+            weight = f"{start}weight"
+            made.append(_decoded(reader, weight, parts, shape, dtype, decode))
     return made
+
+
+def _gptq_parts(reader: Reader, start: str) -> dict[str, str]:
+    """Return the names of the stored tensors of a GPTQ layer, by the end of their names.
+
+    Args:
+        reader: reader of the stored tensors.
+        start: name of the layer, with its dot.
+
+    Raises:
+        ModelError: a tensor is missing.
+    """
+    ends = ("qweight", "qzeros", "scales", "g_idx")
+    parts = {end: start + end for end in ends if start + end in reader}
+    if lost := excluding(ends[:3], parts):
+        raise ModelError(f"{reader.folder} has {start}qweight without {start}{lost[0]}")
+    return parts
 
 
 def _unpacked(packed: Any, bits: int, axis: int) -> Any:
@@ -244,31 +262,30 @@ def _unpacked(packed: Any, bits: int, axis: int) -> Any:
     return codes.reshape(packed.shape[0], -1)
 
 
-def _mxfp4(reader: Reader, dtype: torch.dtype) -> _Made:
+def _mxfp4(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     """Decode GPT-OSS experts from ``_blocks`` and ``_scales``.
 
     Blocks have the shape (experts, outputs, blocks, 16 bytes). The shape in the model is
     (experts, inputs, outputs).
     """
+
+    def decode(parts: dict[str, Any]) -> Any:
+        packed = parts["blocks"].to(torch.int64)
+        # A byte holds two codes, the first in its low half.
+        codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
+        exponents = parts["scales"].to(torch.int32) - _BIAS
+        values = torch.ldexp(_FP4[codes], exponents[..., None])
+        return values.flatten(-2).transpose(1, 2)
+
     made: _Made = []
-    for name in list(reader):
-        scales = f"{name.removesuffix('_blocks')}_scales"
-        if not name.endswith("_blocks") or scales not in reader:
-            continue
-
-        def decode(parts: dict[str, Any]) -> Any:
-            packed = parts["blocks"].to(torch.int64)
-            # A byte holds two codes, the first in its low half.
-            codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
-            exponents = parts["scales"].to(torch.int32) - _BIAS
-            values = torch.ldexp(_FP4[codes], exponents[..., None])
-            return values.flatten(-2).transpose(1, 2)
-
-        experts, outputs, blocks, half = reader.shape(name)
-        shape = (experts, 2 * blocks * half, outputs)
-        parts = {"blocks": name, "scales": scales}
-        own = name.removesuffix("_blocks")
-        made.append(_decoded(reader, own, parts, shape, dtype, decode))
+    for name in reader:
+        weight = name.removesuffix("_blocks")
+        scales = f"{weight}_scales"
+        if name.endswith("_blocks") and scales in reader:
+            experts, outputs, blocks, half = reader.shape(name)
+            shape = (experts, 2 * blocks * half, outputs)
+            parts = {"blocks": name, "scales": scales}
+            made.append(_decoded(reader, weight, parts, shape, dtype, decode))
     return made
 
 
@@ -276,43 +293,47 @@ def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> 
     """Decode layers of a layout in ``layouts``."""
     config, layout = read_layout(found)
     made: _Made = []
-    names = dict.fromkeys(name.rpartition(".")[0] for name in reader)
-    for name in names:
+    for name in dict.fromkeys(name.rpartition(".")[0] for name in reader):
         spec = config.spec_of(name, "Linear")
         keys = {part: f"{name}.{part}" for part in layout.parts}
         parts = {part: key for part, key in keys.items() if key in reader}
-        if spec is None or spec.weight is None or not set(parts) - {"weight"}:
-            continue
-        shape = _shape(reader, parts, spec.weight)
-
-        # Defaults bind what belongs to this layer, as the functions run after the loop.
-        def restored(
-            parts: dict[str, Any],
-            spec: LayerSpec = spec,
-            shape: tuple[int, ...] = shape,
-        ) -> Quantized:
-            return layout.restored(parts, spec, shape, dtype)
-
-        def decode(
-            parts: dict[str, Any],
-            restored: Callable[[dict[str, Any]], Quantized] = restored,
-        ) -> Any:
-            return restored(parts).dequantize()
-
-        stored = {part: reader.tensors[key] for part, key in parts.items()}
-
-        def codes(
-            stored: dict[str, StoredTensor] = stored,
-            restored: Callable[[dict[str, Any]], Quantized] = restored,
-        ) -> Quantized:
-            parts = {part: each.read() for part, each in stored.items()}
-            return _with_usual_sign(restored(parts))
-
-        entry, used = _decoded(reader, f"{name}.weight", parts, shape, dtype, decode)
-        ends = (*_INPUTS, "weight_shape")
-        extra = tuple(f"{name}.{end}" for end in ends if f"{name}.{end}" in reader)
-        made.append((replace(entry, codes=codes), (*used, *extra)))
+        if spec is not None and spec.weight is not None and set(parts) - {"weight"}:
+            made.append(_layer_of(reader, name, parts, layout, spec, dtype))
     return made
+
+
+def _layer_of(  # noqa: PLR0913
+    reader: Reader,
+    name: str,
+    parts: Mapping[str, str],
+    layout: Layout,
+    spec: LayerSpec,
+    dtype: torch.dtype,
+) -> tuple[DecodedTensor, tuple[str, ...]]:
+    """Return the decoded weight of a layer, with the names of its parts.
+
+    Args:
+        reader: reader of the stored tensors.
+        name: name of the layer.
+        parts: names of the stored tensors of its weight, by the layout's parts.
+        layout: layout of the checkpoint.
+        spec: how the layer is quantized.
+        dtype: dtype of the decoded weight.
+    """
+    assert spec.weight is not None
+    shape = _shape(reader, parts, spec.weight)
+    stored = {part: reader.tensors[key] for part, key in parts.items()}
+
+    def decode(tensors: dict[str, Any]) -> Any:
+        return layout.restored(tensors, spec, shape, dtype).dequantize()
+
+    def codes() -> Quantized:
+        tensors = {part: each.read() for part, each in stored.items()}
+        return _with_usual_sign(layout.restored(tensors, spec, shape, dtype))
+
+    entry, used = _decoded(reader, f"{name}.weight", parts, shape, dtype, decode)
+    extra = [f"{name}.{end}" for end in (*_INPUTS, "weight_shape")]
+    return replace(entry, codes=codes), (*used, *among(extra, reader))
 
 
 def _with_usual_sign(weight: Quantized) -> Quantized:
@@ -350,3 +371,15 @@ def _shape(
     if reader.tensors[key].dtype == "U8" and spec.dtype.bits == 4:
         return (shape[0], 2 * prod(shape[1:]))
     return tuple(shape)
+
+
+#: Functions that decode the checkpoints of a method.
+_DECODERS: dict[str, Callable[[Reader, Mapping[str, Any], torch.dtype], _Made]] = {
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "awq": _by_layout,
+    "compressed-tensors": _by_layout,
+    "mxfp4": _mxfp4,
+}
+#: Methods whose checkpoints are decoded.
+METHODS = tuple(_DECODERS)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import flattened, subset
+from quark_onnx.containers import excluding, flattened, subset
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.meta_model import is_tied
@@ -87,13 +87,7 @@ def write_checkpoint(  # noqa: PLR0913
     with Writer(Path(output), max_shard) as writer:
         _copy_code(model, writer.staging)
         model.config.save_pretrained(writer.staging)
-        content = read_json(writer.staging / "config.json")
-        # the dtype of the model now, which may differ from the dtype at loading
-        content["torch_dtype" if "torch_dtype" in content else "dtype"] = str(
-            model.dtype,
-        ).removeprefix("torch.")
-        content.setdefault("architectures", None)
-        content["architectures"] = content["architectures"] or [type(model).__name__]
+        content = _as_now(read_json(writer.staging / "config.json"), model)
         specs = {name: layer.spec for name, layer in quantized.items()}
         writer.write_json("config.json", described(content, model, config, form, specs))
         for name, tensor in tensors_of(model, form):
@@ -105,6 +99,20 @@ def write_checkpoint(  # noqa: PLR0913
             model.generation_config.save_pretrained(writer.staging)
         if tokenizer is not None:
             tokenizer.save_pretrained(writer.staging)
+
+
+def _as_now(content: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """Return config.json with the dtype of the model now, and with its class.
+
+    The dtype may differ from that at loading. A model that was built from a configuration has no
+    architectures.
+    """
+    # transformers wrote torch_dtype before release 4.56
+    dtype_key = "torch_dtype" if "torch_dtype" in content else "dtype"
+    return content | {
+        dtype_key: str(model.dtype).removeprefix("torch."),
+        "architectures": content.get("architectures") or [type(model).__name__],
+    }
 
 
 def _copy_code(model: Any, folder: Path) -> None:
@@ -171,39 +179,52 @@ def described(
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
         content = untied(content)
     names = DiskNames(model)
-    exclude = [names.layer(name) for name in floats_of(model) if name not in quantized]
-    modules = dict(model.named_modules())
-    kinds = {
-        name: getattr(modules[name], "kind", None) or kind_of(modules[name]) or ""
-        for name in quantized
-    }
-    # layers not activated during calibration have no input scale; renamed layers are
-    # not matched by globs
-    other = {
-        names.layer(name): spec
-        for name, spec in quantized.items()
-        if spec
-        != config.spec_of(name if experts_of(name) else names.layer(name), kinds[name])
-    }
-    own = {
-        name: spec
-        for name in quantized
-        if (spec := config.own_spec(name, kinds[name])) is not None
-    }
-    special = (
-        *other.items(),
-        *_of_rounded(own, config, names),
-        *_of_experts(quantized, config, names),
-    )
-    # an overridden entry would come first in files, under its layer's name
-    given = (
-        each for each in config.layers if each[0] not in own or own[each[0]] == each[1]
-    )
-    config = config.with_(layers=(*special, *given))
+    floats = excluding(floats_of(model), quantized)
+    exclude = list(map(names.layer, floats))
+    config = config.with_(layers=_layer_entries(model, config, names, quantized))
     quantized = {names.layer(name): spec for name, spec in quantized.items()}
     return content | {
         "quantization_config": layout.quantization_config(quantized, exclude, config),
     }
+
+
+def _layer_entries(
+    model: PreTrainedModel,
+    config: TorchConfig,
+    names: DiskNames,
+    quantized: Mapping[str, LayerSpec],
+) -> tuple[tuple[str, LayerSpec], ...]:
+    """Return the entries of single layers that give readers the specifications of a model.
+
+    Args:
+        model: the quantized model.
+        config: configuration by which the model was quantized.
+        names: names of tensors in files.
+        quantized: specifications of the quantized layers, by name.
+    """
+    modules = dict(model.named_modules())
+    deviating = dict[str, LayerSpec]()
+    own = dict[str, LayerSpec]()
+    for name, spec in quantized.items():
+        kind = getattr(modules[name], "kind", None) or kind_of(modules[name]) or ""
+        # layers not activated during calibration have no input scale; renamed layers are
+        # not matched by globs
+        name_in_globs = name if experts_of(name) else names.layer(name)
+        if spec != config.spec_of(name_in_globs, kind):
+            deviating[names.layer(name)] = spec
+        configured = config.own_spec(name, kind)
+        if configured is not None:
+            own[name] = configured
+    # an overridden entry would come first in files, under its layer's name
+    given = [
+        (name, spec) for name, spec in config.layers if own.get(name, spec) == spec
+    ]
+    return (
+        *deviating.items(),
+        *_of_rounded(own, config, names),
+        *_of_experts(quantized, config, names),
+        *given,
+    )
 
 
 def _of_rounded(
@@ -227,13 +248,11 @@ def _of_rounded(
         found = subset(own, matching(own, glob))
         if len(set(found.values())) == 1:
             yield glob, next(iter(found.values()))
-        else:
-            usual = given.get(glob, config.default)
-            yield from (
-                (names.layer(name), spec)
-                for name, spec in found.items()
-                if spec != usual
-            )
+            continue
+        usual = given.get(glob, config.default)
+        for name, spec in found.items():
+            if spec != usual:
+                yield names.layer(name), spec
 
 
 def _of_experts(

@@ -147,16 +147,19 @@ def quantized_layers(
     found = dict[str, LayerSpec]()
     for name, (_, kind) in layers_of(model).items():
         spec = config.spec_of(name, kind)
-        if (
-            spec is None and layout.key(f"{name}.prob_output_scale") in sources
-        ):  # of AMD Quark's, which counts it apart
+        # AMD Quark's configuration counts the probabilities of an excluded layer apart
+        if spec is None and layout.key(f"{name}.prob_output_scale") in sources:
             spec = LayerSpec(probabilities=config.probabilities_of(name))
-        if spec is None:
-            continue
-        plain = spec.weight is None or spec.weight.is_cast
-        if plain or any(f"{name}.{part}" in sources for part in layout.parts[1:]):
+        if spec is not None and _is_stored(name, spec, layout, sources):
             found[name] = spec
     return found
+
+
+def _is_stored(name: str, spec: LayerSpec, layout: Layout, sources: Sources) -> bool:
+    """Return whether a checkpoint has a layer as specified, and not as floats."""
+    if spec.weight is None or spec.weight.is_cast:
+        return True
+    return any(f"{name}.{part}" in sources for part in layout.parts[1:])
 
 
 def read_layer(  # noqa: PLR0913
@@ -181,24 +184,10 @@ def read_layer(  # noqa: PLR0913
         ModelError: a tensor is missing or damaged, or has a wrong shape.
     """
     weight = None
-    if spec.weight is not None:
-        parts = {
-            part: sources.get(f"{name}.{part}")
-            for part in layout.parts
-            if f"{name}.{part}" in sources
-        }
-        try:
-            matrix: Any = module.weight
-            shape = tuple(outputs_first(matrix, kind_of(module)).shape)
-            weight = layout.restored(parts, spec, shape, dtype)
-            weight.dequantize()
-            _check_count(weight)
-        except (RuntimeError, IndexError, ModelError) as error:
-            raise ModelError(
-                f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
-            ) from error
-    else:
+    if spec.weight is None:
         fill(module, name, sources)
+    else:
+        weight = _read_weight(module, name, spec, sources, dtype, layout)
     sides = (
         ("input", spec.input),
         ("output", spec.output),
@@ -206,6 +195,33 @@ def read_layer(  # noqa: PLR0913
     )
     scales = (_scale(name, side, each, sources, layout) for side, each in sides)
     return QuantizedLayer(module, weight, spec, *scales)
+
+
+def _read_weight(  # noqa: PLR0913
+    module: nn.Module,
+    name: str,
+    spec: LayerSpec,
+    sources: Sources,
+    dtype: torch.dtype,
+    layout: Layout,
+) -> Quantized:
+    """Return the codes and scales of a weight; see ``read_layer``."""
+    parts = {
+        part: sources.get(f"{name}.{part}")
+        for part in layout.parts
+        if f"{name}.{part}" in sources
+    }
+    try:
+        matrix: Any = module.weight
+        shape = tuple(outputs_first(matrix, kind_of(module)).shape)
+        weight = layout.restored(parts, spec, shape, dtype)
+        weight.dequantize()
+        _check_count(weight)
+    except (RuntimeError, IndexError, ModelError) as error:
+        raise ModelError(
+            f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
+        ) from error
+    return weight
 
 
 def _check_count(weight: Quantized) -> None:

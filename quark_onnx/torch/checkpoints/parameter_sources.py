@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import excluding, flattened, without
+from quark_onnx.containers import excluding, flattened, grouped, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
@@ -47,9 +47,10 @@ class Sources:
         #: With its dot; empty for a model without such a prefix.
         self._prefix = f"{prefix}." if prefix else ""
         self._usual, self._converted = DiskNames(model), Converted(reader, model)
-        groups = dict[int, list[str]]()
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            groups.setdefault(id(parameter), []).append(name)
+        groups = grouped(
+            (id(parameter), name)
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+        )
         #: Names of tied parameters, with the name of the stored parameter.
         self.tied = dict[str, str]()
         for names in groups.values():
@@ -112,6 +113,7 @@ class Sources:
         return change(name, before) if name in names else before(name)
 
     def _stored(self, name: str) -> Any:
+        """Return the tensor of a parameter as the checkpoint has it, and mark it as used."""
         found = self._find(name)
         if found is None and name in self._converted:
             # a caller that writes it marks it; its keys may be copied instead
@@ -215,13 +217,13 @@ class Sources:
     def _expert_of(self, name: str) -> tuple[str, int] | None:
         """Return the stack and the index of an expert in a stack of a single weight."""
         stack, _, index = name.removesuffix(".weight").rpartition(".")
-        if not index.isdigit() or not name.endswith(".weight"):
-            return None
-        if stack not in self._parallel:
+        is_weight = index.isdigit() and name.endswith(".weight")
+        if not is_weight or stack not in self._parallel:
             return None
         return (stack, int(index))
 
     def _spellings(self, name: str) -> Iterator[str]:
+        """Yield the names under which checkpoints may have the tensor of a parameter."""
         names = [name, self._usual(name)]
         if found := _EXPERT.fullmatch(name):
             stack, index, side, kind = found.groups()
@@ -281,15 +283,7 @@ def fill(  # noqa: PLR0913
             if parameter.device.type != "meta" or key not in sources:
                 continue
             value = sources.get(key)
-            if value.shape != parameter.shape:
-                raise ModelError(
-                    f"{key} is {list(value.shape)}, and {list(parameter.shape)} in the"
-                    " model",
-                )
-            if parameter.is_floating_point() and value.dtype not in _FLOATS:
-                raise ModelError(
-                    f"{key} is {value.dtype}; start from a checkpoint of float weights",
-                )
+            _check_value(key, value, parameter)
             value = value.to(parameter.dtype if dtype is None else dtype)
             value = _aligned(value) if device is None else value.to(device)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
@@ -297,6 +291,18 @@ def fill(  # noqa: PLR0913
             key = joined(place, name)
             if key in sources:
                 setattr(owner, name, sources.get(key).to(device))
+
+
+def _check_value(key: str, value: torch.Tensor, parameter: nn.Parameter) -> None:
+    """Raise ModelError if a stored tensor has another shape than its parameter, or codes."""
+    if value.shape != parameter.shape:
+        raise ModelError(
+            f"{key} is {list(value.shape)}, and {list(parameter.shape)} in the model",
+        )
+    if parameter.is_floating_point() and value.dtype not in _FLOATS:
+        raise ModelError(
+            f"{key} is {value.dtype}; start from a checkpoint of float weights",
+        )
 
 
 def move_filled(module: nn.Module, device: torch.device | str) -> None:

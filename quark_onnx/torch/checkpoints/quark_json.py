@@ -28,6 +28,8 @@ from quark_onnx.torch.config.torch_config import (
     matches,
 )
 
+#: Entries of a quantization_config by glob or name.
+_Entries = dict[str, dict[str, Any]]
 #: The release whose keys are written.
 VERSION = "0.13"
 #: Formats of this package by AMD Quark's names.
@@ -84,6 +86,43 @@ def to_json(
         method: order of nibbles.
     """
     kv, attention = config.kv_cache, config.attention
+    layers, rounded, cache = _layer_entries(config)
+    exact = {name: entry for name, entry in layers.items() if "*" not in name}
+    return {
+        "algo_config": None,
+        "exclude": list(config.exclude if exclude is None else exclude),
+        "export": {
+            "kv_cache_group": list(config.cached),
+            "min_kv_scale": kv.least if kv else 0.0,
+            "pack_method": method,
+            "weight_format": "real_quantized",
+            "weight_merge_groups": None,
+        },
+        "global_quant_config": layer_to_json(config.default),
+        "kv_cache_post_rope": kv is not None and kv.where == "rope",
+        "kv_cache_quant_config": cache,
+        # readers take the first entry that matches a layer
+        "layer_quant_config": exact | rounded | layers,
+        "layer_type_quant_config": {
+            name: layer_to_json(spec) for name, spec in config.types
+        },
+        "quant_method": "quark",
+        "quant_mode": "eager_mode",
+        "softmax_quant_spec": (
+            _unscaled(attention.probabilities) if attention else None
+        ),
+        "version": VERSION,
+    }
+
+
+def _layer_entries(config: TorchConfig) -> tuple[_Entries, _Entries, _Entries]:
+    """Return the entries of layers by glob.
+
+    Returns:
+        The entries of layers, of those whose outputs are rounded for attention, and of those whose
+        outputs are cached, which are among the second.
+    """
+    kv, attention = config.kv_cache, config.attention
     queries = attention.queries if attention else None
     layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
     if queries is not None:
@@ -108,34 +147,12 @@ def to_json(
                 cache.get(glob)
                 or layers.pop(glob, layer_to_json(config.default)) | output
             )
-    return {
-        "algo_config": None,
-        "exclude": list(config.exclude if exclude is None else exclude),
-        "export": {
-            "kv_cache_group": list(config.cached),
-            "min_kv_scale": kv.least if kv else 0.0,
-            "pack_method": method,
-            "weight_format": "real_quantized",
-            "weight_merge_groups": None,
-        },
-        "global_quant_config": layer_to_json(config.default),
-        "kv_cache_post_rope": kv is not None and kv.where == "rope",
-        "kv_cache_quant_config": cache,
-        "layer_quant_config": (
-            {name: entry for name, entry in layers.items() if "*" not in name}
-            | rounded
-            | layers
-        ),
-        "layer_type_quant_config": {
-            name: layer_to_json(spec) for name, spec in config.types
-        },
-        "quant_method": "quark",
-        "quant_mode": "eager_mode",
-        "softmax_quant_spec": (
-            _unscaled(attention.probabilities) if attention else None
-        ),
-        "version": VERSION,
-    }
+    return layers, rounded, cache
+
+
+def _set_values(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object without the keys that are null, false, 0 or empty."""
+    return {key: value for key, value in entries.items() if value}
 
 
 def _named(layers: Mapping[str, Any], globs: Iterable[str]) -> list[tuple[str, Any]]:
@@ -156,21 +173,21 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     default = found.get("global_quant_config")
     if not isinstance(default, Mapping):
         raise ConfigError("the quantization_config has no global_quant_config")
-    export = found.get("export") or {}
-    kv_layers = export.get("kv_cache_group") or []
+    given = _set_values(found)
+    export = _set_values(given.get("export", {}))
     layers = {
         glob: layer_from_json(entry)
-        for glob, entry in (found.get("layer_quant_config") or {}).items()
+        for glob, entry in given.get("layer_quant_config", {}).items()
     }
     config = TorchConfig(
         layer_from_json(default),
         types=tuple(
             (name, layer_from_json(entry))
-            for name, entry in (found.get("layer_type_quant_config") or {}).items()
+            for name, entry in given.get("layer_type_quant_config", {}).items()
         ),
-        exclude=tuple(found.get("exclude") or ()),
+        exclude=tuple(given.get("exclude", ())),
     )
-    where = "rope" if found.get("kv_cache_post_rope") else "projection"
+    where = "rope" if "kv_cache_post_rope" in given else "projection"
     probabilities = spec_from_json(
         found.get("softmax_quant_spec"),
         "softmax_quant_spec",
@@ -178,8 +195,8 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     config = with_layers(
         config,
         layers,
-        kv_layers,
-        float(export.get("min_kv_scale") or 0.0),
+        export.get("kv_cache_group", []),
+        float(export.get("min_kv_scale", 0.0)),
         where,
         probabilities,
     )
@@ -187,7 +204,7 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     config = config.with_(
         layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])),
     )
-    return config, str(export.get("pack_method") or "reorder")
+    return config, str(export.get("pack_method", "reorder"))
 
 
 def with_layers(  # noqa: PLR0913
@@ -293,89 +310,128 @@ def _spec(spec: TensorSpec | None, dynamic: bool = False) -> Any:
     if spec is None:
         return None
     if isinstance(spec.dtype, TwoLevel):
-        inner = _entry("fp4", "per_group", "PerBlockMXObserver") | {
-            "ch_axis": -1,
-            "group_size": block_of(spec.dtype),
-        }
-        inner |= {"scale_format": "float32", "scale_type": "float32"}
-        outer = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {
-            "symmetric": True,
-        }
-        outer |= {"is_scale_quant": True, "scale_type": "float32"}
-        return [inner | {"is_dynamic": dynamic}, outer]
+        return [
+            _entry(
+                "fp4",
+                **_BLOCKS_OF_FLOATS,
+                group_size=block_of(spec.dtype),
+                is_dynamic=dynamic,
+                scale_format="float32",
+                scale_type="float32",
+            ),
+            _entry("fp8_e4m3", **_GLOBAL_SCALE, is_scale_quant=True),
+        ]
     if isinstance(spec.dtype, Progressive):
-        first = _entry("fp8_e4m3", "per_tensor", "PerTensorMinMaxObserver") | {
-            "symmetric": True,
-        }
-        second = _entry("int4", "per_channel", "PerChannelMinMaxObserver") | {
-            "ch_axis": 0,
-            "symmetric": True,
-        }
-        return [first | {"scale_type": "float32"}, second | {"scale_type": "float32"}]
+        return [
+            _entry("fp8_e4m3", **_GLOBAL_SCALE),
+            _entry(
+                "int4",
+                qscheme="per_channel",
+                observer_cls="PerChannelMinMaxObserver",
+                ch_axis=0,
+                scale_type="float32",
+                symmetric=True,
+            ),
+        ]
     if isinstance(spec.dtype, FloatScaled):
-        entry = _entry("fp4", "per_group", "PerBlockMXObserver") | {
-            "ch_axis": -1,
-            "group_size": spec.group,
-        }
-        return entry | {
-            "is_dynamic": dynamic,
-            "scale_format": "e5m3",
-            "scale_type": "float8_e5m3",
-        }
+        return _entry(
+            "fp4",
+            **_BLOCKS_OF_FLOATS,
+            group_size=spec.group,
+            is_dynamic=dynamic,
+            scale_format="e5m3",
+            scale_type="float8_e5m3",
+        )
     name = _THEIRS.get(spec.dtype.name, spec.dtype.name)
     if spec.is_cast:
-        return _entry(name, None, "PlaceholderObserver") | dict.fromkeys(
-            ("is_dynamic", "round_method", "scale_type"),
+        return _entry(
+            name,
+            observer_cls="PlaceholderObserver",
+            is_dynamic=None,
+            round_method=None,
+            scale_type=None,
         )
+    return _entry(
+        name,
+        **_granularity(spec, dynamic),
+        is_dynamic=dynamic,
+        scale_type="pof2" if spec.pow2 else _SCALES[spec.scale],
+    )
+
+
+def _granularity(spec: TensorSpec, dynamic: bool) -> dict[str, Any]:
+    """Return the fields that say which values have a common scale."""
     if block_of(spec.dtype):
-        entry = _entry(name, "per_group", "PerBlockMXObserver")
-        entry |= {
-            "ch_axis": -1,
+        return {
+            **_BLOCKS_OF_FLOATS,
             "group_size": block_of(spec.dtype),
+            "scale_calculation_mode": _mode(spec, dynamic),
             "scale_format": "e8m0",
         }
-        entry["scale_calculation_mode"] = _mode(spec, dynamic)
-    elif spec.group:
-        entry = _entry(name, "per_group", "PerGroupMinMaxObserver") | {
+    if spec.group:
+        return {
+            "qscheme": "per_group",
+            "observer_cls": "PerGroupMinMaxObserver",
             "ch_axis": -1,
             "group_size": spec.group,
-        }
-        entry["symmetric"] = spec.symmetric
-    elif spec.per_channel:
-        entry = _entry(name, "per_channel", "PerChannelMinMaxObserver") | {
-            "ch_axis": int(dynamic),
-        }
-        entry["symmetric"] = spec.symmetric
-    else:
-        entry = _entry(name, "per_tensor", "PerTensorMinMaxObserver") | {
             "symmetric": spec.symmetric,
         }
-    return entry | {
-        "is_dynamic": dynamic,
-        "scale_type": "pof2" if spec.pow2 else _SCALES[spec.scale],
-    }
-
-
-def _entry(dtype: str, scheme: str | None, observer: str) -> dict[str, Any]:
+    if spec.per_channel:
+        return {
+            "qscheme": "per_channel",
+            "observer_cls": "PerChannelMinMaxObserver",
+            # amd-quark: 0 for the outputs of a weight, 1 for the tokens of dynamic activations
+            "ch_axis": int(dynamic),
+            "symmetric": spec.symmetric,
+        }
     return {
-        "block_size": None,
-        "ch_axis": None,
-        "dtype": dtype,
-        "enable_buffer_reuse": False,
-        "group_size": None,
-        "is_dynamic": False,
-        "is_scale_quant": False,
-        "max_input_numel": 4194304,
-        "mx_element_dtype": None,
-        "observer_cls": observer,
-        "qscheme": scheme,
-        "round_method": "half_even",
-        "scale_calculation_mode": None,
-        "scale_format": None,
-        "scale_type": "float",
-        "symmetric": None,
-        "zero_point_type": "int32",
+        "qscheme": "per_tensor",
+        "observer_cls": "PerTensorMinMaxObserver",
+        "symmetric": spec.symmetric,
     }
+
+
+#: Fields of a specification that amd-quark writes where nothing else is said.
+_USUAL_FIELDS: dict[str, Any] = {
+    "block_size": None,
+    "ch_axis": None,
+    "dtype": None,
+    "enable_buffer_reuse": False,
+    "group_size": None,
+    "is_dynamic": False,
+    "is_scale_quant": False,
+    "max_input_numel": 4194304,
+    "mx_element_dtype": None,
+    "observer_cls": None,
+    "qscheme": None,
+    "round_method": "half_even",
+    "scale_calculation_mode": None,
+    "scale_format": None,
+    "scale_type": "float",
+    "symmetric": None,
+    "zero_point_type": "int32",
+}
+
+
+_BLOCKS_OF_FLOATS = {
+    "qscheme": "per_group",
+    "observer_cls": "PerBlockMXObserver",
+    "ch_axis": -1,
+}
+
+
+#: One scale in float32 for a tensor, or for the scales of its blocks.
+_GLOBAL_SCALE = {
+    "qscheme": "per_tensor",
+    "observer_cls": "PerTensorMinMaxObserver",
+    "scale_type": "float32",
+    "symmetric": True,
+}
+
+
+def _entry(dtype: str, **fields: Any) -> dict[str, Any]:
+    """Return an entry with all keys, in alphabetical order, as vLLM compares whole entries."""
+    return {**_USUAL_FIELDS, "dtype": dtype, **fields}
 
 
 def layer_from_json(entry: Mapping[str, Any]) -> LayerSpec:

@@ -121,15 +121,8 @@ def restored(
     check_parts(parts, spec)
     weight = parts["weight"]
     if spec.is_cast:
-        return Quantized(
-            spec,
-            shape,
-            weight.reshape(shape[0], -1),
-            None,
-            None,
-            None,
-            dtype,
-        )
+        values = weight.reshape(shape[0], -1)
+        return Quantized(spec, shape, values, None, None, None, dtype)
     if isinstance(spec.dtype, Integer):
         return _integers_back(parts, spec, shape, dtype, method)
     scale, whole = parts["weight_scale"], parts.get("weight_scale_2")
@@ -145,6 +138,12 @@ def restored(
 
 
 def _integers(weight: Quantized, method: str) -> dict[str, Any]:
+    """Return the tensors of integers, by the end of their names.
+
+    Args:
+        weight: the weight.
+        method: order of nibbles.
+    """
     spec, codes, scale = weight.spec, weight.matrix, weight.scale
     zero = affine.explicit_zero(weight.zero, scale).to(affine.code_type(spec))
     if spec.group:
@@ -197,6 +196,7 @@ def product_of(parts: Mapping[str, Any], spec: TensorSpec) -> Any:
 
 
 def _packed(codes: torch.Tensor, spec: TensorSpec, method: str) -> Any:
+    """Return codes or zero points as amd-quark stores them; int2 and int8 fill bytes each."""
     bits = spec.dtype.bits
     if bits == 4:
         return pack_nibbles(codes, method)
@@ -212,6 +212,7 @@ def _integers_back(
     dtype: torch.dtype,
     method: str,
 ) -> Quantized:
+    """Return integers from the tensors of ``_integers``; see ``restored``."""
     rows = shape[0]
     columns = math.prod(shape[1:])
     scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
@@ -237,6 +238,14 @@ def _integers_back(
 
 
 def _unpacked(codes: torch.Tensor, spec: TensorSpec, count: int, method: str) -> Any:
+    """Return the codes or zero points of ``_packed``.
+
+    Args:
+        codes: packed integers.
+        spec: how the weight is quantized.
+        count: number of codes in a row.
+        method: order of nibbles.
+    """
     bits, signed = spec.dtype.bits, spec.grid.qmin < 0
     if bits == 4:
         return unpack_nibbles(codes, count, method, signed)

@@ -26,15 +26,15 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = 4 << 30
 #: Endings of weight files, which are no part of a quantized checkpoint.
 _WEIGHTS = (
-    *(
-        ".safetensors",
-        ".safetensors.index.json",
-        ".bin",
-        ".bin.index.json",
-        ".pt",
-        ".pth",
-    ),
-    *(".gguf", ".h5", ".msgpack"),
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".h5",
+    ".msgpack",
 )
 
 
@@ -147,14 +147,7 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
         raise ModelError(f"{index} has no weight_map of tensors to files")
     files = dict[str, dict[str, StoredTensor]]()
     for file in sorted(set(listed.values())):
-        if Path(file).name != file:
-            raise ModelError(
-                f"{index} lists {file!r}, which is no name of a file in its folder",
-            )
-        if not (folder / file).is_file():
-            raise ModelError(
-                f"{folder / file} is missing; {INDEX} lists it: complete the download",
-            )
+        _check_listed(folder, file)
         files[file] = _heads(folder / file)
     if lost := sorted(name for name, file in listed.items() if name not in files[file]):
         raise ModelError(
@@ -166,7 +159,24 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
     }
 
 
+def _check_listed(folder: Path, file: str) -> None:
+    """Raise ModelError if a file of an index is elsewhere, or missing."""
+    if Path(file).name != file:
+        raise ModelError(
+            f"{folder / INDEX} lists {file!r}, which is no name of a file in its folder",
+        )
+    if not (folder / file).is_file():
+        raise ModelError(
+            f"{folder / file} is missing; {INDEX} lists it: complete the download",
+        )
+
+
 def _heads(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file by name, from its header.
+
+    Raises:
+        ModelError: the file is damaged, or no safetensors file.
+    """
     try:
         with safe_open(str(path), framework="pt") as file:
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  - the file is no mapping
@@ -268,26 +278,33 @@ class Writer:
             shutil.copy2(file, self.staging / file.name)
 
     def _close(self) -> None:
+        """Give the files and then the folder their final names."""
         for file in self._files[-1:]:
             file.close()
-        count = len(self._files)
-        if count == 1:
+        if len(self._files) == 1:
             self._files[0].path.replace(self.staging / SINGLE)
         else:
-            places = dict[str, str]()
-            for index, names in enumerate(self._names):
-                name = f"model-{index + 1:05}-of-{count:05}.safetensors"
-                self._files[index].path.replace(self.staging / name)
-                places |= dict.fromkeys(names, name)
-            total = sum(file.size for file in self._files)
-            content = {
-                "metadata": {"total_size": total},
-                "weight_map": dict(sorted(places.items())),
-            }
-            self.write_json(INDEX, content)
+            self._number_files()
         with contextlib.suppress(FileNotFoundError):
             self.folder.rmdir()
         self.staging.replace(self.folder)
+
+    def _number_files(self) -> None:
+        """Give several files the names that transformers expects, and write their index."""
+        count = len(self._files)
+        places = dict[str, str]()
+        for number, (file, names) in enumerate(
+            zip(self._files, self._names, strict=True), 1
+        ):
+            name = f"model-{number:05}-of-{count:05}.safetensors"
+            file.path.replace(self.staging / name)
+            places |= dict.fromkeys(names, name)
+        total = sum(file.size for file in self._files)
+        content = {
+            "metadata": {"total_size": total},
+            "weight_map": dict(sorted(places.items())),
+        }
+        self.write_json(INDEX, content)
 
 
 def read_json(file: Path) -> dict[str, Any]:

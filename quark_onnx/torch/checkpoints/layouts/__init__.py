@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import by_name
+from quark_onnx.containers import by_name, present_values
 from quark_onnx.errors import ConfigError
 from quark_onnx.errors import nearest as nearest
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
@@ -17,6 +17,7 @@ from quark_onnx.torch.checkpoints.layouts.compressed_tensors import (
 from quark_onnx.torch.checkpoints.layouts.fp8 import FinegrainedFp8Layout, Fp8Layout
 from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.layouts.quark import WEIGHT_FORMATS, QuarkLayout
+from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 
 LAYOUTS: dict[str, type[Layout]] = by_name(
@@ -74,26 +75,32 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
     places |= {f"layers {glob!r}": spec for glob, spec in config.layers}
     places |= {f"types {name!r}": spec for name, spec in config.types}
     for place, spec in places.items():
-        if spec.weight is None and spec.weight_only:
-            continue  # stays float
-        if reason := layout.refusal(spec):
-            others = [
-                name for name, other in LAYOUTS.items() if not other().refusal(spec)
-            ]
-            what = [
-                f"{name} {part}"
-                for name in ("weight", "input", "output")
-                if (part := getattr(spec, name))
-            ]
-            raise ConfigError(
-                f"{place}, {', '.join(what)}, {_no_place(layout, reason, others)}",
-            )
+        _check_spec(layout, place, spec)
     if config.kv_cache is not None:
         _check_cache(layout, config.kv_cache)
     _check_attention(layout, config)
 
 
+def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
+    """Raise ConfigError if a layout does not support a layer.
+
+    Args:
+        layout: the layout.
+        place: the specification's place in the configuration, for errors.
+        spec: how the layer is quantized.
+    """
+    if spec.weight is None and spec.weight_only:
+        return  # stays float
+    if reason := layout.refusal(spec):
+        others = [name for name, other in LAYOUTS.items() if not other().refusal(spec)]
+        tensors = {"weight": spec.weight, "input": spec.input, "output": spec.output}
+        parts = [f"{name} {part}" for name, part in present_values(tensors).items()]
+        no_place = _no_place(layout, reason, others)
+        raise ConfigError(f"{place}, {', '.join(parts)}, {no_place}")
+
+
 def _check_cache(layout: Layout, cache: KVCache) -> None:
+    """Raise ConfigError if a layout does not support a KV cache."""
     if reason := layout.cache_refusal(cache.spec):
         others = [
             name
@@ -111,6 +118,7 @@ def _check_cache(layout: Layout, cache: KVCache) -> None:
 
 
 def _check_attention(layout: Layout, config: TorchConfig) -> None:
+    """Raise ConfigError if a layout has no place for quantized attention."""
     if config.attention is not None and layout.name != QuarkLayout.name:
         raise ConfigError(
             f"attention: a checkpoint of the layout {layout.name!r} has no place for"
@@ -120,6 +128,13 @@ def _check_attention(layout: Layout, config: TorchConfig) -> None:
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
+    """Return the end of a message that names the layouts that support a setting.
+
+    Args:
+        layout: the layout that does not.
+        reason: what that layout supports.
+        others: names of the layouts that support the setting.
+    """
     if others:
         hint = f"these have one: {', '.join(others)}"
     else:

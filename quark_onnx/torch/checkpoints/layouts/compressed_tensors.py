@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from quark_onnx.containers import grouped, present_values
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts.base import (
@@ -90,6 +91,12 @@ _INPUTS: dict[str, Callable[[TensorSpec, TensorSpec], bool]] = {
 
 
 def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
+    """Return the name of the format that stores integers; empty if vLLM has no such inputs.
+
+    Args:
+        weight: how the weight is quantized.
+        read: how the input is quantized; None if it is not.
+    """
     if read is None:
         return PACKED
     if not isinstance(read.dtype, Integer) or read.dtype.bits not in (4, 8):
@@ -102,6 +109,7 @@ def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
 
 
 def _is_ungrouped_w8a8(weight: TensorSpec, read: TensorSpec) -> bool:
+    """Return whether weight and input are 8-bit integers that vLLM multiplies at once."""
     if weight.group or read.group:
         return False
     return weight.symmetric and weight.dtype.bits == read.dtype.bits == 8
@@ -114,13 +122,11 @@ class CompressedTensorsLayout(Layout):
     name: ClassVar[str] = "compressed-tensors"
     method: ClassVar[str] = "compressed-tensors"
     parts: ClassVar[tuple[str, ...]] = (
-        *(
-            "weight",
-            "weight_packed",
-            "weight_scale",
-            "weight_zero_point",
-            "weight_global_scale",
-        ),
+        "weight",
+        "weight_packed",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_global_scale",
     )
 
     def refusal(self, spec: LayerSpec) -> str:
@@ -147,27 +153,24 @@ class CompressedTensorsLayout(Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
-        members = dict[LayerSpec, list[str]]()
-        for name, spec in quantized.items():
-            members.setdefault(spec.with_(output=None), []).append(name)
+        # outputs are the KV cache, which has a key of its own
+        members = grouped(
+            (spec.with_(output=None), name) for name, spec in quantized.items()
+        )
         if not members:
             raise ConfigError(
                 "no layer is quantized, which the layout 'compressed-tensors' has no"
                 " words for",
             )
-        rest = max(members, key=lambda spec: len(members[spec]))
-        ordered = [*(spec for spec in members if spec != rest), rest]
+        largest = max(members, key=lambda spec: len(members[spec]))
+        del members[largest]
+        targets = members | {largest: ["Linear"]}
         groups = {
-            f"group_{index}": {
-                "targets": ["Linear"] if spec == rest else members[spec],
-                "weights": _arguments(spec.weight, format_of(spec)),
-                "input_activations": _arguments(spec.input),
-                "output_activations": None,
-                "format": format_of(spec),
-            }
-            for index, spec in enumerate(ordered)
+            f"group_{index}": _group(spec, names)
+            for index, (spec, names) in enumerate(targets.items())
         }
-        formats = set(map(format_of, members))
+        formats = set(map(format_of, targets))
+        cache = None if config.kv_cache is None else config.kv_cache.spec
         return {
             "quant_method": "compressed-tensors",
             "format": formats.pop() if len(formats) == 1 else "mixed-precision",
@@ -175,9 +178,7 @@ class CompressedTensorsLayout(Layout):
             "global_compression_ratio": None,
             "config_groups": groups,
             "ignore": list(floats),
-            "kv_cache_scheme": (
-                None if config.kv_cache is None else _arguments(config.kv_cache.spec)
-            ),
+            "kv_cache_scheme": _arguments(cache),
         }
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
@@ -202,39 +203,9 @@ class CompressedTensorsLayout(Layout):
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> Quantized:
-        form, weight = format_of(spec.with_(output=None)), spec.weight
-        assert weight is not None
-        scale = needed(parts.get("weight_scale"), "weight_scale")
-        stored = "weight_packed" if form in (PACKED, NVFP4, MXFP4) else "weight"
-        codes = needed(parts.get(stored), stored)
-        if form == PACKED:
-            bits, zero = weight.dtype.bits, None
-            if not weight.symmetric:
-                zero = needed(parts.get("weight_zero_point"), "weight_zero_point")
-                zero = unpack_words(zero.t(), bits, shape[0]).t()
-            return from_unsigned(
-                unpack_words(codes, bits, shape[1]),
-                zero,
-                scale,
-                weight,
-                (shape, dtype),
-            )
-        if form in (INTEGERS, FLOATS):
-            flat = scale.reshape(-1) if weight.per_channel else scale.reshape(())
-            return Quantized(weight, shape, codes, flat, None, None, dtype)
-        codes = codes.view(torch.uint8) if form == MXFP8 else unpack_bits(codes, 4)
-        whole = parts.get("weight_global_scale")
-        if whole is not None:
-            whole = _inverse(whole).reshape(())
-        return Quantized(
-            weight,
-            shape,
-            in_blocks(codes, weight.group),
-            scale,
-            None,
-            whole,
-            dtype,
-        )
+        assert spec.weight is not None
+        form = format_of(spec.with_(output=None))
+        return _RESTORED[form](parts, spec.weight, shape, dtype)
 
     def restored_scale(
         self,
@@ -256,18 +227,9 @@ class CompressedTensorsLayout(Layout):
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
-        groups, floats = found.get("config_groups"), names_in(found, "ignore")
-        if (
-            not isinstance(groups, Mapping)
-            or not groups
-            or not all(isinstance(each, Mapping) for each in groups.values())
-        ):
-            raise ConfigError(
-                f"quantization_config has config_groups {groups!r}; they must be"
-                " objects by name",
-            )
+        floats = names_in(found, "ignore")
         default, own = LayerSpec(), list[tuple[str, LayerSpec]]()
-        for group in groups.values():
+        for group in _groups_of(found):
             spec = LayerSpec(
                 _spec(group.get("weights"), weight=True),
                 _spec(group.get("input_activations")),
@@ -277,23 +239,52 @@ class CompressedTensorsLayout(Layout):
                     default = spec
                 else:
                     own.append((target, spec))
-        for name in (*floats, *dict(own)):
-            if name.startswith("re:"):
-                raise ConfigError(
-                    f"quantization_config has the pattern {name!r}; this reads names,"
-                    " and the class Linear",
-                )
+        _check_names(*floats, *dict(own))
         cache = _spec(found.get("kv_cache_scheme"))
-        kept = None if cache is None else KVCache(cache)
-        return (
-            TorchConfig(
-                default,
-                layers=tuple(own),
-                exclude=floats,
-                kv_cache=kept,
-            ),
-            cls(),
+        config = TorchConfig(
+            default,
+            layers=tuple(own),
+            exclude=floats,
+            kv_cache=None if cache is None else KVCache(cache),
         )
+        return config, cls()
+
+
+def _group(spec: LayerSpec, targets: list[str]) -> dict[str, Any]:
+    """Return the entry of config_groups for layers of a specification."""
+    return {
+        "targets": targets,
+        "weights": _arguments(spec.weight, format_of(spec)),
+        "input_activations": _arguments(spec.input),
+        "output_activations": None,
+        "format": format_of(spec),
+    }
+
+
+def _groups_of(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the groups of a configuration.
+
+    Raises:
+        ConfigError: there are none, or a group is no object.
+    """
+    groups = found.get("config_groups")
+    members = list(groups.values()) if isinstance(groups, Mapping) else []
+    if not members or not all(isinstance(group, Mapping) for group in members):
+        raise ConfigError(
+            f"quantization_config has config_groups {groups!r}; they must be"
+            " objects by name",
+        )
+    return members
+
+
+def _check_names(*names: str) -> None:
+    """Raise ConfigError if a target or an ignored layer is a regular expression."""
+    for name in names:
+        if name.startswith("re:"):
+            raise ConfigError(
+                f"quantization_config has the pattern {name!r}; this reads names,"
+                " and the class Linear",
+            )
 
 
 def _packed(weight: Quantized) -> dict[str, Any]:
@@ -345,13 +336,92 @@ _STORED: dict[str, Callable[[Quantized], dict[str, Any]]] = {
 }
 
 
+def _unpacked(
+    parts: Mapping[str, Any],
+    weight: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Quantized:
+    """Return integers from int32 words."""
+    scale = needed(parts.get("weight_scale"), "weight_scale")
+    words = needed(parts.get("weight_packed"), "weight_packed")
+    bits, zero = weight.dtype.bits, None
+    if not weight.symmetric:
+        zero = needed(parts.get("weight_zero_point"), "weight_zero_point")
+        # packed along the outputs, unlike the codes
+        zero = unpack_words(zero.t(), bits, shape[0]).t()
+    codes = unpack_words(words, bits, shape[1])
+    return from_unsigned(codes, zero, scale, weight, (shape, dtype))
+
+
+def _from_bytes(
+    parts: Mapping[str, Any],
+    weight: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Quantized:
+    """Return 8-bit integers or FP8 with per-channel or per-tensor scales."""
+    scale = needed(parts.get("weight_scale"), "weight_scale")
+    codes = needed(parts.get("weight"), "weight")
+    scale = scale.reshape(-1) if weight.per_channel else scale.reshape(())
+    return Quantized(weight, shape, codes, scale, None, None, dtype)
+
+
+def _from_mxfp8(
+    parts: Mapping[str, Any],
+    weight: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Quantized:
+    """Return FP8 in blocks."""
+    scale = needed(parts.get("weight_scale"), "weight_scale")
+    codes = needed(parts.get("weight"), "weight").view(torch.uint8)
+    blocks = in_blocks(codes, weight.group)
+    return Quantized(weight, shape, blocks, scale, None, None, dtype)
+
+
+def _from_fp4(
+    parts: Mapping[str, Any],
+    weight: TensorSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Quantized:
+    """Return FP4 in blocks, with a global scale in NVFP4."""
+    scale = needed(parts.get("weight_scale"), "weight_scale")
+    codes = unpack_bits(needed(parts.get("weight_packed"), "weight_packed"), 4)
+    global_scale = parts.get("weight_global_scale")
+    if global_scale is not None:
+        global_scale = _inverse(global_scale).reshape(())
+    blocks = in_blocks(codes, weight.group)
+    return Quantized(weight, shape, blocks, scale, None, global_scale, dtype)
+
+
+#: Inverses of the functions in ``_STORED``.
+_RESTORED: dict[
+    str,
+    Callable[
+        [Mapping[str, Any], TensorSpec, tuple[int, ...], torch.dtype],
+        Quantized,
+    ],
+] = {
+    PACKED: _unpacked,
+    INTEGERS: _from_bytes,
+    FLOATS: _from_bytes,
+    MXFP8: _from_mxfp8,
+    MXFP4: _from_fp4,
+    NVFP4: _from_fp4,
+}
+
+
 def _column(scale: torch.Tensor) -> Any:
+    """Return scales of shape (outputs, 1), or (1,) for a single scale."""
     if scale.ndim == 0:
         return scale.reshape(1)
     return scale[:, None]
 
 
 def _inverse(whole: torch.Tensor) -> Any:
+    """Return the reciprocal of a global scale."""
     # compressed-tensors stores the factor 448 * 6 / amax by which scales are multiplied, the
     # reciprocal of the global scale. In float64, so that only the last step rounds.
     return (1 / whole.double()).float().reshape(1)
@@ -373,27 +443,56 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
     """
     if spec is None:
         return None
-    found: dict[str, Any] = {
+    is_integer = isinstance(spec.dtype, Integer)
+    arguments = {
         "num_bits": 4 if is_two_level(spec) else spec.dtype.bits,
-        "type": "int" if isinstance(spec.dtype, Integer) else "float",
-        "symmetric": spec.symmetric or not isinstance(spec.dtype, Integer),
-        "strategy": "tensor",
+        "type": "int" if is_integer else "float",
+        "symmetric": spec.symmetric or not is_integer,
+        "strategy": _strategy(spec, form),
         "group_size": spec.group or None,
-        "dynamic": False if form else not spec.measured,
+        "dynamic": False if form else _dynamic(spec),
     }
+    scale_dtype = _SCALE_DTYPES.get(spec.dtype.name)
+    return arguments | present_values({"scale_dtype": scale_dtype})
+
+
+#: Types of scales, of formats whose scales are no floats of the model's type.
+_SCALE_DTYPES = {
+    "nvfp4": "torch.float8_e4m3fn",
+    **dict.fromkeys(_MX, "torch.uint8"),
+}
+
+
+def _strategy(spec: TensorSpec, form: str) -> str:
+    """Return the name of the granularity of scales.
+
+    Args:
+        spec: how the tensor is quantized.
+        form: name of the format of a weight; empty for activations.
+    """
     if is_two_level(spec):
-        found |= {"strategy": "tensor_group", "scale_dtype": "torch.float8_e4m3fn"}
-        if form:
-            return found
-        # Scales of blocks are computed at runtime, the global scale is stored.
-        return found | {"dynamic": "local"}
+        return "tensor_group"
     if spec.group:
-        found["strategy"] = "group"
-    elif spec.per_channel or form == PACKED:
-        found["strategy"] = "channel" if form else "token"
-    if spec.dtype.name not in _MX:
-        return found
-    return found | {"scale_dtype": "torch.uint8"}
+        return "group"
+    # the format of packed integers has no scale for a whole weight: it is stored for each output
+    if spec.per_channel or form == PACKED:
+        return "channel" if form else "token"
+    return "tensor"
+
+
+def _dynamic(spec: TensorSpec) -> bool | str:
+    """Return the argument ``dynamic`` of an activation."""
+    if is_two_level(spec):
+        # Scales of blocks are computed at runtime, the global scale is stored.
+        return "local"
+    return not spec.measured
+
+
+#: Formats by their type, num_bits, strategy and group_size.
+_BLOCK_FORMATS = (
+    (("float", 4, "group", 32), "mxfp4e2m1"),
+    (("float", 8, "group", 32), "mxfp8e4m3"),
+)
 
 
 def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
@@ -412,11 +511,12 @@ def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
     bits = found.get("num_bits", 8)
     kind = found.get("type", "int")
     strategy = found.get("strategy")
+    size = found.get("group_size") or 0
     if (kind, bits, strategy) == ("float", 4, "tensor_group"):
         return TensorSpec("nvfp4")
-    size = found.get("group_size") or 0
-    if kind == "float" and strategy == "group" and size == 32 and bits in (4, 8):
-        return TensorSpec("mxfp4e2m1" if bits == 4 else "mxfp8e4m3")
+    for arguments, name in _BLOCK_FORMATS:
+        if (kind, bits, strategy, size) == arguments:
+            return TensorSpec(name)
     is_other_float = kind == "float" and bits != 8
     if strategy not in ("tensor", "channel", "token", "group") or is_other_float:
         raise ConfigError(
