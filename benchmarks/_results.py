@@ -41,18 +41,43 @@ class Store:
             part.replace(self.path)
 
 
+#: Options that several benchmarks have, by name without dashes.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "again": {"action": "store_true", "help": "measure also what is known"},
+    "stale": {
+        "action": "store_true",
+        "help": "measure again what an older version of our source made",
+    },
+    "report": {"action": "store_true", "help": "measure nothing, print what is known"},
+    "busy": {
+        "action": "store_true",
+        "help": "the machine does other work, too: keep no seconds",
+    },
+    "amd-quark-python": {
+        "type": Path,
+        "help": "the Python of an environment with amd-quark",
+    },
+    "out": {
+        "type": Path,
+        "default": Path(__file__).parent / "results",
+        "metavar": "DIR",
+        "help": "where results are kept",
+    },
+}
+
+
+def add_arguments(parser: ArgumentParser, *names: str) -> None:
+    """Add options that several benchmarks have, by the keys of `_OPTIONS`."""
+    for name in names:
+        parser.add_argument(f"--{name}", **_OPTIONS[name])
+
+
 def add_store_arguments(parser: ArgumentParser, tasks: Sequence[str]) -> None:
     """Add the options of a benchmark that keeps its rows: tasks, what is measured, the folder."""
     parser.add_argument(
         "--tasks", nargs="+", choices=tasks, default=list(tasks), metavar="TASK"
     )
-    parser.add_argument(
-        "--again", action="store_true", help="measure also what is known"
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "again", "report", "out")
 
 
 def add_turn_arguments(parser: ArgumentParser, repeats: int) -> None:

@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 
 from _data import Samples, Task, digest, load, session_of
 from _images import LEVEL
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 from _settings import SETTINGS, Setting
 from _tools import (
     AmdQuark,
@@ -378,10 +378,7 @@ def main() -> int:
         choices=["ours"],
         help="measure ours again where our source has changed",
     )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "report", "out")
     arguments = parser.parse_args()
     logging.getLogger("quark_onnx").setLevel(logging.ERROR)
 

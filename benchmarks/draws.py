@@ -44,7 +44,7 @@ from _images import (
     unpacked,
     worse,
 )
-from _results import Row, Store, due, table
+from _results import Row, Store, add_arguments, due, table
 from _settings import Setting
 from _tools import AmdQuark, Ours
 
@@ -370,23 +370,7 @@ def main() -> int:
     parser.add_argument(
         "--draws", type=int, choices=range(2, MOST + 1), default=DRAWS, metavar="COUNT"
     )
-    parser.add_argument(
-        "--amd-quark-python",
-        type=Path,
-        help="the Python of an environment with amd-quark",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="measure again what is known"
-    )
-    parser.add_argument(
-        "--stale",
-        action="store_true",
-        help="measure again what an older version of our source made",
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "amd-quark-python", "again", "stale", "report", "out")
     arguments = parser.parse_args()
     store, source = Store(arguments.out / "draws.json"), Ours().source
     for run in () if arguments.report else runs(arguments):

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
-from _results import Store, table
+from _results import Store, add_arguments, table
 from onnx import TensorProto, helper
 from onnx.external_data_helper import set_external_data
 
@@ -119,7 +119,7 @@ def main() -> int:
         type=Path,
         help="where the models are made (default: the temporary folder)",
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     arguments = parser.parse_args()
     store, rows = Store(arguments.out / "large.json"), []
     for gigabytes in arguments.gigabytes:

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from _data import Samples, load
-from _results import table
+from _results import add_arguments, table
 
 from quark_onnx import AdaQuant, AdaRound, QConfig, quantize
 from quark_onnx.optimizers.problem import Problem, Solution
@@ -120,7 +120,7 @@ def main() -> int:
         "--tasks", nargs="+", default=["resnet20", "mobilenetv2"], metavar="TASK"
     )
     parser.add_argument("--iterations", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     arguments = parser.parse_args()
     optimizers = (
         TimedAdaRound(arguments.iterations, device="cpu"),

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from _data import root
-from _results import table
+from _results import add_arguments, table
 
 LENGTH = 256
 MODELS = ("stories260K", "mixtext")
@@ -150,17 +150,7 @@ def main() -> int:
     parser.add_argument(
         "--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), metavar="SCHEME"
     )
-    parser.add_argument(
-        "--amd-quark-python",
-        type=Path,
-        help="the Python of an environment with amd-quark",
-    )
-    parser.add_argument(
-        "--busy",
-        action="store_true",
-        help="the machine does other work, too: keep no seconds",
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "amd-quark-python", "busy", "out")
     arguments = parser.parse_args()
     parts, worse = list[str](), 0
     for model in arguments.models:

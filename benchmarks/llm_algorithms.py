@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from _data import root
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 from llm import MODELS, PEER, found_of, measured, windows_of
 
 FORMATS = (
@@ -211,15 +211,7 @@ def main() -> int:
         metavar="NAME",
     )
     add_peers(parser)
-    parser.add_argument(
-        "--again", action="store_true", help="measure what was measured before, too"
-    )
-    parser.add_argument(
-        "--busy",
-        action="store_true",
-        help="the machine does other work, too: keep no seconds",
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "again", "busy", "out")
     arguments = parser.parse_args()
     store = Store(arguments.out / "llm_algorithms.json")
     for model in arguments.models:

@@ -47,7 +47,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 
 from quark_onnx.torch.config.client_releases import pinned
 
@@ -569,8 +569,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--environments", type=Path, default=Path("client-environments")
     )
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--again", action="store_true")
+    add_arguments(parser, "again", "out")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     options = parser.parse_args(arguments)
     name = "llm_clients" + "_bfloat16" * (options.dtype == "bfloat16")

@@ -29,7 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 
 #: By what the table calls them: the scheme and the algorithms.
 RECIPES = {
@@ -302,16 +302,7 @@ def main() -> int:
         metavar="SECONDS",
         help="of a family (default: 120)",
     )
-    parser.add_argument(
-        "--again", action="store_true", help="measure what is known, too"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=RESULTS,
-        metavar="DIR",
-        help="where results are kept",
-    )
+    add_arguments(parser, "again", "out")
     arguments = parser.parse_args()
     store = Store(arguments.out / "llm_families.json")
     known = {} if arguments.again else store.rows()

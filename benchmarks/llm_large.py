@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from _llm_shapes import SIZES, Size, small_llama, write, write_headers
 from _memory import PrivatePeak, peak_mb
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 
 SCHEMES = ("uint4_wo_128", "fp8")
 RUNS = (
@@ -454,7 +454,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--estimate-again", action="store_true", help="only estimate all runs again"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     return parser.parse_args()
 
 

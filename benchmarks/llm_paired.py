@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from _data import root
 from _images import Array, Difference, difference, worse
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 from llm import measured, windows_of
 from llm_algorithms import (
     PEERS,
@@ -93,7 +93,7 @@ def main() -> int:
         help="of windows that calibrate, at most",
     )
     add_peers(parser)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     arguments = parser.parse_args()
     peers, store, missed = (
         peers_of(arguments),

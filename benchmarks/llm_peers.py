@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from _llm_shapes import small_llama, write
 from _memory import peak_mb
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 from llm import measured
 from llm_algorithms import PEERS, add_peers, peers_of
 from llm_large import product_rate
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument(
         "--busy", action="store_true", help="judge no times: other programs run"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     arguments = parser.parse_args()
     store, missed = Store(arguments.out / "llm_peers.json"), list[str]()
     for name in arguments.algorithms:

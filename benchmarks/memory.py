@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from _data import Samples, load
 from _measure import Method
-from _results import Store, table
+from _results import Store, add_arguments, table
 from _settings import CALIBRATORS, Setting
 
 MOST = 1.1  # times the memory that few samples take
@@ -47,7 +47,7 @@ def main() -> int:
         action="store_true",
         help="also onnxruntime's (its histograms need 10 GB)",
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     arguments = parser.parse_args()
 
     store, task, rows = Store(arguments.out / "memory.json"), load("squeezenet"), []

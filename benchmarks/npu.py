@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 
 from _data import Samples, load
 from _images import COST, Array, difference, right
-from _results import table
+from _results import add_arguments, table
 from _settings import Setting
 from _tools import AmdQuark, OnnxRuntime
 
@@ -217,12 +217,7 @@ def main() -> int:
     parser.add_argument(
         "--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL"
     )
-    parser.add_argument(
-        "--amd-quark-python",
-        type=Path,
-        help="the Python of an environment with amd-quark",
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "amd-quark-python", "out")
     arguments = parser.parse_args()
     rows, findings, judged = (
         list[list[object]](),

@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 
 from _data import Samples, digest, load, session_of
 from _marks import TEXT, ZEROS, verdicts
-from _results import Row, Store, due, table
+from _results import Row, Store, add_arguments, due, table
 from _settings import Setting
 from _tools import AmdQuark, Ours
 
@@ -366,34 +366,13 @@ def main() -> int:
     )
     parser.add_argument("--tools", nargs="+", choices=TOOLS, help="measure only these")
     parser.add_argument(
-        "--amd-quark-python",
-        type=Path,
-        help="the Python of an environment with amd-quark",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="measure again what is known"
-    )
-    parser.add_argument(
-        "--stale",
-        action="store_true",
-        help="measure again what an older version of our source made",
-    )
-    parser.add_argument(
-        "--busy",
-        action="store_true",
-        help="the machine does other work, too: keep no seconds",
-    )
-    parser.add_argument(
         "--repeats",
         type=int,
         default=1,
         metavar="COUNT",
         help="measure all so often, in turn",
     )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "amd-quark-python", "again", "stale", "report", "busy", "out")
     arguments = parser.parse_args()
     store, source, folders = (
         Store(arguments.out / "optimizers.json"),

@@ -34,7 +34,7 @@ from _data import Samples, labels, load
 from _detections import TASKS as DETECTORS
 from _detections import Paired, metric_of, paired_bootstrap
 from _images import LEVEL, logits
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 from _settings import SETTINGS, Setting
 from _tools import (
     AmdQuark,
@@ -181,7 +181,7 @@ def main() -> int:
     parser.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=TASKS, metavar="TASK"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     parser.add_argument("--models", nargs=2, type=Path, metavar=("FIRST", "SECOND"))
     add_peer_arguments(parser)
     arguments = parser.parse_args()

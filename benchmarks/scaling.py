@@ -19,13 +19,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from time import process_time
 from typing import Any
 
 import numpy as np
 from _growing import SHAPES
-from _results import Store, table
+from _results import Store, add_arguments, table
 from onnx import ModelProto
 
 Feeds = dict[str, np.ndarray[Any, np.dtype[Any]]]
@@ -167,7 +166,7 @@ def main() -> int:
         default=1,
         help="processes at a time; time is processor time",
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "out")
     parser.add_argument("--measure", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:

@@ -22,12 +22,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _data import Feeds, Task, labels, load
-from _results import Row, Store, table
+from _results import Row, Store, add_arguments, table
 from _tools import Ours
 
 #: How many test images are classified.
@@ -251,10 +250,7 @@ def main() -> int:
     parser.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK"
     )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing, print what is known"
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "report", "out")
     arguments = parser.parse_args()
     store, source = Store(arguments.out / "simulate.json"), Ours().source
     for name in arguments.tasks:

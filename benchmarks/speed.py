@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from _data import Samples, load
 from _measure import Measurement, Method
 from _models import resnet50
-from _results import Store, table
+from _results import Store, add_arguments, table
 from _settings import CALIBRATORS, Setting
 
 from quark_onnx.dtypes import Block
@@ -220,12 +220,7 @@ def main() -> int:
         default="wall",
         help="cpu: less noise on a busy machine",
     )
-    parser.add_argument(
-        "--amd-quark-python",
-        type=Path,
-        help="the Python of an environment with amd-quark",
-    )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    add_arguments(parser, "amd-quark-python", "out")
     arguments = parser.parse_args()
 
     asked = (FLOOR, *methods(arguments.amd_quark_python))
