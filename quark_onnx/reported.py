@@ -50,18 +50,28 @@ def to_json(document: Mapping[str, Any]) -> str:
       "worst_sqnr": "inf"
     }
     """
-    return json.dumps(_plain({"schema": SCHEMA, **document}), indent=2, allow_nan=False)
+    return json.dumps(plain({"schema": SCHEMA, **document}), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value of the types that JSON has, with the conversions of ``to_json``.
+
+    >>> plain({"output": (1, math.nan, -math.inf)})
+    {'output': [1, None, '-inf']}
+    """
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, Path) or (
-        isinstance(value, float) and not math.isfinite(value)
-    ):
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
         return str(value)
+    if isinstance(value, float):
+        return _plain_number(value)
     return value
+
+
+def _plain_number(value: float) -> float | str | None:
+    """Return a number that JSON has, "inf" or "-inf", or None for NaN."""
+    if math.isnan(value):
+        return None
+    return value if math.isfinite(value) else str(value)

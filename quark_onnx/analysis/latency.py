@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -16,6 +16,7 @@ from onnx import ModelProto, TensorProto
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.turns import seconds_in_turns
 from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph.io import load
@@ -26,7 +27,7 @@ from quark_onnx.wording import counted, tally
 
 #: Maximum number of runs of each model, and their total time in seconds.
 _RUNS, _SECONDS = 30, 1.0
-#: Number of turns. The models alternate, so that a slow phase of the machine affects both.
+#: Number of turns of each model.
 _TURNS = 5
 #: A ratio of latencies above which the quantized model is slower.
 _SLOWER = 1.05
@@ -196,27 +197,34 @@ def measure_latency(
     ]
     slowest = max(1e-6, *(model.first_run for model in timed))
     runs = min(_RUNS, int(_SECONDS / 2 / slowest))
-    # In turns, so that a change of the clock or the load of the machine meets both models.
-    runs_in_a_turn = max(1, runs // _TURNS)
-    for _ in range(min(_TURNS, max(1, runs))):
-        for model in timed:
-            model.run(runs_in_a_turn)
-    before, after = (1000 * median(model.seconds) for model in timed)
+    turns = [max(1, runs // _TURNS)] * min(_TURNS, max(1, runs))
+    reference_seconds, other_seconds = seconds_in_turns(
+        [model.run for model in timed], turns
+    )
+    before, after = 1000 * median(reference_seconds), 1000 * median(other_seconds)
     slower = after > _SLOWER * before
     why = tuple(reasons(quantized, before)) if slower else ()
     return Latency(
         before,
         after,
         threads,
-        len(timed[0].seconds),
+        sum(turns),
         why,
-        timed[0].quartiles,
-        timed[1].quartiles,
+        _quartiles(reference_seconds),
+        _quartiles(other_seconds),
     )
 
 
+def _quartiles(seconds: Sequence[float]) -> tuple[float, float] | None:
+    """Return the quartiles in milliseconds; None for fewer than four runs."""
+    if len(seconds) < _FEWEST:
+        return None
+    first, _, third = quantiles(seconds, n=4, method="inclusive")
+    return 1000 * first, 1000 * third
+
+
 class _Timed:
-    """A model in a session, with the runtimes of its runs in seconds."""
+    """A model in a session, with the seconds of its first run."""
 
     def __init__(
         self,
@@ -241,18 +249,11 @@ class _Timed:
             raise ModelError(
                 f"the {name} model cannot be timed: onnxruntime says {error}",
             ) from error
-        self.seconds: list[float] = []
 
-    @property
-    def quartiles(self) -> tuple[float, float] | None:
-        """Return the quartiles in milliseconds; None for fewer than four runs."""
-        if len(self.seconds) < _FEWEST:
-            return None
-        first, _, third = quantiles(self.seconds, n=4, method="inclusive")
-        return 1000 * first, 1000 * third
-
-    def run(self, count: int) -> None:
-        self.seconds += self._session.seconds(self._feeds, count)
+    def run(self, count: int) -> list[float]:
+        """Return the seconds of each of some runs."""
+        seconds: list[float] = self._session.seconds(self._feeds, count)
+        return seconds
 
 
 def _cores() -> int:

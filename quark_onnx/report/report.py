@@ -13,7 +13,7 @@ from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
-from quark_onnx.reported import SCHEMA, Reported
+from quark_onnx.reported import SCHEMA, Reported, plain
 from quark_onnx.wording import tally
 
 _SHOWN = 12
@@ -70,12 +70,12 @@ class Report(Reported):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with a stable schema.
 
-        Infinities become the strings "inf" and "-inf".
+        Infinities become the strings "inf" and "-inf", NaN None.
         """
         return {
             "schema": SCHEMA,
             "quantized_nodes": self.quantized,
-            **_plain(asdict(self)),
+            **plain(asdict(self)),
         }
 
     def lines(self) -> list[str]:
@@ -224,13 +224,3 @@ def section(title: str, lines: list[str]) -> list[str]:
     if len(lines) > _SHOWN:
         section.append(f"{'':<9} and {len(lines) - _SHOWN} more")
     return section
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

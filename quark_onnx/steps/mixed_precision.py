@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from onnx import ModelProto
 
 from calibrators import QParams, Statistic
 from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
 from quark_onnx.config import Override, QConfig
 from quark_onnx.containers import by_name, names_of, of_type, subset
 from quark_onnx.errors import ConfigError, nearest
@@ -510,19 +511,22 @@ def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None
     Other processes can only lengthen a run, so the minimum is the least disturbed. None where the
     float model is too fast for a clock.
     """
-    times: list[list[float]] = [[] for _ in sessions]
-    end = perf_counter() + _SECONDS
-    for done in range(_MOST_RUNS):
-        if done >= _LEAST_RUNS and perf_counter() > end:
-            break
-        for session, taken in zip(sessions, times, strict=True):
-            start = perf_counter()
-            _outputs(session, [sample])
-            taken.append(perf_counter() - start)
-    floating, plain, mixed = map(min, times)
+    models = [partial(_seconds_of_runs, session, sample) for session in sessions]
+    seconds = seconds_in_turns(models, single_runs(_SECONDS, _LEAST_RUNS, _MOST_RUNS))
+    floating, plain, mixed = map(min, seconds)
     if floating <= _LEAST_RUNTIME:
         return None
     return Runtimes(floating, plain, mixed)
+
+
+def _seconds_of_runs(session: Any, sample: Sample, runs: int) -> list[float]:
+    """Return the seconds of some runs of a model on a sample."""
+    seconds = []
+    for _ in range(runs):
+        start = perf_counter()
+        _outputs(session, [sample])
+        seconds.append(perf_counter() - start)
+    return seconds
 
 
 def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
