@@ -335,6 +335,7 @@ class _Ladder:
         )
 
     def _fits(self, attempts: list[Attempt]) -> bool:
+        """Return whether the fastest attempt so far would end within the budget."""
         if self._budget is None or not attempts:
             return True
         fastest = min(attempt.seconds for attempt in attempts)

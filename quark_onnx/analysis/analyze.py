@@ -83,6 +83,7 @@ def _analyzed(
     data: Any,
     limit: int | None,
 ) -> Analysis:
+    """Compare two models tensor by tensor; see ``analyze``."""
     reference, plain = _read(before)
     other, runnable = _read(after)
     if not other.quantizes():
@@ -197,6 +198,15 @@ class _Figures:
         source: tuple[str, float],
         place: int,
     ) -> list[TensorError]:
+        """Return the error of a tensor; nothing for a tensor that no sample has reached.
+
+        Args:
+            name: name of the tensor in the float model.
+            node: name of the node that computes it.
+            op_type: operator type of that node.
+            source: name of the noisiest input, and the SQNR of all inputs in dB.
+            place: place of the node in the graph.
+        """
         watch = self._measured.get(name)
         if watch is None or not watch.statistic.count:
             return []

@@ -212,6 +212,7 @@ def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
 
 
 def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
+    """Yield the clipping and the rounding of a tensor by its own grid."""
     error, grid = evidence.error, evidence.grid
     own = min(1.0, evidence.own / evidence.noise)
     if grid is None or own <= least:
@@ -255,6 +256,7 @@ def _clip_guess(error: TensorError) -> float:
 
 
 def _clipping(error: TensorError, share: float) -> Cause:
+    """Return the clipping of values beyond the grid as a cause."""
     parts = []
     if error.clipped_high and error.grid_hi is not None:
         parts.append(
@@ -277,6 +279,10 @@ def _clipping(error: TensorError, share: float) -> Cause:
 
 
 def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
+    """Return a channel as a cause whose range makes the scale of the whole tensor coarse.
+
+    None if the grid has other scales than one for the tensor, or if no channel is far wider.
+    """
     statistic = evidence.statistic
     if not grid.bits or not grid.uniform or grid.axis is not None:
         return None
@@ -360,6 +366,7 @@ def _quantile(histogram: Histogram, share: float) -> float:
 
 
 def _rounding_text(error: TensorError, grid: Grid) -> str:
+    """Return the number format, its granularity and its step in words."""
     if error.step is None:
         return f"rounding to {grid.format}"
     step = f"in steps of {_figure(error.step)}"
@@ -378,6 +385,7 @@ def _rounding_text(error: TensorError, grid: Grid) -> str:
 
 
 def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
+    """Yield the weights and biases whose rounding makes a share of the noise."""
     for weight in evidence.weights:
         share = min(1.0, evidence.heavier * nsr(weight.sqnr) / evidence.noise)
         if weight.role == "bias":
@@ -392,6 +400,7 @@ def _of_weight(
     share: float,
     least: float,
 ) -> Cause:
+    """Return the rounding of a weight as a cause, and how far the operator amplifies it."""
     cause = _weight_cause(weight, share)
     of_dead = share * weight.dead_noise
     if of_dead > max(least, share / 2):
@@ -406,6 +415,7 @@ def _of_weight(
 
 
 def _dead_cause(weight: WeightError, share: float) -> Cause:
+    """Return channels whose codes are all zero as a cause."""
     text = (
         f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
     )
@@ -417,6 +427,7 @@ def _dead_cause(weight: WeightError, share: float) -> Cause:
 
 
 def _weight_cause(weight: WeightError, share: float) -> Cause:
+    """Return the rounding of a weight as a cause, with the remedy for its kind."""
     ratio = (
         f"{weight.sqnr:.1f} dB, the worst channel (#{weight.worst_channel})"
         f" {weight.worst_sqnr:.1f} dB"
@@ -454,6 +465,7 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
 
 
 def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[Cause]:
+    """Yield a bias that saturates, or whose step is too coarse."""
     share = min(1.0, evidence.heavier * evidence.of_bias(weight) / evidence.noise)
     text = (
         f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel"
@@ -502,6 +514,7 @@ def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
 
 
 def _of_shift(evidence: Evidence) -> Iterator[Cause]:
+    """Yield a constant error of channels, which a correction of biases removes."""
     error, shifted = evidence.error, evidence.statistic.shifted
     if shifted > 0.5 and error.place > 0 and evidence.inherited < 0.5 * evidence.noise:
         text = (
@@ -518,6 +531,7 @@ def _of_shift(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _from_upstream(evidence: Evidence) -> Iterator[Cause]:
+    """Yield the noise of the inputs, with the factor by which the operator amplifies it."""
     error, share = evidence.error, evidence.inherited / evidence.noise
     if share <= _LEAST or not error.source:
         return

@@ -325,6 +325,7 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
 
 
 def _has_wide_activations(model: ModelProto) -> bool:
+    """Return whether activations have 16 bits."""
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     return any(
         kinds.get(node.input[2]) in _WIDE

@@ -107,6 +107,7 @@ class _Walk:
         return not all(map(self.reference.constants.known, node.results))
 
     def match_inputs(self) -> None:
+        """Pair the inputs of both models by name."""
         inputs = names_of(self.reference.graph.fed)
         others = set(names_of(self.other.graph.inputs))
         missing = excluding(inputs, others)
@@ -158,6 +159,7 @@ class _Walk:
         return next(iter(names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
+        """Return whether two tensors are the same beyond doubt."""
         if self.reference.graph.is_output(tensor):
             # tools keep the names of inputs and outputs
             return True

@@ -155,6 +155,7 @@ def measure_tensors(
             if watch.view.raw in fed
         }
         alone = local.run({**sample, **feeds}, index)
+        # those that cannot be observed have a reason now
         for name, watch in watched.items():
             if not watch.reason:
                 replaceable = watch.view.raw in fed
@@ -167,6 +168,7 @@ def measure_tensors(
 
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
+    """Return a pair of tensors with the statistic that samples fill."""
     view = other.view(pair.raw)
     axis = _channel_axis(reference.graph, pair.tensor)
     if view.grid is not None and view.grid.granularity == "channel":

@@ -266,6 +266,7 @@ class Reading:
         return self.graph.is_output(tensor) or not all(map(self.formats, consumers))
 
     def _is_codes(self, tensor: str) -> bool:
+        """Return whether a tensor has integer codes, and no values."""
         if self.graph.producer_of_type(tensor, _QUANTIZE) is not None:
             return True
         return self.graph.elem_type(tensor) not in _NO_CODES
@@ -285,6 +286,7 @@ class Reading:
         return Grid(name, uniform=False) if name else None
 
     def _code_type(self, node: Node) -> int:
+        """Return the type of a QuantizeLinear's codes; uint8 unless the node says otherwise."""
         return (
             self.graph.elem_type(node.outputs[0])
             or int(node.attribute("output_dtype", 0))
@@ -436,6 +438,7 @@ def _target(node: Node) -> int:
 
 
 def _granularity(step: NDArray[np.float64]) -> str:
+    """Return the granularity of scales by their shape."""
     if step.size == 1:
         return "tensor"
     return "block" if step.ndim > 1 else "channel"
@@ -444,12 +447,12 @@ def _granularity(step: NDArray[np.float64]) -> str:
 def _ends_of(kind: int) -> tuple[float, float] | None:
     """Return the least and the greatest code of a type; None without relevant ends."""
     name = TensorProto.DataType.Name(kind)
-    if name.startswith("UINT"):
-        bits = int(name.removeprefix("UINT"))
-        return 0.0, 2.0**bits - 1
-    if name.startswith("INT"):
-        bits = int(name.removeprefix("INT"))
-        return -(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1
+    integer = re.fullmatch(r"(U?)INT(\d+)", name)
+    if integer is not None:
+        codes = 2.0 ** int(integer[2])
+        # half of the signed ones are negative
+        least = 0.0 if integer[1] else -codes / 2
+        return least, least + codes - 1
     # FLOAT has no codes, and FLOAT8E8M0 is a type of scales.
     if name.startswith(("FLOAT8E4", "FLOAT8E5", "FLOAT4", "FLOAT16")):
         import ml_dtypes

@@ -494,6 +494,7 @@ class Search:
             raise
 
     def _measured(self, asked: Asked, start: float) -> Record:
+        """Quantize and judge a candidate; return its record."""
         judged, pruned = 0, False
         try:
             config = asked.trial.config
@@ -555,6 +556,7 @@ def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
 
 
 def _takes_as_long(other: Trial, trial: Trial) -> bool:
+    """Return whether two candidates have a similar runtime."""
     # Optimizers have a similar runtime with all presets.
     same_work = bool(trial.kinds) or _preset(other) == _preset(trial)
     return same_work and other.kinds == trial.kinds
@@ -572,6 +574,7 @@ def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
 
 
 def _check_numbers(target: object, budget: object, trials: object) -> None:
+    """Raise ConfigError for an impossible target, budget or number of trials."""
     require(
         target is None or _is_score(target),
         "target",
@@ -592,6 +595,7 @@ def _is_score(value: Any) -> bool:
 
 
 def _check(metric: object, journal: object, progress: object) -> None:
+    """Raise ConfigError for settings of another type."""
     if metric is not None and not callable(metric):
         raise ConfigError(
             f"metric is {metric!r}; it must take a model and return a number",

@@ -57,6 +57,10 @@ class Trial:
         return 1.0 + sum(cost - 1.0 for cost in costs)
 
 
+#: Labels of scales per channel, and per tensor.
+_GRANULARITIES = {True: "per_channel", False: "per_tensor"}
+
+
 @dataclass(frozen=True)
 class Space:
     """Search space: every preset with every calibrator, granularity and optimizer.
@@ -153,31 +157,32 @@ class Space:
         Raises:
             ConfigError: a choice is no preset, calibrator or optimizer.
         """
-        presets = {}
-        for place, preset in enumerate(self.presets or ()):
-            # without a named optimizer, a candidate is the plain preset
-            config = _naming("presets", QConfig.of, preset).with_(equalize=False)
-            if self.target:
-                config = config.with_(target=self.target)
-            presets[_preset_name(preset, place)] = config
-        calibrators: dict[str, Any] = {PLAIN: None}
-        for choice in self.calibrators:
-            calibrator = _naming("calibrators", _calibrator, choice)
-            calibrators[format_call(calibrator)] = calibrator
-        granularities: dict[str, Any] = {PLAIN: None}
-        for per_channel in self.per_channel:
-            name = "per_channel" if per_channel else "per_tensor"
-            granularities[name] = per_channel
-        optimizers: dict[str, Any] = {PLAIN: ()}
-        for choice in self.optimizers:
-            chain = _naming("optimizers", _optimizers, choice)
-            optimizers["+".join(map(format_call, chain))] = chain
+        presets = {
+            _preset_name(preset, place): self._config(preset)
+            for place, preset in enumerate(self.presets or ())
+        }
+        calibrators = [
+            _naming("calibrators", _calibrator, choice) for choice in self.calibrators
+        ]
+        chains = [
+            _naming("optimizers", _optimizers, choice) for choice in self.optimizers
+        ]
         return {
             "preset": presets,
-            "calibrator": calibrators,
-            "granularity": granularities,
-            "optimizers": optimizers,
+            "calibrator": {PLAIN: None}
+            | {format_call(calibrator): calibrator for calibrator in calibrators},
+            "granularity": {PLAIN: None}
+            | {_GRANULARITIES[choice]: choice for choice in self.per_channel},
+            "optimizers": {PLAIN: ()}
+            | {"+".join(map(format_call, chain)): chain for chain in chains},
         }
+
+    def _config(self, preset: Any) -> QConfig:
+        """Return the configuration of a preset, without an optimizer that nobody named."""
+        config = _naming("presets", QConfig.of, preset).with_(equalize=False)
+        if self.target:
+            config = config.with_(target=self.target)
+        return config
 
     def trial(self, choices: Mapping[str, str]) -> Trial:
         """Return the configuration of a choice on each axis.
@@ -237,6 +242,7 @@ class Space:
 
 
 def _calibrator(choice: Any) -> Any:
+    """Return a calibrator, which may be given by its text."""
     if isinstance(choice, str):
         return parse_calibrator(choice)
     return _checked(choice)
@@ -273,6 +279,7 @@ def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
 
 
 def _preset_name(preset: object, place: int) -> str:
+    """Return the name of a preset, a file or a configuration in a table."""
     if isinstance(preset, str | Path):
         if str(preset).upper() in PRESETS:
             return str(preset).upper()

@@ -161,6 +161,7 @@ class TensorStatistic:
         return below | above
 
     def _forget_channels(self) -> None:
+        """Add up the channels, whose number differs between samples."""
         self.axis = None
         self.lo, self.hi = self.lo.min(keepdims=True), self.hi.max(keepdims=True)
         self.sums = {
@@ -297,5 +298,6 @@ def _noise(
     exact: NDArray[np.float64],
     where: NDArray[np.bool_],
 ) -> float:
+    """Return the sum of squared errors at some places, without those of masks."""
     error = np.where(where, values.astype(np.float64) - exact, 0.0)
     return float(np.sum(np.square(error), where=np.abs(error) < _MASK))

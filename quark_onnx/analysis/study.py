@@ -290,6 +290,7 @@ def _open_journal(path: Path) -> Any:
 
 
 def _check_journal(path: Path, content: bytes) -> None:
+    """Raise ConfigError if a file is no journal of Optuna, or is damaged."""
     lines = content[: content.rfind(b"\n") + 1].splitlines()
     if not lines and not b'{"op_code":'.startswith(content[:11]):
         raise _no_journal(path)

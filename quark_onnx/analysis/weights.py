@@ -212,6 +212,7 @@ def _outlier_ratio(reach: Floats) -> float:
 
 
 def _channel_axis(node: Node, rank: int) -> int | None:
+    """Return the axis of the output channels of a weight; None if it has none."""
     if node.op_type == "Gemm":
         return output_axis(node)
     axis = _AXES.get(node.op_type)
@@ -259,6 +260,7 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
 
 
 def _gain(product: Floats, energy: Floats) -> Floats:
+    """Return the factors that fit best; 1 where both tensors have nothing in common."""
     gain: Floats = np.divide(
         product,
         energy,

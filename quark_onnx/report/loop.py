@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.containers import names_of, subset
+from quark_onnx.containers import excluding, names_of, subset
 from quark_onnx.graph.states import State
 from quark_onnx.report.measure import OutputError, Total
 
@@ -56,14 +56,35 @@ def measure_loop(
         if not all(run.takes(sample) for run in runs):
             return []
         expected, found = (run.step(sample, list(totals)) for run in runs)
-        for name, total in totals.items():
-            if step == last or (step > 0 and name not in updated):
-                total.add(expected[name], found[name])
+        for name in _measured_at(step, last, totals, updated):
+            totals[name].add(expected[name], found[name])
     errors = [
         replace(total.result(name), steps=len(samples))
         for name, total in totals.items()
     ]
     return [error for error in errors if error.sqnr is not None]
+
+
+def _measured_at(
+    step: int,
+    last: int,
+    names: Iterable[str],
+    updated: Container[str],
+) -> list[str]:
+    """Return the outputs that are measured at a step.
+
+    Args:
+        step: number of the step, from 0.
+        last: number of the last step.
+        names: names of all outputs.
+        updated: names of the outputs that are states, whose errors count at the end alone.
+    """
+    if step == last:
+        return list(names)
+    if step == 0:
+        # a single run has measured the first sample
+        return []
+    return excluding(names, updated)
 
 
 class _Recurrent:
@@ -101,11 +122,12 @@ def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str
                 " are no consecutive samples"
             ),
         ]
+    looped = [error for error in errors if error.steps]
     single = {error.name: error.sqnr for error in errors if not error.steps}
     notes = list[str]()
-    for error in errors:
+    for error in looped:
         alone = single.get(error.name)
-        if not error.steps or error.sqnr is None or alone is None:
+        if error.sqnr is None or alone is None:
             continue
         finding, is_poor = _finding(error.sqnr, alone)
         notes.append(

@@ -154,12 +154,14 @@ def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, An
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:
+    """Return the error of a single pair of outputs."""
     total = Total()
     total.add(reference, other)
     return total.result(name)
 
 
 def _poor(error: OutputError, bound: float) -> bool:
+    """Return whether an output has an SQNR below a bound, or unequal values if it has none."""
     if error.sqnr is None:
         return error.agreement != 1.0
     return error.sqnr < bound
@@ -198,11 +200,13 @@ class Total:
 
     @property
     def agreement(self) -> float:
+        """Return the share of equal values; 1 for no values."""
         if not self.count:
             return 1.0
         return self.equal / self.count
 
     def add(self, reference: Any, other: Any) -> None:
+        """Add an output of the two models on a sample."""
         before = _leaves(reference)
         after = _leaves(other)
         self.floating &= bool(before) and all(leaf.dtype.kind == "f" for leaf in before)
@@ -222,6 +226,7 @@ class Total:
                 self._add(a, b)
 
     def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> None:
+        """Add two arrays of floats; values that are finite in one model alone count as broken."""
         both = np.isfinite(reference) & np.isfinite(other)
         a = reference.astype(np.float64)
         b = other.astype(np.float64)
@@ -242,6 +247,7 @@ class Total:
         self.broken += int(unlike.sum())
 
     def result(self, name: str) -> OutputError:
+        """Return the error over all samples."""
         if not self.floating:
             return OutputError(
                 name,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from quark_onnx.containers import without
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.figures import decibels, percentage, size_change
@@ -152,14 +153,21 @@ def summarize(
             if node.name not in outer:
                 done, count = operators.get(node.kind, (0, 0))
                 operators[node.kind] = (done + plan.touches(node), count + 1)
-        for name, reason in plan.kept.items():
-            if name not in outer:
-                kept_nodes[name] = reason
-        for use, entry in plan.entries.items():
-            # a fused tensor does not exist as the quantized model runs
-            if isinstance(entry, Keep) and not entry.reason.startswith("fused into"):
-                kept_tensors[str(use)] = entry.reason
+        kept_nodes |= without(plan.kept, outer)
+        kept_tensors |= _kept_tensors(plan)
     return dict(sorted(operators.items())), kept_nodes, kept_tensors
+
+
+def _kept_tensors(plan: Plan) -> dict[str, str]:
+    """Return the reasons why quantizable tensors of a plan stay float.
+
+    A fused tensor is left out: it does not exist as the quantized model runs.
+    """
+    return {
+        str(use): entry.reason
+        for use, entry in plan.entries.items()
+        if isinstance(entry, Keep) and not entry.reason.startswith("fused into")
+    }
 
 
 def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:

@@ -140,6 +140,7 @@ def _common_label(left: float, right: float) -> tuple[float, str]:
 
 
 def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
+    """Return the ends of a grid in a histogram, and the codes between where there are few."""
     parts = [
         tag("line", class_="end", x1=x(end), x2=x(end), y1=_TOP - 6, y2=_BOTTOM)
         for end in (lo, hi)

@@ -184,6 +184,7 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
 
 
 def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
+    """Return the points of the tensors and the line through them, with numbers for the worst."""
     numbers = {
         tensor.name: place for place, tensor in enumerate(found.ranking[:_NUMBERED], 1)
     }
@@ -238,6 +239,7 @@ def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, s
 
 
 def _hover(tensor: TensorError) -> str:
+    """Return what a point shows under the mouse."""
     lines = [tensor.name, f"{tensor.op_type}: {tensor.sqnr:.1f} dB"]
     if tensor.sqnr_local is not None and math.isfinite(tensor.sqnr_local):
         lines.append(f"alone: {tensor.sqnr_local:.1f} dB")

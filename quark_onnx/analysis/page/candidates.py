@@ -133,6 +133,7 @@ def _smaller(found: SearchResult) -> Action | None:
 
 
 def _plots(found: SearchResult) -> str:
+    """Return the scores against size and time; empty for fewer than two candidates."""
     sized = list(filter(_is_drawable, found.candidates))
     if len(sized) < 2:
         return ""

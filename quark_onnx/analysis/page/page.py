@@ -204,6 +204,7 @@ def _cause(cause: Cause) -> str:
 
 
 def _activation_plot(tensor: TensorError) -> str:
+    """Return the histogram of an activation against its grid; empty without one."""
     if tensor.histogram is None:
         return ""
     clipped = tensor.clipped_low + tensor.clipped_high
@@ -226,6 +227,7 @@ def _activation_plot(tensor: TensorError) -> str:
 
 
 def _weight_plot(weight: WeightError) -> str:
+    """Return the histogram of a weight against its grid; empty without one."""
     if weight.histogram is None:
         return ""
     scope = {
@@ -303,6 +305,7 @@ def actions(found: Analysis) -> list[Action]:
 
 
 def _action(remedy: str, options: str, nodes: list[str]) -> Action:
+    """Return a remedy with its options and the nodes that it concerns."""
     if options == "--exclude":
         options = shlex.join(["--exclude", *nodes[:_CAUSES]])
     effect = f"concerns {nodes[0]}"
@@ -312,6 +315,7 @@ def _action(remedy: str, options: str, nodes: list[str]) -> Action:
 
 
 def _ratio(ratio: float | None) -> str:
+    """Return an SQNR in words: a number, "exact" or "lost"."""
     if ratio is None or math.isnan(ratio):
         return "<span>–</span>"
     if math.isinf(ratio):

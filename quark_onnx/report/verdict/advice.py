@@ -66,6 +66,7 @@ class _Structure:
 
     @classmethod
     def of(cls, model: ModelProto) -> _Structure:
+        """Return the properties of a graph on which advice depends."""
         sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
         kinds = Counter(node.op_type for node in model.graph.node)
         depthwise = sum(
@@ -115,6 +116,7 @@ def _recipe_call(name: str) -> str:
 
 
 def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    """Propose more data where ranges come from a few samples."""
     if 0 < settings.samples < 16 and settings.activation is not None:
         yield NextStep(
             "",
@@ -127,6 +129,7 @@ def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[Next
 def _usual_calibrator(
     settings: Settings, _: _Structure, task: str
 ) -> Iterator[NextStep]:
+    """Propose the calibrator of the preset where another was chosen."""
     usual, chosen = settings.usual_calibrator, settings.calibrator
     if usual and chosen and usual != chosen:
         yield NextStep(
@@ -138,6 +141,7 @@ def _usual_calibrator(
 
 
 def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    """Propose scales per channel where no processor requires one for a tensor."""
     if settings.weight == 8 and not settings.per_channel and settings.is_portable:
         yield NextStep(
             "--per-channel",
@@ -173,6 +177,7 @@ def _recipe(
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
+    """Propose the recipe for the architecture or the task."""
     if not settings.is_portable_8bit:
         return
     if structure.transformer and "smoothquant" not in settings.optimizers:
@@ -194,6 +199,7 @@ def _equalize(
     structure: _Structure,
     task: str,
 ) -> Iterator[NextStep]:
+    """Propose cross-layer equalization for depthwise networks, unless a recipe includes it."""
     if settings.activation is None or "cle" in settings.optimizers:
         return
     has_recipe = task == "detector" and settings.is_portable
@@ -210,6 +216,7 @@ def _equalize(
 
 
 def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    """Propose 16-bit activations where no processor requires 8."""
     if settings.is_portable_8bit:
         yield NextStep(
             "--preset A16W8",
@@ -220,6 +227,7 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
 
 
 def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    """Propose learned rounding, or more bits for weights if activations are float."""
     few_bits = settings.weight is not None and settings.weight <= 4
     activations = settings.activation is not None
     learned = {"adaround", "adaquant", "gptq"} & settings.optimizers
@@ -239,6 +247,7 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
 
 
 def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[NextStep]:
+    """Propose more bits for the few layers that cost most."""
     spent = "auto_mixed_precision" in settings.optimizers
     if settings.activation == 8 and structure.weighted and not spent:
         goal = f"{settings.goal:g}"

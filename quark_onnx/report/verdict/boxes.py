@@ -119,9 +119,8 @@ def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, s
 
 
 def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] | None:
-    if value.dtype.kind != "f" or value.ndim != 3 or not value.size:
-        return None
-    if not np.isfinite(value).all():
+    """Return the form of boxes and scores in one output; None if they are not in it."""
+    if not _is_float_matrix(value):
         return None
     if value.shape[2] == _SELECTED and _is_selected(value):
         return "selected"
@@ -134,6 +133,13 @@ def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] 
     if rows > 4 and _end_with_scores(transposed):
         return None if _are_shares(transposed[..., :4]) else "columns"
     return None
+
+
+def _is_float_matrix(value: NDArray[Any]) -> bool:
+    """Return whether an output has a matrix of finite floats for each image."""
+    if value.dtype.kind != "f" or value.ndim != 3:
+        return False
+    return value.size > 0 and bool(np.isfinite(value).all())
 
 
 def _end_with_scores(rows: NDArray[Any]) -> bool:
@@ -209,6 +215,7 @@ def _paired(
     boxes: Floats,
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
+    """Return boxes, scores and classes of every image where boxes and scores are two outputs."""
     scores = outputs[layout.scores].astype(np.float64)
     if not boxes.size:
         empty = np.zeros(0)

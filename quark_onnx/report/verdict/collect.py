@@ -164,6 +164,7 @@ class VerdictCollector:
         figures: Iterable[Figure],
         errors: Sequence[OutputError],
     ) -> Band:
+        """Return the worst band of the figures with a threshold."""
         known = {figure.name: figure for figure in figures}
         thresholds = THRESHOLDS[task]
         if self.rows < _FEW_ROWS and task != "signal":
@@ -199,12 +200,14 @@ def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the values that are arrays, without sequences and maps."""
     return {
         name: value for name, value in values.items() if isinstance(value, np.ndarray)
     }
 
 
 def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
+    """Return the figure of every task: the SQNR, or for integers the share of equal values."""
     if not math.isnan(sqnr):
         shown = near_limits(sqnr, limits_of("signal", "sqnr"))
         return [Figure("sqnr", sqnr, f"SQNR {shown} dB")]

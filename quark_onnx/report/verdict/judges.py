@@ -175,6 +175,7 @@ class Detections:
 
 
 def _f1(recall: float, precision: float) -> float:
+    """Return the harmonic mean of recall and precision; 0 if both are 0."""
     if not recall + precision:
         return 0.0
     return 2 * recall * precision / (recall + precision)
@@ -305,6 +306,7 @@ class Tokens:
 
 
 def _log_probabilities(logits: NDArray[Any]) -> Floats:
+    """Return the log-softmax of rows in float64."""
     rows = logits.astype(np.float64)
     rows = rows - rows.max(axis=1, keepdims=True)
     return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
@@ -350,6 +352,12 @@ def _peak(least: float, greatest: float) -> float:
 
 
 def _psnr(peak: float, error: float) -> float:
+    """Return the peak signal-to-noise ratio in dB.
+
+    Args:
+        peak: greatest value that a pixel can have.
+        error: mean squared error.
+    """
     if error == 0:
         return math.inf
     if not math.isfinite(error):

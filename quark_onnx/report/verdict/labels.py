@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.containers import grouped
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.report.verdict.boxes import detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
@@ -96,6 +97,7 @@ def read_labels(path: Path) -> Labels:
 
 
 def _csv(path: Path, text: str) -> Labels:
+    """Return the classes of a CSV file with the columns name (or file) and label."""
     rows = csv.DictReader(text.splitlines())
     columns = rows.fieldnames or []
     name = next((each for each in columns if each in ("name", "file")), None)
@@ -117,18 +119,16 @@ def _csv(path: Path, text: str) -> Labels:
 
 
 def _coco(path: Path, text: str) -> Labels:
+    """Return the boxes of a JSON file in COCO's format."""
     try:
         document = json.loads(text)
         order = sorted({int(each["id"]) for each in document["categories"]})
         classes = {identifier: place for place, identifier in enumerate(order)}
-        boxes: dict[Any, list[list[float]]] = {}
-        for each in document["annotations"]:
-            if each.get("iscrowd"):
-                continue
-            x, y, width, height = map(float, each["bbox"])
-            label = classes[int(each["category_id"])]
-            row = [x, y, x + width, y + height, label]
-            boxes.setdefault(each["image_id"], []).append(row)
+        boxes = grouped(
+            (each["image_id"], _box(each, classes))
+            for each in document["annotations"]
+            if not each.get("iscrowd")
+        )
         images = {
             str(each["file_name"]): _Image(
                 (float(each["width"]), float(each["height"])),
@@ -142,6 +142,18 @@ def _coco(path: Path, text: str) -> Labels:
             " docs/accuracy.md",
         ) from error
     return Labels(path, images=images)
+
+
+def _box(annotation: Mapping[str, Any], classes: Mapping[int, int]) -> list[float]:
+    """Return x1, y1, x2, y2 and the class of an annotation.
+
+    Args:
+        annotation: an annotation of COCO.
+        classes: class by the identifier of a category.
+    """
+    x, y, width, height = map(float, annotation["bbox"])
+    label = classes[int(annotation["category_id"])]
+    return [x, y, x + width, y + height, label]
 
 
 class Scorer:
@@ -199,6 +211,7 @@ class Scorer:
         return self._add_classes(task, expected, found)
 
     def _name(self) -> str:
+        """Return the name of the next sample; empty for more samples than names."""
         place = self._index
         self._index += 1
         if self._names is None:
@@ -208,6 +221,7 @@ class Scorer:
     def _add_classes(
         self, task: Task, expected: Outputs, found: Outputs
     ) -> list[int | None]:
+        """Add the ranks of the labels of a sample's rows; return the labels."""
         before, after = (_rows(each[task.output]) for each in (expected, found))
         labels: list[int | None] = []
         for first, second in zip(before, after, strict=True):
@@ -218,6 +232,7 @@ class Scorer:
         return labels
 
     def _add_boxes(self, task: Task, expected: Outputs, found: Outputs) -> None:
+        """Add the boxes of a sample's images, of the labels and of both models."""
         assert task.layout is not None and self._placement is not None
         before = detections(task.layout, expected)
         after = detections(task.layout, found)

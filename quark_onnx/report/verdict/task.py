@@ -69,6 +69,7 @@ class Traits:
 
 
 def _token_input(model: ModelProto) -> str:
+    """Return the first input that may hold token identifiers; empty if there is none."""
     constants = set(names_of(model.graph.initializer))
     for value in model.graph.input:
         if value.name not in constants and _may_hold_tokens(value):
@@ -156,18 +157,19 @@ def find_task(
 
 def _readable(task: str, value: NDArray[Any]) -> bool:
     """Return whether a judge of the task can read an output."""
-    shape = squeezed(value)
     if not value.size or value.dtype.kind not in "fiu":
         return False
     if value.dtype.kind in "iu":
+        # classes that the model itself has chosen
         return task == "classifier" and value.ndim in (1, 2)
-    if task in ("classifier", "embedding"):
-        return len(shape) in (2, 3)
-    return {
-        "language": value.ndim == 3,
-        "segmentation": value.ndim == 4,
-        "image": value.ndim in (3, 4),
-    }.get(task, False)
+    if task in _RANKS_OF_VECTORS:
+        return len(squeezed(value)) in _RANKS_OF_VECTORS[task]
+    return value.ndim in _RANKS.get(task, ())
+
+
+#: Ranks of float outputs that the judges of a task read; those of vectors without trailing ones.
+_RANKS_OF_VECTORS = {"classifier": (2, 3), "embedding": (2, 3)}
+_RANKS = {"language": (3,), "segmentation": (4,), "image": (3, 4)}
 
 
 def squeezed(value: NDArray[Any]) -> tuple[int, ...]:
@@ -188,6 +190,7 @@ def _kind(
     feeds: Arrays,
     traits: Traits,
 ) -> str:
+    """Return the task that the rank, type and name of an output indicate."""
     shape = squeezed(value)
     if value.dtype.kind in "iu" and _CLASS_NAMES.search(name):
         return "classifier"
