@@ -46,19 +46,7 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     found = tuple(
         algorithm(each) if isinstance(each, str) else each for each in algorithms
     )
-    for each in found:
-        if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
-            raise ConfigError(
-                f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name",
-            )
-    for one, other in pairwise(found):
-        if STAGES.index(one.stage) > STAGES.index(other.stage):
-            what = (
-                "chooses codes"
-                if other.stage == "weights"
-                else "works on the float model"
-            )
-            raise ConfigError(f"{other.name} {what}; name it in front of {one.name}")
+    _check_stages(found)
     if at_stage(found, "weights"):
         return found
     followers = tuple(
@@ -67,6 +55,21 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     # algorithms of the last stage come last, as checked above
     ends = at_stage(found, "end")
     return (*found[: len(found) - len(ends)], *followers, *ends)
+
+
+def _check_stages(algorithms: tuple[Any, ...]) -> None:
+    """Raise ConfigError if a value is no algorithm, or comes after one that must follow it."""
+    for each in algorithms:
+        if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
+            raise ConfigError(
+                f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name",
+            )
+    for one, other in pairwise(algorithms):
+        if STAGES.index(one.stage) > STAGES.index(other.stage):
+            task = "works on the float model"
+            if other.stage == "weights":
+                task = "chooses codes"
+            raise ConfigError(f"{other.name} {task}; name it in front of {one.name}")
 
 
 def at_stage(algorithms: Iterable[Any], *stages: str) -> list[Any]:

@@ -40,6 +40,7 @@ def _checkpoint(vllm: str, transformers: str) -> dict[str, tuple[str, ...]]:
         transformers: names of the layouts that transformers reads, separated by spaces.
     """
     found = {"vllm": tuple(vllm.split()), "transformers": tuple(transformers.split())}
+    # a client that reads none is not named
     return {client: layouts for client, layouts in found.items() if layouts}
 
 

@@ -157,24 +157,40 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
     'uint4 asymmetric blocks of 32 model scales nearest'
     """
     known = _EARLIER.get(name, name)
-    fixed = known.replace("{group}", str(group_size or 128))
-    if group_size and "{group}" not in known and known in SCHEMES:
-        weight = SCHEMES[known].weight
-        if weight is not None and weight.group not in (0, group_size):
-            raise ConfigError(
-                f"group_size is {group_size}, but the scheme {name} has blocks of {weight.group}",
-            )
-    if "{group}" in known and fixed not in SCHEMES:
-        spec = SCHEMES[known.replace("{group}", "128")]
-        assert spec.weight is not None and group_size is not None
-        return LayerSpec(spec.weight.with_(block_size=group_size))
-    if fixed in _EARLIER_ALONE:
-        return _EARLIER_ALONE[fixed]
-    if fixed in _REFUSED:
-        raise ConfigError(f"the scheme {name} is not offered: {_REFUSED[fixed]}")
-    if fixed not in SCHEMES:
+    if "{group}" in known:
+        return _grouped_scheme(known, group_size or 128)
+    if group_size and known in SCHEMES:
+        _check_group_size(name, SCHEMES[known], group_size)
+    if known in _EARLIER_ALONE:
+        return _EARLIER_ALONE[known]
+    if known in _REFUSED:
+        raise ConfigError(f"the scheme {name} is not offered: {_REFUSED[known]}")
+    if known not in SCHEMES:
         raise ConfigError(f"unknown scheme {name!r}{_nearest_scheme(name)}")
-    return SCHEMES[fixed]
+    return SCHEMES[known]
+
+
+def _grouped_scheme(pattern: str, group_size: int) -> LayerSpec:
+    """Return the scheme of weights in groups of any size.
+
+    Args:
+        pattern: name of schemes with "{group}" in place of the size.
+        group_size: values per group.
+    """
+    fixed = pattern.replace("{group}", str(group_size))
+    if fixed in SCHEMES:
+        return SCHEMES[fixed]
+    weight = SCHEMES[pattern.replace("{group}", "128")].weight
+    assert weight is not None  # these schemes have nothing but weights
+    return LayerSpec(weight.with_(block_size=group_size))
+
+
+def _check_group_size(name: str, spec: LayerSpec, group_size: int) -> None:
+    """Raise ConfigError if the blocks of a scheme have another size."""
+    if spec.weight is not None and spec.weight.group not in (0, group_size):
+        raise ConfigError(
+            f"group_size is {group_size}, but the scheme {name} has blocks of {spec.weight.group}",
+        )
 
 
 def _nearest_scheme(name: str) -> str:
@@ -196,9 +212,11 @@ def _closest_scheme(word: str) -> str:
     if word in _COMMON_NAMES:
         return _COMMON_NAMES[word]
     dtype = re.search(r"(uint|int|mxfp|nvfp|amdfp|fp)\d", word)
-    alike = [each for each in SCHEMES if dtype and each.startswith(dtype[0])]
-    if alike and dtype and word == dtype[0]:
-        return next((each for each in alike if each.endswith("_wo_128")), alike[0])
-    known = [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
-    close = get_close_matches(word, alike or known, n=1)
+    prefix = dtype[0] if dtype else None
+    alike = [name for name in SCHEMES if prefix and name.startswith(prefix)]
+    if alike and word == prefix:
+        usual = [name for name in alike if name.endswith("_wo_128")]
+        return [*usual, *alike][0]
+    known = alike or [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
+    close = get_close_matches(word, known, n=1)
     return next(iter([*close, *alike]), "")

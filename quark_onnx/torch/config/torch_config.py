@@ -21,8 +21,16 @@ TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
 #: Operators between layers that can be quantized in exported graphs (``pipelines.graph``), by their
 #: names in ATen.
 OPERATORS = (
-    *("add", "sub", "mul", "cat", "avg_pool2d", "adaptive_avg_pool2d", "max_pool2d"),
-    *("relu", "relu6", "hardtanh"),
+    "add",
+    "sub",
+    "mul",
+    "cat",
+    "avg_pool2d",
+    "adaptive_avg_pool2d",
+    "max_pool2d",
+    "relu",
+    "relu6",
+    "hardtanh",
 )
 
 
@@ -136,24 +144,10 @@ class TorchConfig:
     algorithms: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
-        given_names: Any = self.exclude
-        object.__setattr__(
-            self,
-            "exclude",
-            (given_names,) if isinstance(given_names, str) else tuple(given_names),
-        )
-        own: Any = self.algorithms
-        own = (own,) if isinstance(own, str) or hasattr(own, "stage") else tuple(own)
-        object.__setattr__(self, "algorithms", in_order(own))
+        object.__setattr__(self, "exclude", _several(self.exclude))
+        object.__setattr__(self, "algorithms", in_order(_several(self.algorithms)))
         for name in ("layers", "types"):
-            given = getattr(self, name)
-            items = tuple(given.items() if isinstance(given, Mapping) else given)
-            object.__setattr__(self, name, items)
-            for key, spec in items:
-                if not isinstance(spec, LayerSpec):
-                    raise ConfigError(
-                        f"{name} has {spec!r} for {key!r}; it must be a LayerSpec",
-                    )
+            object.__setattr__(self, name, _specs_by_name(name, getattr(self, name)))
         for key, _ in self.types:
             if key not in (*TYPES, *OPERATORS):
                 raise ConfigError(
@@ -176,9 +170,7 @@ class TorchConfig:
             name: name of the layer.
             kind: class name of the layer.
         """
-        if self.excludes(name):
-            return None
-        found = self._own_spec(name, kind)
+        found = self.own_spec(name, kind)
         if found is None:
             return None
         if self.kv_cache is not None and matches(name, self.cached):
@@ -233,6 +225,7 @@ class TorchConfig:
         return matches(name, self.exclude)
 
     def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
+        """Return the first specification that is for a layer or its class, or the default."""
         for glob, spec in self.layers:
             if fnmatchcase(name, glob):
                 return spec
@@ -262,6 +255,13 @@ class TorchConfig:
                 self._check_glob(where, glob, names)
 
     def _check_glob(self, where: str, glob: str, names: list[str]) -> None:
+        """Raise ConfigError if a glob matches no layer, or excluded layers only.
+
+        Args:
+            where: name of the setting with the glob.
+            glob: the glob.
+            names: names of the layers of the model.
+        """
         found = matching(names, glob)
         if not found:
             ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
@@ -318,6 +318,32 @@ class TorchConfig:
         return self.measures or any(
             algorithm.needs_data for algorithm in self.algorithms
         )
+
+
+def _several(given: Any) -> tuple[Any, ...]:
+    """Return several names or algorithms; a single one may be given as it is."""
+    if isinstance(given, str) or hasattr(given, "stage"):
+        return (given,)
+    return tuple(given)
+
+
+def _specs_by_name(setting: str, given: Any) -> tuple[tuple[str, LayerSpec], ...]:
+    """Return the pairs of a mapping or of a sequence of pairs.
+
+    Args:
+        setting: name of the setting, for errors.
+        given: the value of the setting.
+
+    Raises:
+        ConfigError: a value is no specification.
+    """
+    pairs = tuple(given.items() if isinstance(given, Mapping) else given)
+    for key, spec in pairs:
+        if not isinstance(spec, LayerSpec):
+            raise ConfigError(
+                f"{setting} has {spec!r} for {key!r}; it must be a LayerSpec",
+            )
+    return pairs
 
 
 def require_config(config: object) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from quark_onnx.containers import grouped_by
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.config.torch_config import TorchConfig, matches
 from quark_onnx.torch.models.names import instances
@@ -52,7 +53,7 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
     Raises:
         ModelError: an attention module of the model calls no attention function of transformers.
     """
-    before, seen = list[tuple[Any, str]](), dict[int, str]()
+    before, rounding = list[tuple[Any, str]](), dict[int, str]()
 
     def undo() -> None:
         for config, name in reversed(before):
@@ -63,28 +64,36 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
             continue
         attention = model.get_submodule(name.rpartition(".")[0])
         own = getattr(getattr(attention, "config", None), "_attn_implementation", None)
+        wanted = str(own).removeprefix(_PREFIX)
         try:
             _check(attention, name, own, spec.probabilities is not None)
-            if (
-                spec.probabilities is not None
-                and (other := seen.setdefault(id(attention), name)) != name
-            ):
-                raise ModelError(
-                    f"attention: {other} and {name} belong to one"
-                    f" {type(attention).__name__}; name one",
-                )
+            if spec.probabilities is not None:
+                wanted = _EAGER
+                _check_alone(attention, name, rounding)
         except ModelError:
             undo()
             raise
-        if spec.probabilities is not None:
-            wanted = _EAGER
-        else:
-            wanted = str(own).removeprefix(_PREFIX)
         if own != _PREFIX + wanted and own != _PREFIX + _EAGER:
             before.append((attention.config, str(own)))
             config: Any = attention.config
             config._attn_implementation = _registered(wanted)
     return undo
+
+
+def _check_alone(attention: nn.Module, name: str, rounding: dict[int, str]) -> None:
+    """Raise ModelError if another layer rounds the probabilities of an attention module, too.
+
+    Args:
+        attention: the module.
+        name: name of a layer that rounds its probabilities.
+        rounding: names of such layers by the identity of their module; the layer is added.
+    """
+    other = rounding.setdefault(id(attention), name)
+    if other != name:
+        raise ModelError(
+            f"attention: {other} and {name} belong to one"
+            f" {type(attention).__name__}; name one",
+        )
 
 
 @contextmanager
@@ -127,29 +136,12 @@ def notes_of(
     Returns:
         Sentences for the user.
     """
-    found = dict[str, list[str]]()
-    for name, (_, spec) in layers.items():
-        place, _, last = name.rpartition(".")
-        if spec.output is None or spec.rotated or last not in ("k_proj", "q_proj"):
-            continue
-        children = dict(model.get_submodule(place).named_children())
-        if f"{last[0]}_norm" in children or f"{last[0]}_layernorm" in children:
-            found.setdefault(last, []).append(name)
-    advice = {
-        "k_proj": (
-            "keys that are rounded after they are rotated (fp8-rope) have the scale of"
-            " what it rounds"
-        ),
-        "q_proj": (
-            "there is no other place to measure them; leave queries as they are if"
-            " accuracy suffers"
-        ),
-    }
+    normalized = grouped_by(_normalized_outputs(model, layers), _last_part)
     notes = [
         f"{names[0]} is normalized before attention reads it ({len(names)} layers are):"
         " vLLM rounds what the norm has left with the scale of what the projection"
-        f" computes; {advice[last]}"
-        for last, names in found.items()
+        f" computes; {_ADVICE_ON_NORMS[last]}"
+        for last, names in normalized.items()
     ]
     if out := [name for name in kept if matches(name, config.cached)]:
         notes.append(
@@ -168,6 +160,33 @@ def notes_of(
             " them, too (kv_cache)",
         )
     return notes
+
+
+_ADVICE_ON_NORMS = {
+    "k_proj": (
+        "keys that are rounded after they are rotated (fp8-rope) have the scale of"
+        " what it rounds"
+    ),
+    "q_proj": (
+        "there is no other place to measure them; leave queries as they are if"
+        " accuracy suffers"
+    ),
+}
+
+
+def _normalized_outputs(model: nn.Module, layers: Layers) -> Iterator[str]:
+    """Yield the layers of rounded keys or queries that a norm of the attention follows."""
+    for name, (_, spec) in layers.items():
+        place, _, last = name.rpartition(".")
+        if spec.output is None or spec.rotated or last not in _ADVICE_ON_NORMS:
+            continue
+        children = dict(model.get_submodule(place).named_children())
+        if f"{last[0]}_norm" in children or f"{last[0]}_layernorm" in children:
+            yield name
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def reinstall_attention_hooks(model: nn.Module) -> None:
@@ -189,26 +208,33 @@ def set_attention(model: nn.Module, implementation: str) -> None:
         ConfigError: probabilities are rounded, and the function computes no probabilities.
     """
     if implementation != _EAGER:
-        for name in (
-            name
-            for name, layer in _quantized(model).items()
-            if layer.spec.probabilities is not None
-        ):
-            raise ConfigError(
-                f"attention is to be computed by {implementation!r}, but probabilities"
-                f" behind {name} are rounded, which takes {_EAGER!r}; leave it out",
-            )
+        for name, layer in _quantized(model).items():
+            if layer.spec.probabilities is not None:
+                raise ConfigError(
+                    f"attention is to be computed by {implementation!r}, but"
+                    f" probabilities behind {name} are rounded, which takes {_EAGER!r};"
+                    " leave it out",
+                )
     cast("PreTrainedModel", model).set_attn_implementation(implementation)
     reinstall_attention_hooks(model)
 
 
 def _quantized(model: nn.Module) -> dict[str, Any]:
+    """Return the quantized layers of a model by name."""
     from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 
     return instances(model, QuantizedLayer)
 
 
 def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
+    """Raise ModelError if an attention module calls no attention function of transformers.
+
+    Args:
+        attention: the module.
+        name: name of a layer of the module, for errors.
+        own: name of the module's attention function; None if it has none.
+        probabilities: whether probabilities are to be rounded, and not keys alone.
+    """
     code, kind = _code_of(attention), type(attention).__name__
     found = own is not None and hasattr(code, "ALL_ATTENTION_FUNCTIONS")
     if probabilities and not (found and hasattr(code, _FUNCTION)):
@@ -226,6 +252,7 @@ def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
 
 
 def _code_of(module: nn.Module) -> Any:
+    """Return the Python module that defines a module's class."""
     return sys.modules[type(module).__module__]
 
 

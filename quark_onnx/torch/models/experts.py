@@ -116,44 +116,50 @@ class Experts(nn.Module):
 
     def stacked_parameters(self) -> dict[str, Any]:
         """Return weights and biases of all experts as the stacked module has them, by name."""
-        experts: list[Any] = list(self.children())
-        found = dict[str, Any]()
-        names = ["down_proj"]
         if self._gated:
-            for suffix, parts in self._gated_parts().items():
-                found[f"gate_up_proj{suffix}"] = torch.stack(parts)
+            found = self._gated_stacks() | self._stacks("down_proj")
         else:
-            names.append("up_proj")
-        for name in names:
-            layers = [expert.get_submodule(name) for expert in experts]
-            found[name] = torch.stack([layer.weight for layer in layers])
-            if layers[0].bias is not None:
-                found[f"{name}_bias"] = torch.stack([layer.bias for layer in layers])
+            found = self._stacks("down_proj") | self._stacks("up_proj")
         for name, value in found.items():
             # weights, whose axes are swapped in such stacks; biases have two axes
             if self.turned and value.ndim == 3:
                 found[name] = value.transpose(1, 2).contiguous()
         return found
 
-    def _gated_parts(self) -> dict[str, list[Any]]:
-        """Return weights and biases of gate and up rows together, by suffix of their name."""
-        found = dict[str, list[Any]]()
-        experts: list[Any] = list(self.children())
-        for expert in experts:
-            gate, up = expert.gate_proj, expert.up_proj
-            pairs = {"": (gate.weight, up.weight), "_bias": (gate.bias, up.bias)}
-            for suffix, (first, second) in pairs.items():
-                if first is None:
-                    continue
-                rows = 2 * len(first)
-                both = first.new_empty((rows, *first.shape[1:]))
-                places = self.halves(rows)
-                both[places[0]] = first.detach()
-                both[places[1]] = second.detach()
-                found.setdefault(suffix, []).append(both)
-        return found
+    def _layers(self, name: str) -> list[Any]:
+        """Return a layer of every expert by its name within the expert."""
+        return [expert.get_submodule(name) for expert in self.children()]
+
+    def _stacks(self, name: str) -> dict[str, Any]:
+        """Return the stacked weights of a layer of all experts, and their biases."""
+        layers = self._layers(name)
+        stacks = {name: torch.stack([layer.weight for layer in layers])}
+        if layers[0].bias is not None:
+            stacks[f"{name}_bias"] = torch.stack([layer.bias for layer in layers])
+        return stacks
+
+    def _gated_stacks(self) -> dict[str, Any]:
+        """Return the stacked gate and up rows of all experts, and their biases."""
+        gates, ups = self._layers("gate_proj"), self._layers("up_proj")
+        pairs = list(zip(gates, ups, strict=True))
+        weights = [self._interlaced(gate.weight, up.weight) for gate, up in pairs]
+        stacks = {"gate_up_proj": torch.stack(weights)}
+        if gates[0].bias is not None:
+            biases = [self._interlaced(gate.bias, up.bias) for gate, up in pairs]
+            stacks["gate_up_proj_bias"] = torch.stack(biases)
+        return stacks
+
+    def _interlaced(self, gate: Any, up: Any) -> Any:
+        """Return gate and up rows of an expert in the order of the stacked module."""
+        rows = 2 * len(gate)
+        both = gate.new_empty((rows, *gate.shape[1:]))
+        gate_rows, up_rows = self.halves(rows)
+        both[gate_rows] = gate.detach()
+        both[up_rows] = up.detach()
+        return both
 
     def _gate(self, expert: Any, x: Any) -> Any:
+        """Return the activation between the two products of an expert."""
         if not self._gated:
             return self._activation(expert.up_proj(x))
         parts = (expert.gate_proj(x), expert.up_proj(x))
@@ -241,6 +247,7 @@ def stack_names(model: nn.Module) -> list[str]:
 
 
 def _is_stacked(module: Any) -> bool:
+    """Return whether a module has the parameters and the arguments that ``Experts`` takes."""
     weights = dict(module.named_parameters(recurse=False))
     if not weights.keys() <= _STACKED:
         return False
@@ -250,10 +257,8 @@ def _is_stacked(module: Any) -> bool:
     )
     if down is None or up is None or not down.ndim == up.ndim == 3:
         return False
-    return len(signature(module.forward).parameters) in (
-        1,
-        3,
-    )  # as ``Experts`` is called
+    # as ``Experts`` is called, without routing and with it
+    return len(signature(module.forward).parameters) in (1, 3)
 
 
 def _is_parallel(module: Any) -> bool:
@@ -328,9 +333,8 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
     """
     own = getattr(type(stacked), "_apply_gate", None)
     if gated and own is not None:
-        shell = object.__new__(
-            type(stacked)
-        )  # the module's settings without its weights
+        # the module's settings without its weights
+        shell = object.__new__(type(stacked))
         nn.Module.__init__(shell)
         settings = {
             key: value
@@ -364,6 +368,7 @@ def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
 
 
 def _linear(weight: Any, bias: Any) -> Any:
+    """Return a linear layer with a weight and a bias, or None."""
     # nn.Linear's constructor would initialize weights, of up to 70,000 layers, that are replaced
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)

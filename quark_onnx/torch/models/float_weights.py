@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 from typing import TYPE_CHECKING
 
+from quark_onnx.containers import grouped
 from quark_onnx.errors import ConfigError
 from quark_onnx.report import percentage
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -91,12 +92,10 @@ def check_not_all_float(chosen: Collection[str], kept: Mapping[str, str]) -> Non
     """Raise ConfigError if no layer is quantized."""
     if chosen:
         return
-    reasons: dict[str, list[str]] = {}
-    for name, reason in kept.items():
-        reasons.setdefault(reason, []).append(name)
-    parts = []
-    for reason, names in reasons.items():
-        parts.append(f"{first_of(names)}: {reason}")
+    names_of_reason = grouped((reason, name) for name, reason in kept.items())
+    parts = [
+        f"{first_of(names)}: {reason}" for reason, names in names_of_reason.items()
+    ]
     raise ConfigError(
         "no layer would be quantized;"
         f" {'; '.join(parts) or 'the model has no layer with a weight'}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,10 +130,8 @@ def quantize_checkpoint(  # noqa: PLR0913
         kept,
         notes,
     )
-    others, content = (
-        other_files(source.folder),
-        read_json(source.folder / "config.json"),
-    )
+    others = other_files(source.folder)
+    content = read_json(source.folder / "config.json")
     run = FileRun(
         model,
         Sources(reader, model),
@@ -150,40 +149,46 @@ def quantize_checkpoint(  # noqa: PLR0913
     ]
     if any(each.untied for each in rotated):
         content = untied(content)
-    described(
-        content,
-        model,
-        config,
-        layout,
-        report.quantized,
-    )  # raises errors before the run, and not at its end
+    # raises errors before the run, and not at its end
+    described(content, model, config, layout, report.quantized)
     journal = BlockJournal(writing.resume, reader, config, repr(layout))
-    if not distributed.is_first():
-        if measured:
-            for _ in run.measured(data, journal, progress=False):
-                pass  # the first process has the same tensors, and writes them
-        distributed.wait_for_all()
-        return report
-    with Writer(output, writing.max_shard) as writer:
-        parts = (
-            run.measured(data, journal, progress)
-            if measured
-            else run.unmeasured(progress)
-        )
-        for name, tensor in parts:
-            writer.add(layout.key(name), tensor.cpu())
-            del tensor  # frees memory before the next tensor is computed
-        for name in run.sources.rest():
-            writer.add(name, reader.get(name))
-        writer.write_json(
-            "config.json",
-            described(content, model, config, layout, report.quantized),
-        )
-        for file in others:
-            writer.copy(file)
+    is_first = distributed.is_first()
+    parts: Iterator[tuple[str, Any]] = iter(())
+    if measured:
+        parts = run.measured(data, journal, progress if is_first else False)
+    elif is_first:
+        parts = run.unmeasured(progress)
+    if is_first:
+        with Writer(output, writing.max_shard) as writer:
+            _write_tensors(writer, parts, run, layout)
+            writer.write_json(
+                "config.json",
+                described(content, model, config, layout, report.quantized),
+            )
+            for file in others:
+                writer.copy(file)
+    else:
+        # the first process has the same tensors, and writes them
+        deque(parts, maxlen=0)
     distributed.wait_for_all()
-    report.note_idle(config.algorithms)
+    if is_first:
+        report.note_idle(config.algorithms)
     return report
+
+
+def _write_tensors(
+    writer: Writer,
+    parts: Iterator[tuple[str, Any]],
+    run: FileRun,
+    layout: Layout,
+) -> None:
+    """Write the tensors of a run, and then those of the checkpoint that it does not change."""
+    for name, tensor in parts:
+        writer.add(layout.key(name), tensor.cpu())
+        del tensor  # frees memory before the next tensor is computed
+    reader = run.sources.reader
+    for name in run.sources.rest():
+        writer.add(name, reader.get(name))
 
 
 def _check_resume(writing: Writing) -> None:

@@ -25,7 +25,7 @@ from quark_onnx.torch.calibration.block_stream import (
     call,
     inference,
 )
-from quark_onnx.torch.calibration.observers import ActivationObservers
+from quark_onnx.torch.calibration.observers import ActivationObservers, Scales
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.quark_tensors import stored
@@ -190,15 +190,9 @@ def mix_checkpoint(  # noqa: PLR0913
         text.count,
     )
     model = source.load()
+    samples = [window[None] for window in windows]
     try:
-        return mix(
-            model,
-            [each[None] for each in windows],
-            schemes,
-            bits,
-            config=config,
-            progress=progress,
-        )
+        return mix(model, samples, schemes, bits, config=config, progress=progress)
     finally:
         del model
         release_memory()
@@ -225,10 +219,8 @@ def _groups(
         stages = stages_of(block, part, calls[0]) if part and calls else []
         for place, group in enumerate(flattened(stage.groups for stage in stages)):
             for layer in group:
-                key = next(
-                    filter(layer.startswith, experts),
-                    (name, place),
-                )
+                # experts have different inputs, and one scheme in clients
+                key = next(filter(layer.startswith, experts), (name, place))
                 found.setdefault(key, []).append(layer)
     together = list(map(tuple, found.values()))
     alone = excluding(chosen, flattened(together))
@@ -257,22 +249,9 @@ def _measured(  # noqa: PLR0913
                     call(model, batch)
             scales = watching.scales()
             for count, names in enumerate(groups, 1):
-                made = {}
-                for each in names:
-                    module = chosen[each][0]
-                    reached = (
-                        not spec.measures
-                        or each in scales.inputs
-                        or each in scales.outputs
-                    )
-                    own = spec if reached else LayerSpec(spec.weight)
-                    weight = weight_of(each, layers)
-                    made[each] = QuantizedLayer(module, weight, own, **scales.of(each))
-                options[names].append(
-                    Option(
-                        name, _bits(made), _divergence(model, made, samples, wanted)
-                    ),
-                )
+                made = {each: _quantized(each, layers, scales) for each in names}
+                divergence = _divergence(model, made, samples, wanted)
+                options[names].append(Option(name, _bits(made), divergence))
                 bar.update(place * len(groups) + count)
     weights = {
         names: sum(chosen[each][0].weight.numel() for each in names) for names in groups
@@ -283,7 +262,27 @@ def _measured(  # noqa: PLR0913
     ]
 
 
+def _quantized(
+    name: str,
+    layers: Mapping[str, tuple[Any, LayerSpec]],
+    scales: Scales,
+) -> QuantizedLayer:
+    """Return a layer, quantized; its weight alone if no sample has reached it.
+
+    Args:
+        name: name of the layer.
+        layers: float layers by name, with their specs.
+        scales: calibrated scales of the layers.
+    """
+    module, spec = layers[name]
+    is_reached = name in scales.inputs or name in scales.outputs
+    if spec.measures and not is_reached:
+        spec = LayerSpec(spec.weight)
+    return QuantizedLayer(module, weight_of(name, layers), spec, **scales.of(name))
+
+
 def _size(option: Option) -> tuple[int, float]:
+    """Return the key by which options are sorted: bits, then divergence."""
     return option.bits, option.divergence
 
 
@@ -300,10 +299,8 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
 
 def _predicted(found: Any) -> Any:
     """Return the log probabilities of all tokens."""
-    return torch.log_softmax(
-        (found.logits if hasattr(found, "logits") else found).float(),
-        -1,
-    )
+    logits = getattr(found, "logits", found)
+    return torch.log_softmax(logits.float(), -1)
 
 
 def _divergence(
@@ -332,25 +329,17 @@ def spend(found: Measured, bits: float) -> tuple[Group, ...]:
     The search starts with the fewest bits. Each step takes the largest decrease of divergence per
     bit.
     """
-    budget = bits * sum(weights for _, weights, _ in found)
+    count = sum(weights for _, weights, _ in found)
+    budget = bits * count
     ways = [_hull(options) for _, _, options in found]
     places = [0] * len(ways)
     spent = sum(way[0].bits for way in ways)
     if spent > budget:
-        least = spent / sum(weights for _, weights, _ in found)
         raise ConfigError(
-            f"a budget of {bits} bits is too small: the schemes need {least:.3f} at least",
+            f"a budget of {bits} bits is too small: the schemes need"
+            f" {spent / count:.3f} at least",
         )
-    while True:
-        steps = []
-        for index, (way, place) in enumerate(zip(ways, places, strict=True)):
-            if place + 1 < len(way):
-                cost = way[place + 1].bits - way[place].bits
-                gain = way[place].divergence - way[place + 1].divergence
-                if spent + cost <= budget:
-                    steps.append((gain / cost, -index, cost))
-        if not steps:
-            break
+    while steps := _steps(ways, places, budget - spent):
         _, index, cost = max(steps)
         places[-index] += 1
         spent += cost
@@ -363,6 +352,33 @@ def spend(found: Measured, bits: float) -> tuple[Group, ...]:
             strict=True,
         )
     )
+
+
+def _steps(
+    ways: Sequence[Sequence[Option]],
+    places: Sequence[int],
+    left: float,
+) -> list[tuple[float, int, int]]:
+    """Return the affordable steps to the next option of a group.
+
+    Args:
+        ways: options of each group by ascending bits.
+        places: index of the option that each group has now.
+        left: bits that are left.
+
+    Returns:
+        For each step the decrease of divergence per bit, the negative index of its group (so that
+        the first group has the greatest), and the additional bits.
+    """
+    steps = []
+    for index, (way, place) in enumerate(zip(ways, places, strict=True)):
+        if place + 1 < len(way):
+            now, following = way[place], way[place + 1]
+            cost = following.bits - now.bits
+            if cost <= left:
+                gain = now.divergence - following.divergence
+                steps.append((gain / cost, -index, cost))
+    return steps
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
@@ -383,4 +399,5 @@ def _hull(options: Sequence[Option]) -> list[Option]:
 
 
 def _slope(one: Option, other: Option) -> float:
+    """Return the decrease of divergence per bit from one option to another."""
     return (one.divergence - other.divergence) / (other.bits - one.bits)

@@ -149,7 +149,7 @@ def ptq(  # noqa: PLR0913
             f"windows of {evaluate.length} token have nothing to foresee; evaluate with"
             " a greater length",
         )
-    held_out, where = list[Any](), ""
+    held_out, judges, where = list[Any](), list[Any](), ""
     if text is not None and (config.needs_data or verdict):
         spare = HELD_OUT if verdict else 0
         windows = text_windows(text, tokenizer, source.model, spare)
@@ -157,8 +157,8 @@ def ptq(  # noqa: PLR0913
             windows, held_out = split_held_out(windows, text.count or len(windows))
             where = f"of {text.source} that are held out"
         windows = windows if config.needs_data else []
-    judges = [] if evaluate is None else text_windows(evaluate, tokenizer, source.model)
     if evaluate is not None:
+        judges = text_windows(evaluate, tokenizer, source.model)
         held_out, where = judges, f"of {evaluate.source}"
     expected = _estimate(
         source,
@@ -227,20 +227,17 @@ def _estimate(
     found = estimated(samples, length, config.algorithms)
     if found.seconds < _LONG:
         return found
-    shorter = list[tuple[str, Estimate]]()
+    shorter = dict[str, Estimate]()
     if samples > _FEW:
-        fewer = estimated(_FEW, length, config.algorithms)
-        shorter.append((f"--samples {_FEW}", fewer))
+        shorter[f"--samples {_FEW}"] = estimated(_FEW, length, config.algorithms)
     if length > _SHORT:
-        fewer = estimated(samples, _SHORT, config.algorithms)
-        shorter.append((f"--length {_SHORT}", fewer))
+        shorter[f"--length {_SHORT}"] = estimated(samples, _SHORT, config.algorithms)
     if config.algorithms:
         used = (samples, length) if config.measures else (0, 0)
-        rounded = estimated(*used, ())
-        shorter.append(("without --algorithm, as --recipe fast", rounded))
+        shorter["without --algorithm, as --recipe fast"] = estimated(*used, ())
     useful = tuple(
         (option, each.seconds)
-        for option, each in shorter
+        for option, each in shorter.items()
         if each.seconds < _USEFUL * found.seconds
     )
     return replace(found, shorter=useful)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from quark_onnx.containers import grouped, present_values
 from quark_onnx.report import percentage
 from quark_onnx.reported import Reported
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
@@ -79,19 +80,15 @@ class TorchReport(Reported):
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
         """Add notes on algorithms without an outcome, and on inactive layers."""
+        unreached = grouped(
+            (outcome.algorithm, outcome.layer)
+            for outcome in self.outcomes
+            if outcome.note == UNREACHED
+        )
         for name in self.algorithms:
-            layers = [
-                each.layer
-                for each in self.outcomes
-                if (each.algorithm, each.note) == (name, UNREACHED)
-            ]
-            if layers:
-                others = (
-                    "" if len(layers) == 1 else f" and {len(layers) - 1} more layers"
-                )
-                verb = "is" if len(layers) == 1 else "are"
+            if name in unreached:
                 self.notes.append(
-                    f"{layers[0]}{others} {verb} not reached by the data: {name} rounds"
+                    f"{_are(unreached[name])} not reached by the data: {name} rounds"
                     " to nearest there",
                 )
         for each in algorithms:
@@ -145,10 +142,23 @@ class TorchReport(Reported):
         del self.quantized[name]
 
 
+def _are(layers: list[str]) -> str:
+    """Return layers as the subject of a sentence.
+
+    >>> _are(["up"]), _are(["up", "down", "gate"])
+    ('up is', 'up and 2 more layers are')
+    """
+    if len(layers) == 1:
+        return f"{layers[0]} is"
+    return f"{layers[0]} and {len(layers) - 1} more layers are"
+
+
 def _spec(spec: LayerSpec) -> dict[str, str]:
     """Return the formats of a layer's tensors that are quantized, by side."""
     parts = {
-        name: getattr(spec, name)
-        for name in ("weight", "input", "output", "probabilities")
+        "weight": spec.weight,
+        "input": spec.input,
+        "output": spec.output,
+        "probabilities": spec.probabilities,
     }
-    return {name: str(each) for name, each in parts.items() if each is not None}
+    return {name: str(each) for name, each in present_values(parts).items()}

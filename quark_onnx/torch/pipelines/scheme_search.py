@@ -252,6 +252,11 @@ def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
 
 
 def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
+    """Return the trials of a journal; none if there is no journal yet.
+
+    Raises:
+        ConfigError: the file is no journal, or that of another search.
+    """
     if not journal.exists():
         return []
     try:
@@ -268,6 +273,7 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
 
 
 def _write(journal: Path, mark: dict[str, object], trials: Sequence[Trial]) -> None:
+    """Write a journal, atomically."""
     document = {**mark, "trials": list(map(asdict, trials))}
     with written(journal) as file:
         file.write(json.dumps(document, indent=1).encode())

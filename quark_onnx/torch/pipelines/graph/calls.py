@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from quark_onnx.containers import flattened, names_of, subset, without
+from quark_onnx.containers import flattened, grouped, names_of, subset, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
 
@@ -48,29 +48,25 @@ _OPERANDS = {
 }
 #: Operators that move values and compute none: the output has the scale of the input.
 _SAME_VALUES = (
-    *(
-        "max_pool2d",
-        "flatten",
-        "reshape",
-        "view",
-        "squeeze",
-        "unsqueeze",
-        "transpose",
-        "permute",
-        "contiguous",
-    ),
-    *(
-        "view_as",
-        "reshape_as",
-        "expand_as",
-        "clone",
-        "alias",
-        "detach",
-        "expand",
-        "dropout",
-        "feature_dropout",
-        "identity",
-    ),
+    "max_pool2d",
+    "flatten",
+    "reshape",
+    "view",
+    "squeeze",
+    "unsqueeze",
+    "transpose",
+    "permute",
+    "contiguous",
+    "view_as",
+    "reshape_as",
+    "expand_as",
+    "clone",
+    "alias",
+    "detach",
+    "expand",
+    "dropout",
+    "feature_dropout",
+    "identity",
 )
 
 
@@ -94,6 +90,7 @@ def operator_of(node: Node) -> str:
 
 
 def _schema_of(node: Node) -> Any:
+    """Return the schema of the ATen operator that a node calls."""
     operator: Any = _BAG if node.target is bag else node.target
     return operator._schema
 
@@ -189,8 +186,27 @@ def layers_of_graph(
     Returns:
         The layers by name, and the calls that cannot be quantized, with the reason.
     """
-    calls, kept = dict[str, list[Any]](), dict[str, str]()
-    for node in module.graph.nodes:
+    calls, kept = _calls_of_layers(module.graph)
+    found = dict[str, LayerCalls]()
+    for name, nodes in calls.items():
+        reason = _reason_to_keep(nodes)
+        if reason:
+            kept[name] = reason
+        else:
+            kind = KINDS[operator_of(nodes[0])]
+            layer = _float_layer(module, kind, _settings(nodes[0]))
+            found[name] = LayerCalls(kind, tuple(nodes), layer)
+    return found, kept
+
+
+def _calls_of_layers(graph: Graph) -> tuple[dict[str, list[Node]], dict[str, str]]:
+    """Return the calls of layers by module name.
+
+    Returns:
+        The calls whose weight is a parameter, and the other calls, with the reason.
+    """
+    calls, kept = list[tuple[str, Node]](), dict[str, str]()
+    for node in graph.nodes:
         kind = KINDS.get(operator_of(node))
         if operator_of(node) in _OTHER_LAYERS:
             own = f"aten.{operator_of(node)}, which is none of {', '.join(KINDS)}"
@@ -201,38 +217,34 @@ def layers_of_graph(
             continue
         weight = arguments(node)["weight"]
         name, cls = _module_of(node)
-        held = weight.op == "get_attr"
-        if held and cls.rpartition(".")[2] != kind:
-            name = str(weight.target).removesuffix(".weight")
-        if not held:
+        if weight.op != "get_attr":
             kept[name or node.name] = "its weight is computed"
-        elif calls.setdefault(name, [node])[0] is not node:
-            calls[name].append(node)
-    found = dict[str, LayerCalls]()
-    for name, nodes in calls.items():
-        settings = [(operator_of(node), _settings(node)) for node in nodes]
-        if any(each != settings[0] for each in settings):
-            kept[name] = "its calls differ in more than what they read"
-        elif any(
-            isinstance(value, Node | torch.SymInt)
-            for value in _flat(settings[0][1], but=("weight", "bias"))
-        ):
-            kept[name] = "its settings are computed"
-        else:
-            kind = KINDS[operator_of(nodes[0])]
-            found[name] = LayerCalls(
-                kind,
-                tuple(nodes),
-                _float_layer(module, kind, settings[0][1]),
-            )
-    return found, kept
+            continue
+        if cls.rpartition(".")[2] != kind:
+            # a function of the weight of another module
+            name = str(weight.target).removesuffix(".weight")
+        calls.append((name, node))
+    return grouped(calls), kept
+
+
+def _reason_to_keep(nodes: list[Node]) -> str:
+    """Return why no layer can replace some calls; empty if one can."""
+    settings = [(operator_of(node), _settings(node)) for node in nodes]
+    if any(each != settings[0] for each in settings):
+        return "its calls differ in more than what they read"
+    values = _flat(settings[0][1], but=("weight", "bias"))
+    if any(isinstance(value, Node | torch.SymInt) for value in values):
+        return "its settings are computed"
+    return ""
 
 
 def _settings(node: Node) -> dict[str, Any]:
+    """Return the arguments of a call that belong to the layer, and not to its inputs."""
     return without(arguments(node), ["input", *flattened(_OPERANDS.values())])
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
+    """Yield the single values of settings, without some, and a bias that is computed."""
     for name, value in settings.items():
         if name == "bias" and isinstance(value, Node) and value.op != "get_attr":
             yield value

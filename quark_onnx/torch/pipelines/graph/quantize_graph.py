@@ -194,13 +194,22 @@ def _exported(
     dynamic_shapes: Any,
     report: TorchReport,
 ) -> Any:
+    """Return the graph of a module that torch exports, in evaluation mode.
+
+    Args:
+        model: the module.
+        example: its arguments: a tensor, a dict of keywords or a list.
+        dynamic_shapes: the axes that may vary.
+        report: the report, for a note on a module in training mode.
+    """
+    args: tuple[Any, ...] = ()
+    named: dict[str, Any] = {}
     if isinstance(example, Mapping):
-        args, named = (), dict(example)
+        named = dict(example)
+    elif isinstance(example, torch.Tensor):
+        args = (example,)
     else:
-        args, named = (
-            (example,) if isinstance(example, torch.Tensor) else tuple(example),
-            {},
-        )
+        args = tuple(example)
     if model.training:
         report.notes.append(
             "the model was in training mode; it is exported as it computes in"
@@ -236,10 +245,8 @@ def _chosen(
     together = activations_of(module.graph)
     config.check([*found, *named.values()])
     report.kept |= kept
-    layers, operators = (
-        dict[str, tuple[LayerCalls, LayerSpec]](),
-        dict[Any, LayerSpec](),
-    )
+    layers = dict[str, tuple[LayerCalls, LayerSpec]]()
+    operators = dict[Any, LayerSpec]()
     for name, calls in found.items():
         spec = config.spec_of(name, calls.kind)
         if name in routers and name not in config.named:
@@ -247,27 +254,36 @@ def _chosen(
         elif spec is None:
             report.kept[name] = reason_of(name, config)
         else:
-            spec = (
-                spec.with_(input=None) if calls.kind.startswith("Embedding") else spec
-            )
-            layers[name], report.quantized[name] = (calls, spec), spec
+            if calls.kind.startswith("Embedding"):
+                # it reads indices
+                spec = spec.with_(input=None)
+            layers[name] = calls, spec
+            report.quantized[name] = spec
     for node, name in named.items():
         spec = config.spec_of(name, operator_of(node))
-        if spec is None:
-            continue
-        own = spec.with_(weight=None)
-        if spec == config.default:
-            # per-token scales belong to the inputs of layers; operators need a calibrated scale
-            read, computed = (
-                each if each and each.measured else None
-                for each in (spec.input, spec.output)
-            )
-            own = LayerSpec(None, read, computed)
-        own = own.with_(input=None) if node in together else own
+        own = LayerSpec() if spec is None else _operator_spec(spec, config)
+        if node in together:
+            own = own.with_(input=None)
         if own != LayerSpec():
             operators[node] = report.quantized[name] = own
     check_not_all_float(report.quantized, report.kept)
     return layers, operators
+
+
+def _operator_spec(spec: LayerSpec, config: TorchConfig) -> LayerSpec:
+    """Return how the inputs and the output of an operator are quantized.
+
+    Args:
+        spec: the specification that the configuration has for the operator.
+        config: the configuration.
+    """
+    if spec != config.default:
+        return spec.with_(weight=None)
+    # per-token scales belong to the inputs of layers; operators need a calibrated scale
+    read, computed = (
+        each if each and each.measured else None for each in (spec.input, spec.output)
+    )
+    return LayerSpec(None, read, computed)
 
 
 def _put(

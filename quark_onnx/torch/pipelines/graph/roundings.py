@@ -56,7 +56,7 @@ class Roundings:
         outputs: the scales of outputs that layers round by themselves, by layer name.
     """
 
-    def __init__(  # noqa: C901
+    def __init__(
         self,
         module: GraphModule,
         layers: Mapping[str, tuple[LayerCalls, LayerSpec]],
@@ -69,42 +69,56 @@ class Roundings:
         self._places = dict[Scale, str]()
         self._params = dict[Scale, Params]()
         self._behind = dict[Any, Scale]()  # tensors that are rounded for all readers
-        self._read = list[
-            tuple[Any, Any, Scale]
-        ]()  # readers, and tensors that are rounded for them
+        # readers, and tensors that are rounded for them
+        self._read = list[tuple[Any, Any, Scale]]()
         self.inputs = dict[str, Scale]()
         self.outputs = dict[str, Scale]()
         for name, (calls, spec) in layers.items():
-            if spec.input is not None:
-                self.inputs[name] = self._scale(
-                    calls.inputs,
-                    spec.input,
-                    f"the input of {name}",
-                )
-            if spec.output is not None:
-                ends = tuple(map(fused, calls.nodes))
-                scale = self._scale(ends, spec.output, f"the output of {name}", least)
-                if ends == calls.nodes:
-                    self.outputs[name] = scale
-                    for node in ends:
-                        node.meta["rounds"] = (node, scale)
-                else:
-                    self._behind |= dict.fromkeys(ends, scale)
+            self._add_layer(name, calls, spec, least)
         for node, spec in operators.items():
-            name = operator_name(node)
-            if spec.output is not None:
-                end = fused(node)
-                if end not in self._behind:
-                    self._behind[end] = self._scale(
-                        (end,),
-                        spec.output,
-                        f"the output of {name}",
-                    )
-            if spec.input is not None:
-                for read in node.all_input_nodes:
-                    if is_float(module, read):
-                        scale = self._scale((read,), spec.input, f"the input of {name}")
-                        self._read.append((node, read, scale))
+            self._add_operator(node, spec)
+
+    def _add_layer(
+        self,
+        name: str,
+        calls: LayerCalls,
+        spec: LayerSpec,
+        least: float,
+    ) -> None:
+        """Add the scales of a layer's input and output.
+
+        Args:
+            name: name of the layer.
+            calls: its calls.
+            spec: how it is quantized.
+            least: the least scale of its output.
+        """
+        if spec.input is not None:
+            what = f"the input of {name}"
+            self.inputs[name] = self._scale(calls.inputs, spec.input, what)
+        if spec.output is not None:
+            ends = tuple(map(fused, calls.nodes))
+            scale = self._scale(ends, spec.output, f"the output of {name}", least)
+            if ends == calls.nodes:
+                self.outputs[name] = scale
+                for node in ends:
+                    node.meta["rounds"] = (node, scale)
+            else:
+                # an activation follows, behind which the layer cannot round
+                self._behind |= dict.fromkeys(ends, scale)
+
+    def _add_operator(self, node: Any, spec: LayerSpec) -> None:
+        """Add the scales of the inputs and the output of an operator call."""
+        name = operator_name(node)
+        end = fused(node)
+        if spec.output is not None and end not in self._behind:
+            what = f"the output of {name}"
+            self._behind[end] = self._scale((end,), spec.output, what)
+        if spec.input is not None:
+            for read in node.all_input_nodes:
+                if is_float(self._module, read):
+                    scale = self._scale((read,), spec.input, f"the input of {name}")
+                    self._read.append((node, read, scale))
 
     def _scale(
         self,
@@ -251,6 +265,7 @@ class _Watch(nn.Module):
 
 
 def _run(module: GraphModule, batch: Any, count: int) -> None:
+    """Run a graph on a sample, with its number for errors."""
     try:
         call(module, batch)
     except DataError:
