@@ -176,12 +176,7 @@ def read(folder: Path) -> Checkpoint:
     if (folder / "generation_config.json").is_file():
         _read_json(folder / "generation_config.json", "generation-config", damage)
     index = _read_index(folder, damage)
-    headers = {}
-    for file in _weights(files, index):
-        try:
-            headers[file.name] = read_header(file)
-        except ModelError as error:
-            damage.append(broken("file-damaged", file.name, str(error)))
+    headers = _read_headers(_weights(files, index), damage)
     if not files:
         damage.append(
             broken("no-weights", str(folder.name), "there is no *.safetensors"),
@@ -200,6 +195,17 @@ def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
     if SINGLE in by_file_name:
         return [by_file_name[SINGLE]]
     return [file for file in files if not file.name.startswith("consolidated")]
+
+
+def _read_headers(files: list[Path], damage: list[Finding]) -> dict[str, Header]:
+    """Return the headers of the readable files by file name; add findings of the others."""
+    headers = {}
+    for file in files:
+        try:
+            headers[file.name] = read_header(file)
+        except ModelError as error:
+            damage.append(broken("file-damaged", file.name, str(error)))
+    return headers
 
 
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from quark_onnx.torch.validate.fields import (
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
-from quark_onnx.torch.validate.json_values import object_of, strings_of
+from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import (
     Module,
     excluded_findings,
@@ -638,9 +638,8 @@ def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
 
 def _groups(entries: dict[str, Any]) -> Iterator[tuple[str, Group]]:
     """Yield the places and the groups of the configuration."""
-    for name, group in object_of(entries.get("config_groups")).items():
-        if isinstance(group, dict):
-            yield f"{QUANTIZATION}.config_groups.{name}", group
+    for name, group in objects_in(entries.get("config_groups")).items():
+        yield f"{QUANTIZATION}.config_groups.{name}", group
 
 
 def _ignored(entries: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from quark_onnx.containers import excluding
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken
 
@@ -150,6 +151,5 @@ def missing_key_findings(
     keys: Iterable[str],
 ) -> Iterator[Finding]:
     """Yield a finding for every key that an object lacks."""
-    for key in keys:
-        if key not in entries:
-            yield broken(rule, f"{place}.{key}", NO_KEY)
+    for key in excluding(keys, entries):
+        yield broken(rule, f"{place}.{key}", NO_KEY)

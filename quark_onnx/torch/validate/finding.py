@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.reported import Reported
 
 _RULES_ONLY = "(the client was not run)"
+#: Maximum number of places of a rule in a text.
+_SHOWN = 3
 
 #: Consequences of a broken rule, the worst first: the client refuses the checkpoint, loads wrong
 #: values, or loads correctly with a detail that deserves attention.
@@ -163,13 +166,16 @@ class Validation(Reported):
             what += f" ({schemes})"
         lines = [f"{self.place}: {what}: {self.sentence}"]
         lines += [f"needs {what}" for what in self.needs]
-        seen = dict[str, int]()
+        if complete:
+            return "\n".join([*lines, *map(str, self.findings)])
+        seen = Counter[str]()
         for finding in self.findings:
-            seen[finding.rule] = seen.get(finding.rule, 0) + 1
-            if complete or seen[finding.rule] <= 3:
+            seen[finding.rule] += 1
+            if seen[finding.rule] <= _SHOWN:
                 lines.append(str(finding))
-        more = [f"{count - 3} × {rule}" for rule, count in seen.items() if count > 3]
-        if more and not complete:
+        hidden = seen - Counter(dict.fromkeys(seen, _SHOWN))
+        if hidden:
+            more = [f"{count} × {rule}" for rule, count in hidden.items()]
             lines.append(f"and {', '.join(more)}")
         return "\n".join(lines)
 

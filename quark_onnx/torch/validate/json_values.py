@@ -18,6 +18,16 @@ def object_of(value: Any) -> dict[str, Any]:
     return {}
 
 
+def objects_in(value: Any) -> dict[str, dict[str, Any]]:
+    """Return the objects that a JSON object has as values; none for any other value.
+
+    >>> objects_in({"group_0": {"format": None}, "group_1": "int4"})
+    {'group_0': {'format': None}}
+    """
+    entries = object_of(value)
+    return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
+
+
 def strings_of(value: Any) -> list[str]:
     """Return the strings of a JSON array; none for any other value.
 

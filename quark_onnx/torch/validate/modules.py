@@ -218,18 +218,37 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     >>> size_of("model.layers.0.mlp.down_proj", {"model_type": "llama", "hidden_size": 8, "intermediate_size": 24})
     (8, 24)
     """  # noqa: E501
-    family = str(config.get("model_type"))
     if not is_known(config) or not _DECODER.match(name):
         return None
-    in_mixture = family in _MIXTURES
-    width_key = "intermediate_size"
-    if in_mixture and name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
+    if config["model_type"] in _MIXTURES:
+        return _size_in_mixture(name, config)
+    return _size_with_width(name, config, "intermediate_size")
+
+
+def _size_in_mixture(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the (out, in) of a layer in a family of mixtures of experts; None if unknown."""
+    if name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
         count = config.get("num_local_experts", config.get("num_experts"))
         return integers(count, config.get("hidden_size"))
     if ".experts." in name:
-        width_key = _MIXTURES.get(family, width_key)
-    elif in_mixture and ".mlp." in name:
+        return _size_with_width(name, config, _MIXTURES[config["model_type"]])
+    if ".mlp." in name:
         return None  # dense layers and shared experts, for example, have other sizes
+    return _size_with_width(name, config, "intermediate_size")
+
+
+def _size_with_width(
+    name: str,
+    config: Mapping[str, Any],
+    width_key: str,
+) -> tuple[int, int] | None:
+    """Return the (out, in) of a layer by the last part of its name; None if unknown.
+
+    Args:
+        name: name of the layer.
+        config: configuration of the language model.
+        width_key: key of the inner width of feed-forward layers.
+    """
     lengths = _lengths(config, config.get(width_key))
     out, into = _SIDES.get(name.rpartition(".")[2], ("", ""))
     return integers(lengths.get(out), lengths.get(into))

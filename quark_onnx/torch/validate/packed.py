@@ -41,13 +41,18 @@ def _group_size(entries: dict[str, Any]) -> Any:
     return entries.get("q_group_size", entries.get("group_size"))
 
 
+def _bits(entries: dict[str, Any], default: Any = None) -> Any:
+    """Return the width of an integer, under the name of AutoAWQ or that of transformers."""
+    return entries.get("w_bit", entries.get("bits", default))
+
+
 def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration of AutoAWQ."""
     entries = checkpoint.quantization
     for names in (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)):
         if not subset(entries, names):
             yield broken("awq-config", f"{QUANTIZATION}.{names[-1]}", NO_KEY)
-    bits = entries.get("w_bit", entries.get("bits", 4))
+    bits = _bits(entries, 4)
     if bits != 4:
         yield broken("awq-config", f"{QUANTIZATION}.bits", repr(bits))
     yield from _version_findings(entries, "awq-version")
@@ -101,7 +106,7 @@ def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     gptqmodel reads the layers for transformers.
     """
     entries = checkpoint.quantization
-    bits = entries.get("w_bit", entries.get("bits"))
+    bits = _bits(entries)
     if bits not in (2, 3, 4, 8):
         text = NO_KEY if bits is None else repr(bits)
         yield broken("gptqmodel-config", f"{QUANTIZATION}.bits", text)
@@ -117,7 +122,7 @@ def gptq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer."""
     entries = checkpoint.quantization
-    bits = entries.get("w_bit", entries.get("bits"))
+    bits = _bits(entries)
     for module in checkpoint.linears:
         if "qweight" in module.tensors:
             yield f"{bits} bits in groups of {_group_size(entries)}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fnmatch import fnmatch, fnmatchcase
+from fnmatch import fnmatch
 from typing import Any
 
 from quark_onnx.containers import of_type
-from quark_onnx.torch.validate.json_values import object_of, strings_of
+from quark_onnx.torch.config.torch_config import matches
+from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module
 
 Layer = dict[str, Any]
@@ -80,8 +81,7 @@ class QuarkConfig:
     @property
     def overrides(self) -> dict[str, Layer]:
         """Configurations of single layers, by name or pattern."""
-        layers = object_of(self.entries.get("layer_quant_config"))
-        return {key: layer for key, layer in layers.items() if isinstance(layer, dict)}
+        return objects_in(self.entries.get("layer_quant_config"))
 
     @property
     def fallback(self) -> Layer:
@@ -94,7 +94,7 @@ class QuarkConfig:
         return {
             name: layer
             for name, layer in self.overrides.items()
-            if any(fnmatchcase(name, pattern) for pattern in self.kv_patterns)
+            if matches(name, self.kv_patterns)
         }
 
     def excludes(self, name: str) -> bool:

@@ -37,6 +37,14 @@ from quark_onnx.torch.validate.quark_transformers import (
 )
 
 _CHUNK = 1 << 24
+#: Clients of other files, with the error for them.
+_UNMENDED = {
+    "llama.cpp": "a GGUF file cannot be mended; convert the model again",
+    "onnxruntime-genai": (
+        "a folder of onnxruntime-genai cannot be mended; write it again with"
+        " 'quark-onnx llm oga'"
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -78,13 +86,8 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         ConfigError: the client does not read such folders, or the output folder exists.
         ModelError: the folder contains no checkpoint.
     """
-    if client == "llama.cpp":
-        raise ConfigError("a GGUF file cannot be mended; convert the model again")
-    if client == "onnxruntime-genai":
-        raise ConfigError(
-            "a folder of onnxruntime-genai cannot be mended; write it again with"
-            " 'quark-onnx llm oga'",
-        )
+    if client in _UNMENDED:
+        raise ConfigError(_UNMENDED[client])
     before = validate(folder, client)
     folder = Path(folder)
     if output is None:

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quark_onnx.containers import without
 from quark_onnx.torch.validate.fields import QUANTIZATION, is_names, is_positive
 from quark_onnx.torch.validate.finding import REFUSED, Finding
-from quark_onnx.torch.validate.header import FLOATS
+from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.rules import broken
 
@@ -62,32 +63,25 @@ def floats(*shapes: Shape) -> Slot:
 def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
     """Yield missing tensors, wrong types or shapes, and unknown tensors of a layer."""
     for name, slot in slots.items():
-        tensor = module.tensors.get(name)
         place = f"{module.name}.{name}"
-        if tensor is None:
-            if slot.needed:
-                yield broken("scale-missing", place, "there is no such tensor")
-            continue
-        if slot.shapes and tensor.shape not in slot.shapes:
-            demanded = " or ".join(str(list(shape)) for shape in slot.shapes)
-            yield broken(
-                "tensor-shape",
-                place,
-                f"the shape is {list(tensor.shape)}; it must be {demanded}",
-            )
-        elif tensor.dtype not in slot.types:
-            yield broken(
-                "tensor-type",
-                place,
-                f"the type is {tensor.dtype}; it must be {' or '.join(slot.types)}",
-            )
-    for name, tensor in module.tensors.items():
-        if name not in slots and name != "bias":
-            yield broken(
-                "tensor-unknown",
-                f"{module.name}.{name}",
-                f"{tensor}, which the scheme does not have",
-            )
+        if name in module.tensors:
+            yield from _tensor_findings(place, module.tensors[name], slot)
+        elif slot.needed:
+            yield broken("scale-missing", place, "there is no such tensor")
+    for name, tensor in without(module.tensors, {*slots, "bias"}).items():
+        text = f"{tensor}, which the scheme does not have"
+        yield broken("tensor-unknown", f"{module.name}.{name}", text)
+
+
+def _tensor_findings(place: str, tensor: Tensor, slot: Slot) -> Iterator[Finding]:
+    """Yield a tensor of a wrong shape, or else of a wrong type."""
+    if slot.shapes and tensor.shape not in slot.shapes:
+        demanded = " or ".join(str(list(shape)) for shape in slot.shapes)
+        text = f"the shape is {list(tensor.shape)}; it must be {demanded}"
+        yield broken("tensor-shape", place, text)
+    elif tensor.dtype not in slot.types:
+        text = f"the type is {tensor.dtype}; it must be {' or '.join(slot.types)}"
+        yield broken("tensor-type", place, text)
 
 
 def quantized_findings(
