@@ -115,11 +115,10 @@ class QuantizedLayer(_Coded):
         kind = kind_of(layer)
         assert kind is not None
         self.origin = kind
-        self.kind = (
-            "Linear" if kind == "Conv1D" else kind
-        )  # whose weight has outputs first here
-        self.float_weight: Any = layer.weight if weight is None else None
         self._turned = kind == "Conv1D"
+        # the weight of a Conv1D has outputs first here
+        self.kind = "Linear" if self._turned else kind
+        self.float_weight: Any = layer.weight if weight is None else None
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding.of(spec.input, input)
         self.output = Rounding.of(spec.output, output)
@@ -130,14 +129,10 @@ class QuantizedLayer(_Coded):
             factor if isinstance(factor, torch.Tensor) else None,
             persistent=False,
         )
-        self._factor = (
-            1.0 if self.factor is not None else factor
-        )  # of what is looked up
-        self._padding: Any = getattr(
-            layer,
-            "_reversed_padding_repeated_twice",
-            None,
-        )  # as ``pad`` takes it
+        #: Factor of the rows of an embedding, if it is no tensor.
+        self._factor = 1.0 if self.factor is not None else factor
+        #: Padding of a convolution, as ``torch.nn.functional.pad`` takes it.
+        self._padding: Any = getattr(layer, "_reversed_padding_repeated_twice", None)
         self._settings: dict[str, Any] = {
             name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())
         }
@@ -350,15 +345,19 @@ def kind_of(module: nn.Module) -> str | None:
     if is_scaled_embedding(module):
         return "Embedding"
     cls = _base_of(module)
-    if cls is not None and (
-        type(module).forward is cls.forward
-        or (cls is nn.Linear and is_plain_linear(module))
-    ):
+    if cls is not None and _computes_as(module, cls):
         return str(cls.__name__)
     # transformers' own: a Linear whose weight has inputs first
     if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
         return "Conv1D"
     return None
+
+
+def _computes_as(module: nn.Module, base: type[nn.Module]) -> bool:
+    """Return whether a module computes the same function as a base class."""
+    if type(module).forward is base.forward:
+        return True
+    return base is nn.Linear and is_plain_linear(module)
 
 
 def is_scaled_embedding(module: nn.Module) -> bool:
@@ -379,6 +378,7 @@ def unlike_its_base(module: nn.Module) -> str | None:
 
 
 def _base_of(module: nn.Module) -> Any:
+    """Return the first class of layers that a module derives from; None if there is none."""
     classes = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag)
     return next((cls for cls in classes if isinstance(module, cls)), None)
 

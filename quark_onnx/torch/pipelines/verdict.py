@@ -424,31 +424,47 @@ def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
     assert found.divergence is not None
     if found.divergence <= _SMALL:
         return "check that the runtime reads the checkpoint, with llm validate", ""
-    names = set(names_of(config.algorithms))
-    weight, inputs = config.default.weight, config.default.input
-    if inputs is not None and inputs.measured and not names & {"smoothquant"}:
-        floating = not isinstance(inputs.dtype, Integer)
-        scheme = "ptpc_fp8" if floating else "int8_per_channel"
-        return (
-            "one activation scale for each token, not each tensor",
-            f"--scheme {scheme}",
-        )
-    if weight is not None and weight.dtype.bits <= 4:
-        if not names:
-            return "learn scales and rounding from data", "--algorithm awq gptq"
-        if not names & {"autoround", "distill"}:
-            return (
-                "learn the rounding, which takes longer",
-                "--algorithm gptaq autoround",
-            )
-        smaller = f"{weight.dtype.name}_wo_32"
-        if weight.group > 32:
-            options = f"--scheme {smaller}" if smaller in SCHEMES else ""
-            return "a scale for each block of 32 weights", options
+    known = _activation_advice(config) or _weight_advice(config)
+    if known is not None:
+        return known
     layers = [name for name, _ in found.worst[:1]]
     options = " ".join(f"--layer {shlex.quote(f'{name}=ptpc_fp8')}" for name in layers)
     which = "the layer with the greatest error" if layers else "all weights or a layer"
     return f"more bits for {which}", options
+
+
+def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
+    """Return the change for activations with one measured scale; None for others."""
+    inputs = config.default.input
+    is_smooth = "smoothquant" in names_of(config.algorithms)
+    if inputs is None or not inputs.measured or is_smooth:
+        return None
+    scheme = "ptpc_fp8"
+    if isinstance(inputs.dtype, Integer):
+        scheme = "int8_per_channel"
+    return (
+        "one activation scale for each token, not each tensor",
+        f"--scheme {scheme}",
+    )
+
+
+def _weight_advice(config: TorchConfig) -> tuple[str, str] | None:
+    """Return the change for weights of few bits; None for others, or if nothing is left."""
+    weight, names = config.default.weight, set(names_of(config.algorithms))
+    if weight is None or weight.dtype.bits > 4:
+        return None
+    if not names:
+        return "learn scales and rounding from data", "--algorithm awq gptq"
+    if not names & {"autoround", "distill"}:
+        return (
+            "learn the rounding, which takes longer",
+            "--algorithm gptaq autoround",
+        )
+    if weight.group <= 32:
+        return None
+    smaller = f"{weight.dtype.name}_wo_32"
+    options = f"--scheme {smaller}" if smaller in SCHEMES else ""
+    return "a scale for each block of 32 weights", options
 
 
 def _loss(divergence: float) -> str:
