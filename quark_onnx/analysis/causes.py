@@ -366,7 +366,7 @@ def _quantile(histogram: Histogram, share: float) -> float:
 
 
 def _rounding_text(error: TensorError, grid: Grid) -> str:
-    """Return the number format, its granularity and its step in words."""
+    """Return number format, granularity and step in words."""
     if error.step is None:
         return f"rounding to {grid.format}"
     step = f"in steps of {_figure(error.step)}"
@@ -415,7 +415,7 @@ def _of_weight(
 
 
 def _dead_cause(weight: WeightError, share: float) -> Cause:
-    """Return channels whose codes are all zero as a cause."""
+    """Return dead channels, with zero codes only, as a cause."""
     text = (
         f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
     )
@@ -465,7 +465,7 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
 
 
 def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[Cause]:
-    """Yield a bias that saturates, or whose step is too coarse."""
+    """Yield a saturated bias, or a bias with too coarse a step."""
     share = min(1.0, evidence.heavier * evidence.of_bias(weight) / evidence.noise)
     text = (
         f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel"

@@ -251,7 +251,7 @@ class _Timed:
             ) from error
 
     def run(self, count: int) -> list[float]:
-        """Return the seconds of each of some runs."""
+        """Return the seconds of every run."""
         seconds: list[float] = self._session.seconds(self._feeds, count)
         return seconds
 

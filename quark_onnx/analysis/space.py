@@ -242,7 +242,7 @@ class Space:
 
 
 def _calibrator(choice: Any) -> Any:
-    """Return a calibrator, which may be given by its text."""
+    """Return a calibrator from an object or a text."""
     if isinstance(choice, str):
         return parse_calibrator(choice)
     return _checked(choice)

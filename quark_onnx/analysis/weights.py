@@ -212,7 +212,7 @@ def _outlier_ratio(reach: Floats) -> float:
 
 
 def _channel_axis(node: Node, rank: int) -> int | None:
-    """Return the axis of the output channels of a weight; None if it has none."""
+    """Return the axis of the output channels of a weight, or None."""
     if node.op_type == "Gemm":
         return output_axis(node)
     axis = _AXES.get(node.op_type)

@@ -159,7 +159,7 @@ def summarize(
 
 
 def _kept_tensors(plan: Plan) -> dict[str, str]:
-    """Return the reasons why quantizable tensors of a plan stay float.
+    """Return the reasons for float among the quantizable tensors of a plan.
 
     A fused tensor is left out: it does not exist as the quantized model runs.
     """

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import ModelProto
 
 from tests.endtoend.mutations import mutant
@@ -136,7 +137,11 @@ def attempt(index: int, seed: int) -> Outcome:
     from quark_onnx.cli import main
 
     outcome, changed, model, data = made(index, seed)
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as name, _inside(name):
+    with (
+        tempfile.TemporaryDirectory(prefix="fuzz-") as name,
+        pytest.MonkeyPatch.context() as process,
+    ):
+        process.chdir(name)
         folder, temporary = Path(name), Path(name) / "tmp"
         _write(folder, changed, model, data)
         tempfile.tempdir = str(temporary)
@@ -160,16 +165,6 @@ def attempt(index: int, seed: int) -> Outcome:
         )
     outcome.failure = _judged(outcome)
     return outcome
-
-
-@contextlib.contextmanager
-def _inside(folder: str) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 def _write(

@@ -305,7 +305,7 @@ def actions(found: Analysis) -> list[Action]:
 
 
 def _action(remedy: str, options: str, nodes: list[str]) -> Action:
-    """Return a remedy with its options and the nodes that it concerns."""
+    """Return a remedy with options and affected nodes."""
     if options == "--exclude":
         options = shlex.join(["--exclude", *nodes[:_CAUSES]])
     effect = f"concerns {nodes[0]}"

@@ -119,7 +119,7 @@ def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, s
 
 
 def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] | None:
-    """Return the form of boxes and scores in one output; None if they are not in it."""
+    """Return the layout of boxes and scores in a single output; None for other outputs."""
     if not _is_float_matrix(value):
         return None
     if value.shape[2] == _SELECTED and _is_selected(value):

@@ -69,7 +69,7 @@ class Traits:
 
 
 def _token_input(model: ModelProto) -> str:
-    """Return the first input that may hold token identifiers; empty if there is none."""
+    """Return the name of the first input of possible token identifiers, or an empty string."""
     constants = set(names_of(model.graph.initializer))
     for value in model.graph.input:
         if value.name not in constants and _may_hold_tokens(value):

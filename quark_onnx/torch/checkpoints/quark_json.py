@@ -360,7 +360,7 @@ def _spec(spec: TensorSpec | None, dynamic: bool = False) -> Any:
 
 
 def _granularity(spec: TensorSpec, dynamic: bool) -> dict[str, Any]:
-    """Return the fields that say which values have a common scale."""
+    """Return the fields for the granularity of scales."""
     if block_of(spec.dtype):
         return {
             **_BLOCKS_OF_FLOATS,

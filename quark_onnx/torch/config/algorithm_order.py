@@ -58,7 +58,7 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _check_stages(algorithms: tuple[Any, ...]) -> None:
-    """Raise ConfigError if a value is no algorithm, or comes after one that must follow it."""
+    """Raise ConfigError for a value that is no algorithm, and for a wrong order."""
     for each in algorithms:
         if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
             raise ConfigError(

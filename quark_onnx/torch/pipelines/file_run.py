@@ -40,7 +40,12 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
-from quark_onnx.torch.models.names import persistent_buffers, within, within_any
+from quark_onnx.torch.models.names import (
+    outside_of,
+    persistent_buffers,
+    within,
+    within_any,
+)
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
@@ -199,11 +204,7 @@ class FileRun:
         """
         blocks = blocks_of(self.model)
         check_unshared(self.model, blocks, self.config)
-        outside = {
-            name: each
-            for name, each in self.chosen.items()
-            if not any(within(name, b) for b in blocks)
-        }
+        outside = outside_of(self.chosen, blocks)
         samples = list(batches(data or ()))
         with ExitStack() as stack:
             stack.callback(install_attention_hooks(self.model, self.chosen))
@@ -601,11 +602,7 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
     """Return the modules with parameters outside of the blocks."""
     own = {name: module for name, module in model.named_modules() if module._parameters}
-    return {
-        name: module
-        for name, module in own.items()
-        if not any(within(name, block) for block in blocks)
-    }
+    return outside_of(own, blocks)
 
 
 def _drop(model: Any, layers: Layers) -> None:

@@ -182,7 +182,7 @@ def _write_tensors(
     run: FileRun,
     layout: Layout,
 ) -> None:
-    """Write the tensors of a run, and then those of the checkpoint that it does not change."""
+    """Write the tensors of a run, and then the unchanged tensors of the checkpoint."""
     for name, tensor in parts:
         writer.add(layout.key(name), tensor.cpu())
         del tensor  # frees memory before the next tensor is computed

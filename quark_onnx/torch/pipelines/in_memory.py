@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import merged, without
+from quark_onnx.containers import merged, present_values, without
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
@@ -320,14 +320,7 @@ def _walk(  # noqa: C901, PLR0913
     rest = _reached(model, rest, watching, config, report)
     report.note_outside(rest, config.algorithms)
     alone = {name: quantize_data_free(name, rest, config, report) for name in rest}
-    finish(
-        model,
-        rest,
-        watching,
-        config,
-        report,
-        {name: each for name, each in alone.items() if each is not None},
-    )
+    finish(model, rest, watching, config, report, present_values(alone))
     return True
 
 

@@ -434,7 +434,7 @@ def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
 
 
 def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
-    """Return the change for activations with one measured scale; None for others."""
+    """Return the change for activations with a calibrated per-tensor scale, or None."""
     inputs = config.default.input
     is_smooth = "smoothquant" in names_of(config.algorithms)
     if inputs is None or not inputs.measured or is_smooth:
@@ -449,7 +449,7 @@ def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
 
 
 def _weight_advice(config: TorchConfig) -> tuple[str, str] | None:
-    """Return the change for weights of few bits; None for others, or if nothing is left."""
+    """Return the change for weights of up to 4 bits, or None."""
     weight, names = config.default.weight, set(names_of(config.algorithms))
     if weight is None or weight.dtype.bits > 4:
         return None

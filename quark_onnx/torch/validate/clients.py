@@ -162,7 +162,9 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         ),
     },
 }
-#: Layouts that clients support, without rules in this package.
+#: Layouts that clients support, without rules in this package: ``QUANTIZATION_METHODS`` in
+#: vllm/model_executor/layers/quantization/__init__.py of vLLM 0.33, and
+#: ``AUTO_QUANTIZER_MAPPING`` in quantizers/auto.py of transformers.
 _UNCHECKED = {
     "vllm": (
         "modelopt",

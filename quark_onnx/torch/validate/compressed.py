@@ -54,6 +54,8 @@ _DECODED_TO_BFLOAT16 = (
     "mxfp6-pack-quantized",
     "mxfp8-quantized",
 )
+#: ``CompressionFormat`` in config/base.py of compressed-tensors 0.20, without the legacy formats
+#: of sparse weights, which no class decodes.
 FORMATS = (
     "dense",
     "int-quantized",
@@ -70,6 +72,7 @@ _ACTIVATIONS = (
     "float-quantized",
     "nvfp4-pack-quantized",
 )
+#: ``QuantizationStrategy`` in quantization/quant_args.py of compressed-tensors 0.20.
 _STRATEGIES = (
     "tensor",
     "channel",

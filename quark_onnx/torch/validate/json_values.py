@@ -19,7 +19,7 @@ def object_of(value: Any) -> dict[str, Any]:
 
 
 def objects_in(value: Any) -> dict[str, dict[str, Any]]:
-    """Return the objects that a JSON object has as values; none for any other value.
+    """Return the object-valued entries of a JSON object; empty for any other value.
 
     >>> objects_in({"group_0": {"format": None}, "group_1": "int4"})
     {'group_0': {'format': None}}

@@ -370,7 +370,7 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _cache_scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield KV cache scales that are all equal, as no calibration gives them."""
+    """Yield equal KV cache scales in all layers, a sign of missing calibration."""
     names = [name for name in checkpoint.tensors if _KV_SCALE.search(today(name))]
     scales = {single_value(checkpoint.tensors[name]) for name in names}
     if None in scales or len(scales) != 1:

@@ -165,7 +165,7 @@ def partial_findings(
 
 
 def excluded_findings(module: Module, text: str) -> Iterator[Finding]:
-    """Yield a layer that the configuration excludes although its weight is quantized."""
+    """Yield an excluded layer with a quantized weight."""
     if module.is_quantized:
         yield broken("excluded-quantized", module.name, text)
 
@@ -175,7 +175,7 @@ def included_findings(
     text: str,
     severity: str = "",
 ) -> Iterator[Finding]:
-    """Yield a float layer that the configuration does not exclude, unless it is a router.
+    """Yield a float layer without an exclusion; routers are exempt.
 
     Args:
         module: the layer.
@@ -283,7 +283,7 @@ def _lengths(config: Mapping[str, Any], wide: Any) -> dict[str, Any]:
 
 
 def integers(out: Any, into: Any) -> tuple[int, int] | None:
-    """Return a pair of integers; None if either is something else, such as null."""
+    """Return a pair of integers; None if a value is missing or another type."""
     if type(out) is int and type(into) is int:
         return out, into
     return None

@@ -189,7 +189,7 @@ def scheme_in_vllm(
 
 
 def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
-    """Return whether there are as many stages as wanted, and each meets its conditions."""
+    """Return whether the number of stages is right, and every stage meets its conditions."""
     if len(specs) != len(wanted):
         return False
     return all(map(meets, specs, wanted))

@@ -305,7 +305,7 @@ def _form_findings(config: QuarkConfig) -> Iterator[Finding]:
 
 
 def _entry_findings(name: str, entry: object) -> Iterator[Finding]:
-    """Yield a layer's configuration that is no object, or whose specifications are none."""
+    """Yield a malformed configuration of a layer, or malformed specifications."""
     place = f"{QUANTIZATION}.{name}"
     if isinstance(entry, dict):
         yield from field_findings(entry, place, _SPEC_CHECKS)
@@ -345,7 +345,7 @@ def _expert_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    """Yield experts whose configuration is not that of their module, which vLLM takes for all."""
+    """Yield experts with another configuration than their module's, which vLLM takes for all."""
     shared = config.layer_in_vllm(modules[0])
     differ = [
         name for name in names_of(modules) if not same(config.layer(name), shared)

@@ -218,7 +218,7 @@ def _mend_layer(layer: dict[str, Any]) -> list[str]:
 
 
 def _mend_spec(spec: dict[str, Any]) -> list[str]:
-    """Add the keys that a specification lacks; return the names of those that changed."""
+    """Add the missing keys of a specification; return the names of changed keys."""
     observers = OBSERVERS.get(str(spec.get("qscheme")), ())
     plain = _plain_fields(spec)
     changed = excluding(plain, present_values(spec))

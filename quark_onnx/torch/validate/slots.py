@@ -39,6 +39,8 @@ SCALE = Slot(FLOATS, SCALAR)
 #: Names of fused projections to queries, keys and values.
 FUSED = ("qkv_proj", "query_key_value", "Wqkv")
 _BOTH = ("output_scale", "k_scale", "v_scale")
+#: Scales below each projection: ``get_cache_scale`` of vLLM's configurations, and
+#: ``maybe_remap_kv_scale_name`` in vllm/model_executor/model_loader/weight_utils.py.
 _CACHED: dict[str, tuple[str, ...]] = {
     "q_proj": ("output_scale",),
     "k_proj": ("output_scale", "k_scale"),

@@ -24,7 +24,8 @@ _MISTRAL = (
     r"(self_attn|attention)(\.([qkvo]_proj|qkv_proj|attn|w[qkvo]))?"
     rf"|{_NORMS}|(attention|ffn)_norm|(mlp|feed_forward)\.({_PARTS}|w[123])"
 )
-#: Names inside of a block, by family.
+#: Names inside of a block, by family: the modules of the classes in vllm/model_executor/models of
+#: vLLM 0.33, and the names that their ``load_weights`` takes for parts of fused modules.
 _BLOCKS = {
     **dict.fromkeys(("llama", "qwen2"), rf"({_ATTENTION}|{_NORMS}|mlp\.{_PARTS})"),
     "qwen3": rf"({_NORMED}|{_NORMS}|mlp\.{_PARTS})",

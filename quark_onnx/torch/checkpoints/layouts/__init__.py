@@ -118,7 +118,7 @@ def _check_cache(layout: Layout, cache: KVCache) -> None:
 
 
 def _check_attention(layout: Layout, config: TorchConfig) -> None:
-    """Raise ConfigError if a layout has no place for quantized attention."""
+    """Raise ConfigError if a layout does not support quantized attention."""
     if config.attention is not None and layout.name != QuarkLayout.name:
         raise ConfigError(
             f"attention: a checkpoint of the layout {layout.name!r} has no place for"

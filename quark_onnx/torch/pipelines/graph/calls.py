@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from quark_onnx.containers import flattened, grouped, names_of, subset, without
+from quark_onnx.containers import flattened, grouped, names_of, present, subset, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
 
@@ -427,37 +427,53 @@ def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list
     """
     taken = list[str]()
     for name, calls in layers.items():
+        norm = _norm_after(calls)
+        parts = None if norm is None else _norm_parts(module, norm)
+        if norm is None or parts is None:
+            continue
         node = calls.nodes[0]
-        norm: Any = next(iter(node.users), None)
-        if (
-            len(calls.nodes) > 1
-            or len(node.users) != 1
-            or operator_of(norm) != "batch_norm"
-        ):
-            continue
-        if calls.kind not in ("Conv2d", "ConvTranspose2d"):
-            continue
-        given = arguments(norm)
-        parts = [
-            given[each] for each in ("weight", "bias", "running_mean", "running_var")
-        ]
-        if (
-            any(part is not None and part.op != "get_attr" for part in parts)
-            or None in parts[2:]
-        ):
-            continue
-        weight, bias, mean, variance = (
-            None
-            if part is None
-            else attribute(module, str(part.target)).detach().double()
-            for part in parts
-        )
-        _take_in(calls, weight, bias, mean, (variance + given["eps"]).rsqrt())
+        weight, bias, mean, variance = parts
+        factor = (variance + arguments(norm)["eps"]).rsqrt()
+        _take_in(calls, weight, bias, mean, factor)
         _set_parameters(module, node, calls.layer)
         norm.replace_all_uses_with(node)
         module.graph.erase_node(norm)
         taken.append(name)
     return taken
+
+
+def _norm_after(calls: LayerCalls) -> Node | None:
+    """Return the batch norm after a convolution without further readers, or None."""
+    node = calls.nodes[0]
+    if calls.kind not in ("Conv2d", "ConvTranspose2d") or len(calls.nodes) > 1:
+        return None
+    if len(node.users) != 1:
+        return None
+    (reader,) = node.users
+    return reader if operator_of(reader) == "batch_norm" else None
+
+
+def _norm_parts(module: GraphModule, norm: Node) -> list[Any] | None:
+    """Return weight, bias, mean and variance of a batch norm, in float64.
+
+    Weight and bias may be None. The result is None if a part is computed, or if there are no
+    running statistics.
+    """
+    given = arguments(norm)
+    names = ("weight", "bias", "running_mean", "running_var")
+    nodes = subset(given, names)
+    if any(part.op != "get_attr" for part in present(nodes.values())):
+        return None
+    if nodes["running_mean"] is None or nodes["running_var"] is None:
+        return None
+    return [_doubles(module, part) for part in nodes.values()]
+
+
+def _doubles(module: GraphModule, part: Node | None) -> Any:
+    """Return the values of an optional attribute in float64."""
+    if part is None:
+        return None
+    return attribute(module, str(part.target)).detach().double()
 
 
 def _set_parameters(module: GraphModule, node: Node, layer: Any) -> None:
@@ -469,11 +485,7 @@ def _set_parameters(module: GraphModule, node: Node, layer: Any) -> None:
         with module.graph.inserting_before(node):
             own.append(module.graph.get_attr(target))
     node.args = (arguments(node)["input"], *own, *node.args[3:])
-    node.kwargs = {
-        name: value
-        for name, value in node.kwargs.items()
-        if name not in ("weight", "bias")
-    }
+    node.kwargs = without(node.kwargs, ("weight", "bias"))
 
 
 def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) -> None:
