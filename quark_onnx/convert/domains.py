@@ -11,6 +11,7 @@ from functools import partial
 
 from onnx import TensorProto
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.containers import present
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import code_type, parameters, write_zero_point
@@ -64,13 +65,12 @@ def _row(graph: Graph, node: Node) -> Scaled | None:
     return None
 
 
-def _standard(graph: Graph, node: Node) -> int | None:
-    node_parameters = parameters(graph, node)
-    row = _row(graph, node)
-    if node_parameters is None or row is None or not _is_supported(row, node):
-        return None
-    if row.onnx == TensorProto.INT32 and node_parameters.zero_point.any():
-        return None
+@otherwise(None)
+def _standard(graph: Graph, node: Node) -> int:
+    node_parameters = required(parameters(graph, node))
+    row = required(_row(graph, node))
+    require(_is_supported(row, node))
+    require(row.onnx != TensorProto.INT32 or not node_parameters.zero_point.any())
     opset = row.min_opset
     if node_parameters.scale.ndim:
         opset = max(opset, _PER_AXIS_OPSET)
@@ -84,24 +84,29 @@ def _is_supported(row: Scaled, node: Node) -> bool:
     return bool(row.emitted if node.op_type in QUANTIZE else row.read)
 
 
-def _microsoft(graph: Graph, node: Node) -> int | None:
+@otherwise(None)
+def _microsoft(graph: Graph, node: Node) -> int:
+    row = required(_row(graph, node))
+    require(_is_supported(row, node))
+    _require_integers(graph, node, bits=4)
+    return 1
+
+
+@otherwise(None)
+def _vendor(graph: Graph, node: Node) -> int:
+    _require_integers(graph, node, bits=8)
+    return BODY_OPSET
+
+
+def _require_integers(graph: Graph, node: Node, *, bits: int) -> None:
+    """Require codes that are integers of at least some bits, without blocks.
+
+    Raises:
+        UnmetError: the codes are others, or a scale is computed.
+    """
     row = _row(graph, node)
-    if row is None or not _is_supported(row, node):
-        return None
-    return 1 if _has_integers(graph, node, bits=4) else None
-
-
-def _vendor(graph: Graph, node: Node) -> int | None:
-    return BODY_OPSET if _has_integers(graph, node, bits=8) else None
-
-
-def _has_integers(graph: Graph, node: Node, *, bits: int) -> bool:
-    """Return whether codes are integers of at least some bits, without blocks."""
-    row = _row(graph, node)
-    if not isinstance(row, Integer) or row.bits < bits:
-        return False
-    node_parameters = parameters(graph, node)
-    return node_parameters is not None and not node_parameters.block_size
+    require(isinstance(row, Integer) and row.bits >= bits)
+    require(not required(parameters(graph, node)).block_size)
 
 
 def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]:
@@ -132,21 +137,25 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
 
 def _needs(graph: Graph, domain: str, need: Need) -> Iterator[int | None]:
     """Yield the needs of each Q/DQ node of another domain, also in bodies."""
-    for node in graph.nodes:
-        if node.op_type in QUANTIZE | DEQUANTIZE and node.domain != domain:
-            yield need(graph, node)
+    for node in _of_other_domains(graph, domain):
+        yield need(graph, node)
     for body in bodies(graph):
         yield from _needs(Graph(body.model), domain, need)
 
 
+def _of_other_domains(graph: Graph, domain: str) -> list[Node]:
+    """Return the Q/DQ nodes of other domains."""
+    nodes = graph.nodes_of_type(QUANTIZE | DEQUANTIZE)
+    return [node for node in nodes if node.domain != domain]
+
+
 def _rename_all(graph: Graph, domain: str, need: Need) -> int:
     count = 0
-    for node in graph.nodes:
-        if node.op_type in QUANTIZE | DEQUANTIZE and node.domain != domain:
-            opset = need(graph, node)
-            if opset is not None and opset <= graph.opset:
-                _rename(graph, node, domain)
-                count += 1
+    for node in _of_other_domains(graph, domain):
+        opset = need(graph, node)
+        if opset is not None and opset <= graph.opset:
+            _rename(graph, node, domain)
+            count += 1
     return count
 
 

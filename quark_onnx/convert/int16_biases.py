@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
-from numpy.typing import NDArray
 
 from calibrators.affine import octaves_for
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
-from quark_onnx.convert.pairs import Parameters, parameters
+from quark_onnx.convert.pairs import parameters
 from quark_onnx.dtypes import INT16
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node
@@ -27,33 +29,19 @@ def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 def _narrow_all(graph: Graph) -> int:
     """Convert the biases of a graph in place; return their number."""
-    count = 0
-    for node in list(graph.nodes):
-        if node.op_type not in DEQUANTIZE:
-            continue
-        codes = graph.constant(node.input(0))
-        own = parameters(graph, node)
-        if codes is None or own is None:
-            continue
-        if codes.dtype != np.int32 or own.zero_point.any():
-            continue
-        # Per-channel scales of a matrix, or blocks, belong to a weight.
-        if own.scale.ndim and codes.ndim != 1:
-            continue
-        _narrow(graph, node, codes, own)
-        count += 1
-    return count
+    return sum(_narrow(graph, node) for node in graph.nodes_of_type(DEQUANTIZE))
 
 
-def _narrow(
-    graph: Graph,
-    node: Node,
-    codes: NDArray[np.int32],
-    parameters_: Parameters,
-) -> None:
+@otherwise(False)
+def _narrow(graph: Graph, node: Node) -> Literal[True]:
     """Store the codes of a bias in 16 bits, with new scale and zero point."""
+    codes = required(graph.constant(node.input(0)))
+    old = required(parameters(graph, node))
+    require(codes.dtype == np.int32 and not old.zero_point.any())
+    # Per-channel scales of a matrix, or blocks, belong to a weight.
+    require(not old.scale.ndim or codes.ndim == 1)
     magnitude = np.abs(codes.astype(np.float64))
-    if not parameters_.scale.ndim:
+    if not old.scale.ndim:
         magnitude = magnitude.max(initial=0.0)
     octaves = octaves_for(magnitude, INT16.qmax)
     narrow = np.clip(
@@ -63,7 +51,7 @@ def _narrow(
     ).astype(
         np.int16,
     )
-    scale = (parameters_.scale * np.exp2(octaves)).astype(parameters_.scale.dtype)
+    scale = (old.scale * np.exp2(octaves)).astype(old.scale.dtype)
     stem = node.inputs[0]
     graph.set_input(node, 0, graph.add_constant(f"{stem}_int16", narrow))
     graph.set_input(node, 1, graph.add_constant(f"{stem}_int16_scale", scale))
@@ -75,3 +63,4 @@ def _narrow(
     if not node.domain and graph.opset < INT16.min_opset:
         graph.import_domain(CONTRIB)
         node.rename(node.op_type, CONTRIB)
+    return True

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.containers import present
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
+from quark_onnx.graph.constant_input import private
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 
 #: Ranges of the integer types of QuantizeLinear.
@@ -52,29 +53,27 @@ class Parameters:
     axis: int
     block_size: int
 
+    @property
+    def granularity(self) -> tuple[int, int] | None:
+        """Axis and block size of several scales; None for one."""
+        return None if self.scale.size == 1 else (self.axis, self.block_size)
+
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Parameters)
-            and np.array_equal(self.scale, other.scale)
-            and np.array_equal(self.zero_point, other.zero_point)
-            and (
-                self.scale.size == 1
-                or (self.axis, self.block_size) == (other.axis, other.block_size)
-            )
-        )
+        if not isinstance(other, Parameters):
+            return False
+        same_scale = np.array_equal(self.scale, other.scale)
+        same_zero_point = np.array_equal(self.zero_point, other.zero_point)
+        same_granularity = self.granularity == other.granularity
+        return same_scale and same_zero_point and same_granularity
 
 
-def parameters(graph: Graph, node: Node) -> Parameters | None:
+@otherwise(None)
+def parameters(graph: Graph, node: Node) -> Parameters:
     """Return the parameters of a node; None if computed."""
-    scale = graph.constant(node.input(1))
-    if scale is None:
-        return None
+    scale = required(graph.constant(node.input(1)))
     zero: NDArray[Any] = np.zeros(scale.shape, np.float32)
     if node.input(2):
-        stored = graph.constant(node.input(2))
-        if stored is None:
-            return None
-        zero = stored.astype(np.float32)
+        zero = required(graph.constant(node.input(2))).astype(np.float32)
     if scale.size == 1:
         scale = scale.reshape(())
         zero = zero.reshape(())
@@ -107,42 +106,36 @@ def write_zero_point(graph: Graph, node: Node) -> None:
     graph.fill_input(node, 2, name)
 
 
-def readers(graph: Graph, node: Node) -> list[Node] | None:
+@otherwise(None)
+def readers(graph: Graph, node: Node) -> list[Node]:
     """Return the DequantizeLinear nodes after a QuantizeLinear.
 
     None if another node reads its codes.
     """
     result = node.outputs[0]
-    own = parameters(graph, node)
+    own = required(parameters(graph, node))
     consumers = graph.consumers(result)
-    if not consumers or own is None:
-        return None
-    if graph.is_output(result) or graph.captured(result):
-        return None
+    require(consumers and private(graph, result))
     for consumer in consumers:
-        if consumer.op_type not in DEQUANTIZE or consumer.inputs[0] != result:
-            return None
-        if parameters(graph, consumer) != own:
-            return None
+        require(consumer.op_type in DEQUANTIZE and consumer.inputs[0] == result)
+        require(parameters(graph, consumer) == own)
     return consumers
 
 
-def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
+@otherwise(None)
+def constant(graph: Graph, node: Node) -> NDArray[Any]:
     """Return the result of a DequantizeLinear of constants; None if an input is computed."""
-    values = list(map(graph.constant, node.operands))
-    known = present(values)
-    if len(known) < len(values):
-        return None
-    return dequantized(node, known).astype(known[1].dtype)
+    values = [required(graph.constant(name)) for name in node.operands]
+    return dequantized(node, values).astype(values[1].dtype)
 
 
-def rounded(graph: Graph, node: Node) -> NDArray[Any] | None:
+@otherwise(None)
+def rounded(graph: Graph, node: Node) -> NDArray[Any]:
     """Return the result of a pair for a constant; None if unknown."""
-    array = graph.constant(node.inputs[0])
-    own = parameters(graph, node)
+    array = required(graph.constant(node.inputs[0]))
+    own = required(parameters(graph, node))
     kind = code_type(graph, node)
-    if array is None or own is None or kind not in ENDS or own.block_size:
-        return None
+    require(kind in ENDS and not own.block_size)
     axis = own.axis % array.ndim if own.scale.ndim else None
     params = QParams(
         own.scale.astype(np.float32),

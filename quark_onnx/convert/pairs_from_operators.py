@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.convert.pairs import constant
 from quark_onnx.errors import AccuracyError
@@ -125,13 +126,12 @@ def _rewrite(graph: Graph) -> int:
     return done
 
 
-def _linear(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def _linear(graph: Graph, node: Node) -> Literal[True]:
     """Replace a QLinear operator by a float operator between pairs."""
-    form = _concat(node) if node.kind == _CONCAT else FORMS.get(node.kind)
-    if form is None or node.attribute("channels_last", 0):
-        return False
-    if not _known(graph, node, form):
-        return False
+    form = required(_concat(node) if node.kind == _CONCAT else FORMS.get(node.kind))
+    require(not node.attribute("channels_last", 0))
+    _require_known(graph, node, form)
     inputs = [node.inputs[0]] if form.op_type == "Where" else []
     for place in range(len(form.operands)):
         inputs.append(_read(graph, node, form, place))
@@ -176,17 +176,17 @@ def _concat(node: Node) -> Form:
     return Form("Concat", operands, (0, 1))
 
 
-def _known(graph: Graph, node: Node, form: Form) -> bool:
-    """Return whether pairs are equivalent: constant scales, several for the second operand only."""
+def _require_known(graph: Graph, node: Node, form: Form) -> None:
+    """Require what makes pairs equivalent: constant scales, a vector for the second operand only.
+
+    Raises:
+        UnmetError: pairs would not be equivalent.
+    """
     for place, (_, scale, zero) in enumerate(form.operands):
-        array = graph.constant(node.input(scale))
-        if array is None:
-            return False
-        if node.input(zero) and not graph.is_constant(node.input(zero)):
-            return False
-        if array.size > 1 and (place != 1 or array.ndim != 1):
-            return False
-    return form.op_type != "Softmax" or _softmax_is_kept(graph, node)
+        array = required(graph.constant(node.input(scale)))
+        require(graph.is_constant(node.input(zero)) or not node.input(zero))
+        require(array.size <= 1 or (place == 1 and array.ndim == 1))
+    require(form.op_type != "Softmax" or _softmax_is_kept(graph, node))
 
 
 def _softmax_is_kept(graph: Graph, node: Node) -> bool:
@@ -195,10 +195,8 @@ def _softmax_is_kept(graph: Graph, node: Node) -> bool:
     Before opset 13, it normalizes along the axis and all later ones together.
     """
     shape = graph.shape(node.inputs[0])
-    if shape is not None:
-        axis = softmax_axis(node, graph.opset) % len(shape)
-        if axis == len(shape) - 1:
-            return True
+    if shape and softmax_axis(node, graph.opset) in (-1, len(shape) - 1):
+        return True
     return bool((node.attribute("opset", 13) >= 13) == (graph.opset >= 13))
 
 
@@ -251,23 +249,21 @@ def _present(node: Node, *places: int) -> list[str]:
     return [node.input(place) for place in places if node.input(place)]
 
 
-def _moving(graph: Graph, node: Node) -> bool:
+@otherwise(False)
+def _moving(graph: Graph, node: Node) -> Literal[True]:
     """Replace an operator that moves or clips codes by a float operator between pairs.
 
     The pairs have the scale of its codes.
     """
-    if not _moves_codes(node):
-        return False
+    require(_moves_codes(node))
     places = moved_inputs(node)
     scale_and_zero = _common_scale(graph, node, places)
-    if scale_and_zero is None:
-        return False
-    codes_places = list(filter(node.input, _CODES.get(node.kind, ())))
-    if not all(graph.is_constant(node.inputs[place]) for place in codes_places):
-        return False
+    codes_places = filter(node.input, _CODES.get(node.kind, ()))
+    codes = {place: node.inputs[place] for place in codes_places}
+    require(all(map(graph.is_constant, codes.values())))
     values = dict[int, str]()
-    for place in codes_places:
-        values[place] = _decoded(graph, node.inputs[place], scale_and_zero)
+    for place, code in codes.items():
+        values[place] = _decoded(graph, code, scale_and_zero)
     for place in places:
         inputs = [node.inputs[place], *scale_and_zero]
         name = f"{node.name}_{place}"
@@ -276,14 +272,14 @@ def _moving(graph: Graph, node: Node) -> bool:
         graph.set_input(node, place, value)
     # The second result of MaxPool holds indices.
     results = node.outputs[:1] if node.kind == "MaxPool" else node.outputs
-    for place, codes in enumerate(results):
-        if codes:
-            computed = graph.fresh(f"{codes}_float")
+    for place, result in enumerate(results):
+        if result:
+            computed = graph.fresh(f"{result}_float")
             graph.set_output(node, place, computed)
             graph.add(
                 "QuantizeLinear",
                 [computed, *scale_and_zero],
-                [codes],
+                [result],
                 name=f"{node.name}_{place}_Q",
             )
     return True
@@ -301,21 +297,19 @@ def _moves_codes(node: Node) -> bool:
     return True
 
 
-def _common_scale(
-    graph: Graph,
-    node: Node,
-    places: Sequence[int],
-) -> list[str] | None:
-    """Return the common scale and zero point of operands, or None."""
-    parameters = list[tuple[str, ...]]()
+def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str]:
+    """Return the scale and zero point that the operands have in common.
+
+    Raises:
+        UnmetError: an operand is not quantized, or has another scale.
+    """
+    parameters = set[tuple[str, ...]]()
     for place in places:
-        writer = graph.producer_of_kind(node.inputs[place], {"QuantizeLinear"})
-        if writer is None:
-            return None
-        parameters.append(writer.inputs[1:])
-    if len(set(parameters)) != 1:
-        return None
-    return list(parameters[0])
+        source = node.inputs[place]
+        writer = required(graph.producer_of_kind(source, {"QuantizeLinear"}))
+        parameters.add(writer.inputs[1:])
+    require(len(parameters) == 1)
+    return list(parameters.pop())
 
 
 def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str:

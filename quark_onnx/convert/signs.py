@@ -7,10 +7,12 @@ the weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from onnx import TensorProto, helper
 
+from quark_onnx.conditions import otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
@@ -71,30 +73,33 @@ def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) 
     Tensors that cannot be shifted are added to ``refused``.
     """
     count = 0
-    for node in list(graph.nodes):
+    for node in graph.nodes_of_type(QUANTIZE | DEQUANTIZE):
         is_weight = graph.is_constant(node.input(0))
-        if node.op_type in QUANTIZE:
-            kinds = _WEIGHTS if is_weight else activations
-            undone = readers(graph, node)
-        elif node.op_type in DEQUANTIZE and is_weight:
-            kinds = _WEIGHTS
-            undone = [node]
-        else:
-            continue
+        if node.op_type in DEQUANTIZE and not is_weight:
+            continue  # goes with its QuantizeLinear
         kind = code_type(graph, node)
-        new = kinds.get(kind)
+        new = (_WEIGHTS if is_weight else activations).get(kind)
         if new is None:
             continue
-        if undone is None or parameters(graph, node) is None:
+        if _move(graph, node, kind, new):
+            count += 1
+        else:
             refused.append(node.inputs[0])
-            continue
-        if node.op_type in DEQUANTIZE:
-            moved = _moved(graph, node.inputs[0], kind, new)
-            graph.set_input(node, 0, moved)
-        for pair_node in {node, *undone}:
-            _set_zero_point(graph, pair_node, kind, new)
-        count += 1
     return count
+
+
+@otherwise(False)
+def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
+    """Shift the codes of a QuantizeLinear, or those that a DequantizeLinear stores."""
+    required(parameters(graph, node))
+    if node.op_type in QUANTIZE:
+        members = {node, *required(readers(graph, node))}
+    else:
+        members = {node}
+        graph.set_input(node, 0, _moved(graph, node.inputs[0], kind, new))
+    for member in members:
+        _set_zero_point(graph, member, kind, new)
+    return True
 
 
 def _set_zero_point(graph: Graph, node: Node, kind: int, new: int) -> None:

@@ -7,11 +7,12 @@ gets a Relu or Clip back, unless it is known not to be negative.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
@@ -41,20 +42,19 @@ _POSITIVE = frozenset(
         "Sqrt",
     },
 )
-#: Operators without negative results for nonnegative inputs.
+#: Operators without negative results if no input is negative.
+_COMBINING = frozenset({"Add", "Concat", "Mul"})
+#: Operators without negative results if the first input is not negative.
 _KEEPING = frozenset(
     {
-        "Add",
         "AveragePool",
         "Cast",
-        "Concat",
         "DepthToSpace",
         "Flatten",
         "GlobalAveragePool",
         "GlobalMaxPool",
         "Identity",
         "MaxPool",
-        "Mul",
         "ReduceMax",
         "ReduceMean",
         "Reshape",
@@ -91,27 +91,26 @@ def _remove(graph: Graph) -> int:
 
     A DequantizeLinear of a constant counts as a pair.
     """
-    if not any(node.op_type in QUANTIZE | DEQUANTIZE for node in graph.nodes):
+    if not graph.nodes_of_type(_REMOVERS):
         return 0
     # A scale or codes may be the result of a Cast or a Transpose.
     fold_constants(graph)
-    count = 0
-    for node in list(graph.nodes):
-        if node.op_type in DEQUANTIZE:
-            array = constant(graph, node)
-            if array is not None:
-                graph.remove([node])
-                graph.set_constant(node.outputs[0], array)
-                count += 1
-        elif node.op_type in QUANTIZE:
-            count += _remove_pair(graph, node)
-    return count
+    nodes = graph.nodes_of_type(_REMOVERS)
+    return sum(_REMOVERS[node.op_type](graph, node) for node in nodes)
 
 
-def _remove_pair(graph: Graph, node: Node) -> bool:
-    undone = readers(graph, node)
-    if undone is None:
-        return False
+@otherwise(False)
+def _store_float(graph: Graph, node: Node) -> Literal[True]:
+    """Replace a DequantizeLinear of constants by the dequantized constant."""
+    array = required(constant(graph, node))
+    graph.remove([node])
+    graph.set_constant(node.outputs[0], array)
+    return True
+
+
+@otherwise(False)
+def _remove_pair(graph: Graph, node: Node) -> Literal[True]:
+    undone = required(readers(graph, node))
     array = rounded(graph, node)
     source = node.inputs[0]
     if array is not None:
@@ -124,6 +123,12 @@ def _remove_pair(graph: Graph, node: Node) -> bool:
         identity = graph.add("Identity", [source], dequantize.outputs, name=name)
         graph.bypass(identity)
     return True
+
+
+_REMOVERS = {
+    **dict.fromkeys(QUANTIZE, _remove_pair),
+    **dict.fromkeys(DEQUANTIZE, _store_float),
+}
 
 
 def _clipped(graph: Graph, node: Node) -> str:
@@ -149,14 +154,13 @@ def _clipped(graph: Graph, node: Node) -> str:
     return result
 
 
-def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]] | None:
+@otherwise(None)
+def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]]:
     """Return the greatest value of a per-tensor grid from zero on, and the scale; or None."""
-    own = parameters(graph, node)
+    own = required(parameters(graph, node))
     kind = code_type(graph, node)
-    if own is None or own.scale.ndim or kind not in ENDS:
-        return None
-    if own.zero_point != ENDS[kind].min:
-        return None
+    require(kind in ENDS and not own.scale.ndim)
+    require(own.zero_point == ENDS[kind].min)
     codes = float(ENDS[kind].max - own.zero_point)
     return codes * float(own.scale), own.scale
 
@@ -172,9 +176,8 @@ def _is_positive(graph: Graph, tensor: str) -> bool:
     if node.kind == "Clip":
         bounds = clip_bounds(graph, node)
         return bounds is not None and bounds[0] >= 0
-    if node.kind in _POSITIVE:
-        return True
-    sources = node.inputs
-    if node.kind not in ("Add", "Concat", "Mul"):
-        sources = node.inputs[:1]
-    return node.kind in _KEEPING and all(_is_positive(graph, name) for name in sources)
+    if node.kind in _COMBINING:
+        return all(_is_positive(graph, name) for name in node.inputs)
+    if node.kind in _KEEPING:
+        return _is_positive(graph, node.inputs[0])
+    return node.kind in _POSITIVE
