@@ -183,12 +183,16 @@ class PlanBuilder(Plan):
 
         Not so if a reader has requested another format already, or if the result was kept float.
         """
-        spec = self.specs[node]
-        if spec.activation is None or node.kind in self.asked.silent:
+        if self.specs[node].activation is None or node.kind in self.asked.silent:
             return
         origin = self.entry(self.use(source, node))
-        if not isinstance(origin, Quantize) or self.ineligible(result):
-            return
+        if isinstance(origin, Quantize) and not self.ineligible(result):
+            self._share_scale(node, result, source, origin)
+
+    def _share_scale(
+        self, node: Node, result: str, source: str, origin: Quantize
+    ) -> None:
+        """Quantize a result as its source; with the scale of the source where possible."""
         present = self.entries.get(Use(result))
         override = self.asked.tensors.of(result)
         if override is not None and override.separates:
@@ -199,7 +203,7 @@ class PlanBuilder(Plan):
                 self._put(node, result, Quantize(origin.spec))
         elif origin.axis is not None:
             # The channels may lie along another axis; a dynamic run measures no channels.
-            if present is None and spec.static:
+            if present is None and self.specs[node].static:
                 self._put(node, result, Quantize(origin.spec, self._channels(result)))
         elif not origin.spec.dynamic and _may_share(origin, present):
             self.entries[Use(result)] = SameAs(self.use(source, node))

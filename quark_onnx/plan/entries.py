@@ -58,18 +58,14 @@ class Quantize:
     def min_opset(self) -> int:
         """Least opset for the format in standard operators."""
         spec = self.spec
-        opset = spec.dtype.min_opset
-        if spec.dynamic or spec.saturate:
-            opset = max(opset, 11)  # DynamicQuantizeLinear; Clip with inputs
-        if self.axis is not None:
-            opset = max(opset, 13)  # the attribute axis
-        if isinstance(spec.dtype, Scaled) and not (
-            spec.dtype.emitted and spec.dtype.read
-        ):
-            opset = max(opset, BODY_OPSET)
-        if spec.block_size > 0:
-            opset = max(opset, 21)  # the attribute block_size
-        return opset
+        needs = (
+            (spec.dynamic or spec.saturate, 11),  # DynamicQuantizeLinear; Clip's inputs
+            (self.axis is not None, 13),  # the attribute axis
+            (_needs_body(spec), BODY_OPSET),
+            (spec.block_size > 0, 21),  # the attribute block_size
+        )
+        opsets = [opset for is_needed, opset in needs if is_needed]
+        return max([spec.dtype.min_opset, *opsets])
 
     @property
     def any_axis(self) -> Quantize:
@@ -131,6 +127,12 @@ class Quantize:
         if self.bounds:
             return f"[{self.bounds[0]:g}, {self.bounds[1]:g}]"
         return format_calibrator(self.spec.calibrator)
+
+
+def _needs_body(spec: QuantizationSpec) -> bool:
+    """Return whether only function bodies express the operators of a number format."""
+    dtype = spec.dtype
+    return isinstance(dtype, Scaled) and not (dtype.emitted and dtype.read)
 
 
 @dataclass(frozen=True)

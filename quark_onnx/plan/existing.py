@@ -11,27 +11,31 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import inner_nodes
 from quark_onnx.wording import tally
 
-_PAIRS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-_VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
-
-
-def is_quantizing(node: Node) -> bool:
-    """Return whether a node reads, writes or computes quantized values."""
-    name = node.op_type
-    integer = name.startswith("QLinear") or name in (
+#: Operators on quantized values, beside those whose names begin with QLinear.
+_QUANTIZING = frozenset(
+    {
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
         "QGemm",
         "QAttention",
         "ConvInteger",
         "MatMulInteger",
-    )
-    blocks = name in (
         "MatMulNBits",
         "MatMulBnb4",
         "GatherBlockQuantized",
         "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat",
-    )
-    return name in _PAIRS or integer or blocks or node.domain in _VENDORS
+    }
+)
+_VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
+
+
+def is_quantizing(node: Node) -> bool:
+    """Return whether a node reads, writes or computes quantized values."""
+    if node.domain in _VENDORS or node.op_type in _QUANTIZING:
+        return True
+    return node.op_type.startswith("QLinear")
 
 
 def existing(graph: Graph, *, keep: bool) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from quark_onnx.conditions import otherwise, require, required
 from quark_onnx.graph import Node
+from quark_onnx.graph.matching import alone_reads
 from quark_onnx.graph.node import softmax_axis
 from quark_onnx.plan import PlanBuilder, fused_into
 from quark_onnx.rules.base import (
@@ -51,24 +53,25 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
         plan.activation(node, source, result)
 
 
-def _computing(node: Node, plan: PlanBuilder) -> Node | None:
+@otherwise(None)
+def _computing(node: Node, plan: PlanBuilder) -> Node:
     """Return the producer that computes the activation, too; otherwise None."""
-    if not plan.asked.clipping:
-        return None
+    require(plan.asked.clipping)
     source = node.inputs[0]
-    producer = plan.graph.producer(source)
-    only_reader = plan.graph.consumers(source) == [node]
-    if producer is None or not only_reader or plan.graph.is_output(source):
-        return None
+    require(alone_reads(plan.graph, node, source))
+    fusing = _fusing(node, plan)
+    producer = required(plan.graph.producer_of_kind(source, fusing))
+    require(producer.name not in plan.kept)
+    return producer
+
+
+def _fusing(node: Node, plan: PlanBuilder) -> frozenset[str]:
+    """Return the operators that compute the activation after them, too."""
     if plan.aligns:
-        fusing = _FUSING | _POOLING
-    elif plan.integer_only(node):
-        fusing = _FUSING
-    else:
-        fusing = _FUSING | _ROUNDING
-    if producer.kind in fusing and producer.name not in plan.kept:
-        return producer
-    return None
+        return _FUSING | _POOLING
+    if plan.integer_only(node):
+        return _FUSING
+    return _FUSING | _ROUNDING
 
 
 @rule("LeakyRelu")

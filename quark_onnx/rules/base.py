@@ -110,12 +110,13 @@ def spare_masked(node: Node, plan: PlanBuilder) -> None:
     path = list[str]()
     if not plan.safe or spec is None or not isinstance(spec.dtype, Block):
         return
-    producer = plan.graph.producer(tensor)
-    while producer is not None and producer.kind in _CARRYING:
+    carrying = plan.graph.producer_of_kind(tensor, _CARRYING)
+    while carrying is not None:
         path.append(tensor)
-        tensor = producer.inputs[0]
-        producer = plan.graph.producer(tensor)
-    if producer is None or producer.kind not in _MASKING:
+        tensor = carrying.inputs[0]
+        carrying = plan.graph.producer_of_kind(tensor, _CARRYING)
+    masking = plan.graph.producer_of_kind(tensor, _MASKING)
+    if masking is None:
         return
     reason = (
         "a mask may be part of it, and would leave nothing of the other scores in its"
@@ -123,8 +124,8 @@ def spare_masked(node: Node, plan: PlanBuilder) -> None:
     )
     for name in (*path, tensor):
         plan.keep(name, reason)
-    for operand in producer.inputs:
-        plan.keep_for(producer, operand, reason)
+    for operand in masking.inputs:
+        plan.keep_for(masking, operand, reason)
 
 
 #: Operators that apply a mask, and operators between the mask and an exponential.

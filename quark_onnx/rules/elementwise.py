@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quark_onnx.graph import Node
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.pattern import op, tensor
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import (
     NORMALIZING,
@@ -13,8 +14,14 @@ from quark_onnx.rules.base import (
     rule,
 )
 
-#: Matrix products, which are rounded after a bias was added to them.
-_PRODUCTS = frozenset({"MatMul", "Einsum", "com.microsoft::FusedMatMul"})
+
+def _is_constant_vector(graph: Graph, name: str) -> bool:
+    return graph.is_constant(name) and len(graph.sizes(name)) <= 1
+
+
+#: A matrix product, which is rounded after a bias was added to it.
+_PRODUCT = op({"MatMul", "Einsum", "com.microsoft::FusedMatMul"}).named("product")
+_BIASED = _PRODUCT + tensor("bias", where=_is_constant_vector)
 
 
 @rule("Add")
@@ -25,7 +32,7 @@ def add(node: Node, plan: PlanBuilder) -> None:
     """
     if _is_residual(node, plan) and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
-    elif not plan.rounds_results(node) and any(_is_bias(node, plan, i) for i in (0, 1)):
+    elif _adds_bias(node, plan) and not plan.rounds_results(node):
         plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
     else:
         _operands(node, plan, node.inputs)
@@ -36,16 +43,10 @@ def _is_residual(node: Node, plan: PlanBuilder) -> bool:
     return any(follower.kind in NORMALIZING for follower in followers)
 
 
-def _is_bias(node: Node, plan: PlanBuilder, index: int) -> bool:
-    """Return whether an operand is a constant vector added to an unshared matrix product."""
-    bias = node.inputs[index]
-    product = node.inputs[1 - index]
-    if not plan.graph.is_constant(bias) or len(plan.graph.sizes(bias)) > 1:
-        return False
-    layer = plan.graph.producer(product)
-    if layer is None or layer.kind not in _PRODUCTS:
-        return False
-    return not plan.quantized(product)
+def _adds_bias(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a constant vector is added to a matrix product that is not rounded."""
+    match = _BIASED.match(plan.graph, node.outputs[0], shared=True)
+    return match is not None and not plan.quantized(match["product"])
 
 
 @rule("Div")
