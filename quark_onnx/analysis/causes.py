@@ -279,7 +279,7 @@ def _clipping(error: TensorError, share: float) -> Cause:
 
 
 def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
-    """Return a channel as a cause whose range makes the scale of the whole tensor coarse.
+    """Return an outlier channel as a cause: its range makes the tensor's scale coarse.
 
     None if the grid has other scales than one for the tensor, or if no channel is far wider.
     """
@@ -400,7 +400,7 @@ def _of_weight(
     share: float,
     least: float,
 ) -> Cause:
-    """Return the rounding of a weight as a cause, and how far the operator amplifies it."""
+    """Return the rounding of a weight as a cause, with the amplification by the operator."""
     cause = _weight_cause(weight, share)
     of_dead = share * weight.dead_noise
     if of_dead > max(least, share / 2):
@@ -531,7 +531,7 @@ def _of_shift(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _from_upstream(evidence: Evidence) -> Iterator[Cause]:
-    """Yield the noise of the inputs, with the factor by which the operator amplifies it."""
+    """Yield the noise of the inputs, with the amplification by the operator."""
     error, share = evidence.error, evidence.inherited / evidence.noise
     if share <= _LEAST or not error.source:
         return

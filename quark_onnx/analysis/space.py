@@ -178,7 +178,7 @@ class Space:
         }
 
     def _config(self, preset: Any) -> QConfig:
-        """Return the configuration of a preset, without an optimizer that nobody named."""
+        """Return the configuration of a preset, without default optimizers."""
         config = _naming("presets", QConfig.of, preset).with_(equalize=False)
         if self.target:
             config = config.with_(target=self.target)

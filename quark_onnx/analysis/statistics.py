@@ -161,7 +161,7 @@ class TensorStatistic:
         return below | above
 
     def _forget_channels(self) -> None:
-        """Add up the channels, whose number differs between samples."""
+        """Add up the channels, for tensors with a varying number of channels."""
         self.axis = None
         self.lo, self.hi = self.lo.min(keepdims=True), self.hi.max(keepdims=True)
         self.sums = {

@@ -260,7 +260,7 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
 
 
 def _gain(product: Floats, energy: Floats) -> Floats:
-    """Return the factors that fit best; 1 where both tensors have nothing in common."""
+    """Return the least-squares factors; 1 for empty products."""
     gain: Floats = np.divide(
         product,
         energy,

@@ -71,7 +71,7 @@ def _measured_at(
     names: Iterable[str],
     updated: Container[str],
 ) -> list[str]:
-    """Return the outputs that are measured at a step.
+    """Return the outputs to measure at a step.
 
     Args:
         step: number of the step, from 0.

@@ -161,7 +161,7 @@ def _compared(name: str, reference: Any, other: Any) -> OutputError:
 
 
 def _poor(error: OutputError, bound: float) -> bool:
-    """Return whether an output has an SQNR below a bound, or unequal values if it has none."""
+    """Return whether an output has an SQNR below a bound, or unequal values without an SQNR."""
     if error.sqnr is None:
         return error.agreement != 1.0
     return error.sqnr < bound
@@ -226,7 +226,7 @@ class Total:
                 self._add(a, b)
 
     def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> None:
-        """Add two arrays of floats; values that are finite in one model alone count as broken."""
+        """Add two arrays of floats; values finite in only one model count as broken."""
         both = np.isfinite(reference) & np.isfinite(other)
         a = reference.astype(np.float64)
         b = other.astype(np.float64)

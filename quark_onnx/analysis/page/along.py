@@ -239,7 +239,7 @@ def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, s
 
 
 def _hover(tensor: TensorError) -> str:
-    """Return what a point shows under the mouse."""
+    """Return the hover text of a point."""
     lines = [tensor.name, f"{tensor.op_type}: {tensor.sqnr:.1f} dB"]
     if tensor.sqnr_local is not None and math.isfinite(tensor.sqnr_local):
         lines.append(f"alone: {tensor.sqnr_local:.1f} dB")

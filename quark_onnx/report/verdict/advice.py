@@ -66,7 +66,7 @@ class _Structure:
 
     @classmethod
     def of(cls, model: ModelProto) -> _Structure:
-        """Return the properties of a graph on which advice depends."""
+        """Return the properties of a graph for advice."""
         sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
         kinds = Counter(node.op_type for node in model.graph.node)
         depthwise = sum(
@@ -141,7 +141,7 @@ def _usual_calibrator(
 
 
 def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
-    """Propose scales per channel where no processor requires one for a tensor."""
+    """Propose per-channel scales unless a processor requires per-tensor scales."""
     if settings.weight == 8 and not settings.per_channel and settings.is_portable:
         yield NextStep(
             "--per-channel",
@@ -247,7 +247,7 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
 
 
 def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[NextStep]:
-    """Propose more bits for the few layers that cost most."""
+    """Propose more bits for the most harmful layers."""
     spent = "auto_mixed_precision" in settings.optimizers
     if settings.activation == 8 and structure.weighted and not spent:
         goal = f"{settings.goal:g}"

@@ -136,7 +136,7 @@ def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] 
 
 
 def _is_float_matrix(value: NDArray[Any]) -> bool:
-    """Return whether an output has a matrix of finite floats for each image."""
+    """Return whether an output is a batch of finite float matrices."""
     if value.dtype.kind != "f" or value.ndim != 3:
         return False
     return value.size > 0 and bool(np.isfinite(value).all())

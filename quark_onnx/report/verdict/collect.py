@@ -200,7 +200,7 @@ def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the values that are arrays, without sequences and maps."""
+    """Return the arrays among values, without sequences and maps."""
     return {
         name: value for name, value in values.items() if isinstance(value, np.ndarray)
     }

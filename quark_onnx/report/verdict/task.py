@@ -190,7 +190,7 @@ def _kind(
     feeds: Arrays,
     traits: Traits,
 ) -> str:
-    """Return the task that the rank, type and name of an output indicate."""
+    """Return the task by rank, type and name of an output."""
     shape = squeezed(value)
     if value.dtype.kind in "iu" and _CLASS_NAMES.search(name):
         return "classifier"

@@ -194,7 +194,7 @@ def _layer_entries(
     names: DiskNames,
     quantized: Mapping[str, LayerSpec],
 ) -> tuple[tuple[str, LayerSpec], ...]:
-    """Return the entries of single layers that give readers the specifications of a model.
+    """Return the entries of single layers for the configuration of a checkpoint.
 
     Args:
         model: the quantized model.

@@ -113,7 +113,7 @@ class Sources:
         return change(name, before) if name in names else before(name)
 
     def _stored(self, name: str) -> Any:
-        """Return the tensor of a parameter as the checkpoint has it, and mark it as used."""
+        """Return the stored tensor of a parameter, and mark the tensor as used."""
         found = self._find(name)
         if found is None and name in self._converted:
             # a caller that writes it marks it; its keys may be copied instead
@@ -223,7 +223,7 @@ class Sources:
         return (stack, int(index))
 
     def _spellings(self, name: str) -> Iterator[str]:
-        """Yield the names under which checkpoints may have the tensor of a parameter."""
+        """Yield the possible names of a parameter's tensor in checkpoints."""
         names = [name, self._usual(name)]
         if found := _EXPERT.fullmatch(name):
             stack, index, side, kind = found.groups()
@@ -294,7 +294,7 @@ def fill(  # noqa: PLR0913
 
 
 def _check_value(key: str, value: torch.Tensor, parameter: nn.Parameter) -> None:
-    """Raise ModelError if a stored tensor has another shape than its parameter, or codes."""
+    """Raise ModelError for a stored tensor of a wrong shape, or of integer codes."""
     if value.shape != parameter.shape:
         raise ModelError(
             f"{key} is {list(value.shape)}, and {list(parameter.shape)} in the model",

@@ -430,7 +430,7 @@ _GLOBAL_SCALE = {
 
 
 def _entry(dtype: str, **fields: Any) -> dict[str, Any]:
-    """Return an entry with all keys, in alphabetical order, as vLLM compares whole entries."""
+    """Return an entry with the full set of keys, since vLLM compares whole entries."""
     return {**_USUAL_FIELDS, "dtype": dtype, **fields}
 
 

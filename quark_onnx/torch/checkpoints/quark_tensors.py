@@ -196,7 +196,7 @@ def product_of(parts: Mapping[str, Any], spec: TensorSpec) -> Any:
 
 
 def _packed(codes: torch.Tensor, spec: TensorSpec, method: str) -> Any:
-    """Return codes or zero points as amd-quark stores them; int2 and int8 fill bytes each."""
+    """Return codes or zero points in amd-quark's packing; int2 and int8 stay bytes."""
     bits = spec.dtype.bits
     if bits == 4:
         return pack_nibbles(codes, method)

@@ -290,7 +290,7 @@ class Writer:
         self.staging.replace(self.folder)
 
     def _number_files(self) -> None:
-        """Give several files the names that transformers expects, and write their index."""
+        """Rename several files as transformers expects, and write the index."""
         count = len(self._files)
         places = dict[str, str]()
         for number, (file, names) in enumerate(

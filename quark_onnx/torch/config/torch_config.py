@@ -225,7 +225,7 @@ class TorchConfig:
         return matches(name, self.exclude)
 
     def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
-        """Return the first specification that is for a layer or its class, or the default."""
+        """Return the first specification for a layer or a layer class, or the default."""
         for glob, spec in self.layers:
             if fnmatchcase(name, glob):
                 return spec
@@ -321,7 +321,7 @@ class TorchConfig:
 
 
 def _several(given: Any) -> tuple[Any, ...]:
-    """Return several names or algorithms; a single one may be given as it is."""
+    """Return a tuple of names or algorithms; accept a single value."""
     if isinstance(given, str) or hasattr(given, "stage"):
         return (given,)
     return tuple(given)

@@ -175,7 +175,7 @@ _ADVICE_ON_NORMS = {
 
 
 def _normalized_outputs(model: nn.Module, layers: Layers) -> Iterator[str]:
-    """Yield the layers of rounded keys or queries that a norm of the attention follows."""
+    """Yield the layers of rounded keys or queries before a norm of the attention."""
     for name, (_, spec) in layers.items():
         place, _, last = name.rpartition(".")
         if spec.output is None or spec.rotated or last not in _ADVICE_ON_NORMS:

@@ -247,7 +247,7 @@ def stack_names(model: nn.Module) -> list[str]:
 
 
 def _is_stacked(module: Any) -> bool:
-    """Return whether a module has the parameters and the arguments that ``Experts`` takes."""
+    """Return whether a module has the parameters and arguments of a stack for ``Experts``."""
     weights = dict(module.named_parameters(recurse=False))
     if not weights.keys() <= _STACKED:
         return False

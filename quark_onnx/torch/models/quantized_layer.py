@@ -378,7 +378,7 @@ def unlike_its_base(module: nn.Module) -> str | None:
 
 
 def _base_of(module: nn.Module) -> Any:
-    """Return the layer class from which a module derives, or None."""
+    """Return the base class of a module among the layer classes, or None."""
     classes = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag)
     return next((cls for cls in classes if isinstance(module, cls)), None)
 

@@ -267,7 +267,7 @@ def _quantized(
     layers: Mapping[str, tuple[Any, LayerSpec]],
     scales: Scales,
 ) -> QuantizedLayer:
-    """Return a layer, quantized; its weight alone if no sample has reached it.
+    """Return a quantized layer; weight-only for layers without calibration.
 
     Args:
         name: name of the layer.
@@ -282,7 +282,7 @@ def _quantized(
 
 
 def _size(option: Option) -> tuple[int, float]:
-    """Return the key by which options are sorted: bits, then divergence."""
+    """Return the sort key of an option: bits, then divergence."""
     return option.bits, option.divergence
 
 

@@ -252,7 +252,7 @@ def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
 
 
 def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
-    """Return the trials of a journal; none if there is no journal yet.
+    """Return the trials of a journal; empty without a journal.
 
     Raises:
         ConfigError: the file is no journal, or that of another search.

@@ -111,7 +111,7 @@ def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _scheme_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield a scheme of compressed-tensors for which vLLM creates no cache."""
+    """Yield a KV cache scheme without support in vLLM."""
     if checkpoint.method == "compressed-tensors":
         entries = checkpoint.quantization
         yield from field_findings(entries, QUANTIZATION, [_CACHE_CHECK])
@@ -126,7 +126,7 @@ def _unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _scalar_findings(checkpoint: Checkpoint, parent: str) -> Iterator[Finding]:
-    """Yield scales of keys or values that are no single float."""
+    """Yield non-scalar scales of keys or values."""
     for tensor in present(_scale(checkpoint, parent, side) for side in "kv"):
         owner, _, end = tensor.name.rpartition(".")
         yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
@@ -163,7 +163,7 @@ def _attentions(checkpoint: Checkpoint) -> dict[str, list[Module]]:
 
 
 def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield scales of the cache that the loader of the model's class does not find."""
+    """Yield KV cache scales under names unknown to the loader of the model's class."""
     name = checkpoint.architecture
     unfound: tuple[str, ...] = FUSED
     if name.removesuffix("ForCausalLM") in _STACKED:
@@ -211,7 +211,7 @@ def _pair_findings(
 
 @dataclass(frozen=True)
 class _MissingScales:
-    """What vLLM does where one of the two scales of a cache is missing.
+    """Behaviour of vLLM without one of the two scales of a KV cache.
 
     Attributes:
         keys: what it does without the scale of keys.
@@ -233,7 +233,7 @@ _MISSING_SCALES = {
 
 
 def _key_scale_findings(scale: Tensor) -> Iterator[Finding]:
-    """Yield a scale of keys for which vLLM makes no fp8 cache."""
+    """Yield a scale of keys that disables the fp8 cache of vLLM."""
     value = single_value(scale)
     # written so that NaN is found as well
     if value is not None and not value > 0:

@@ -198,7 +198,7 @@ def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
 
 
 def _read_headers(files: list[Path], damage: list[Finding]) -> dict[str, Header]:
-    """Return the headers of the readable files by file name; add findings of the others."""
+    """Return the headers of the readable files by file name; add findings for damaged files."""
     headers = {}
     for file in files:
         try:

@@ -292,7 +292,7 @@ def _validate_gguf(place: Path) -> Validation:
 
 
 def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
-    """Return the finding of a layout without rules, or which the client does not know."""
+    """Return the finding of an unknown layout, or of a layout without rules."""
     place, found = "quantization_config.quant_method", repr(checkpoint.method)
     if checkpoint.method in _UNCHECKED[client]:
         return broken("method-unchecked", place, found)

@@ -176,7 +176,7 @@ def _scheme_findings(
     place: str,
     group: Group,
 ) -> Iterator[Finding]:
-    """Yield a group of which vLLM has no scheme.
+    """Yield a group without a scheme in vLLM.
 
     Args:
         entries: the configuration.
@@ -503,7 +503,7 @@ def _byte_slots(
 
 
 def _scale_shapes(arguments: Group, shape: Shape) -> tuple[Shape, ...]:
-    """Return the shapes that clients take for the scales of a weight of a shape."""
+    """Return the accepted shapes of the scales of a weight."""
     rows, columns = shape
     strategy = arguments["strategy"]
     if strategy == "channel":
@@ -525,7 +525,7 @@ def slot_names(group: Group) -> tuple[str, ...]:
 
 
 def _input_slots(inputs: Group | None) -> dict[str, Slot]:
-    """Return the slots of scales that calibration gave; dynamic inputs have none."""
+    """Return the slots of calibrated input scales; empty for dynamic inputs."""
     if inputs is None or inputs["dynamic"]:
         return {}
     return {
@@ -595,7 +595,7 @@ def _has_blocks(arguments: Group) -> bool:
 
 
 def _is_ordered_statically(arguments: Group) -> bool:
-    """Return whether columns are stored in their own order, whatever order GPTQ took."""
+    """Return whether columns are stored in their original order (no group-wise actorder)."""
     order = arguments["actorder"]
     return order is not True and str(order).lower() not in ("group", "dynamic")
 
@@ -629,7 +629,7 @@ _REQUIREMENTS = (
 
 
 def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
-    """Yield the first requirement that the arguments of a tensor do not meet."""
+    """Yield the first unmet requirement of a tensor's arguments."""
     absent = {"block_structure": None, "actorder": None}
     arguments = {**absent, **object_of(_arguments(found))}
     for requirement in _REQUIREMENTS:

@@ -147,7 +147,7 @@ def single_value(tensor: Tensor) -> float | None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, of which the json module would keep the last of equal keys."""
+    """Return a JSON object; raise ValueError for duplicate keys."""
     entries = dict(pairs)
     if len(entries) < len(pairs):
         raise ValueError("a name stands there twice")

@@ -173,7 +173,7 @@ def _place_findings(
 
 
 def _misaligned(tensor: GGUFTensor, align: int) -> Finding | None:
-    """Return the finding of a tensor whose offset is no multiple of the alignment."""
+    """Return the finding of a tensor with a misaligned offset."""
     if tensor.offset % align == 0:
         return None
     text = f"it begins at {tensor.offset}, which {align} does not divide"
@@ -181,7 +181,7 @@ def _misaligned(tensor: GGUFTensor, align: int) -> Finding | None:
 
 
 def _wrong_type(tensor: GGUFTensor, gguf: ModuleType) -> Finding | None:
-    """Return the finding of a tensor whose type is unknown, or whose rows are no whole blocks."""
+    """Return the finding of a tensor of unknown type, or with partial blocks in a row."""
     if not _is_type(gguf, tensor.kind):
         text = f"its type has the number {tensor.kind}"
         return broken("gguf-type", tensor.name, text)
@@ -227,7 +227,7 @@ def _misplaced(
 
 
 def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding]:
-    """Yield an unknown architecture, or the metadata that it lacks."""
+    """Yield an unknown architecture, or missing metadata."""
     family = model.architecture
     if not family or not _is_family(family, gguf):
         text = f"general.architecture is {family!r}"
@@ -245,7 +245,7 @@ def _is_family(name: str, gguf: ModuleType | None) -> bool:
 
 
 def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
-    """Yield tensors that the architecture does not have."""
+    """Yield tensors unknown to the architecture."""
     families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     family = families[model.architecture]
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[family]}
@@ -265,7 +265,7 @@ def _name_in_table(name: str) -> str:
 
 
 def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
-    """Yield tensors that a family with a table of its tensors lacks."""
+    """Yield missing tensors, for families with a table of tensors."""
     family, metadata = model.architecture, model.metadata
     if family not in _DENSE:
         return

@@ -96,7 +96,7 @@ def _config_findings(
 
 
 def _files_by_tensor(checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """Return the names of the files that hold a tensor, by the tensor's name."""
+    """Return the names of the files of a tensor, by the tensor's name."""
     files_of = dict[str, list[str]]()
     for file, header in checkpoint.headers.items():
         for name in header.tensors:
@@ -129,7 +129,7 @@ def _index_findings(
 
 
 def _entry_findings(name: str, file: str, files: list[str]) -> Iterator[Finding]:
-    """Yield an entry of the index with another file than the one that holds the tensor."""
+    """Yield an index entry with a wrong file."""
     if not files:
         text = f"{INDEX} says {file}, which does not have it"
         yield broken("tensor-missing", name, text)
@@ -173,7 +173,7 @@ def _missing_block_findings(
     layers: set[int],
     severity: str,
 ) -> Iterator[Finding]:
-    """Yield blocks that num_hidden_layers promises, and of which no file has a tensor.
+    """Yield blocks within num_hidden_layers that have no tensors.
 
     Args:
         checkpoint: the checkpoint.
@@ -198,7 +198,7 @@ def _has_head(checkpoint: Checkpoint) -> bool:
 
 
 def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
-    """Return the numbers of the blocks of which the files have tensors."""
+    """Return the numbers of the stored blocks."""
     matches = present(map(_LAYER.search, checkpoint.tensors))
     return {int(match[1]) for match in matches}
 
@@ -250,7 +250,7 @@ def _has_attention_biases(config: dict[str, Any]) -> bool:
 
 
 def _lost_biases(checkpoint: Checkpoint, blocks: list[str]) -> list[str]:
-    """Return the names of the biases that queries, keys and values of blocks lack."""
+    """Return the names of missing biases of queries, keys and values."""
     lost = []
     for block in blocks:
         names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
@@ -276,7 +276,7 @@ def _scale_value_findings(
     name: str,
     tensor: Tensor,
 ) -> Iterator[Finding]:
-    """Yield a scale that has unusable values, with the first of them."""
+    """Yield a scale with unusable values."""
     values = values_of(tensor)
     usable = np.isfinite(values)
     if tensor.count == 1:
@@ -318,7 +318,7 @@ def _norm_findings(
     module: Module,
     weight: Tensor,
 ) -> Iterator[Finding]:
-    """Yield a norm of a known family whose weight has another length than hidden_size."""
+    """Yield a norm of a known family with a length unlike hidden_size."""
     hidden = config.get("hidden_size")
     is_norm = config.get("model_type") in _ALIKE and _NORM.fullmatch(module.name)
     if is_norm and type(hidden) is int and weight.shape != (hidden,):
@@ -331,7 +331,7 @@ def _matrix_findings(
     module: Module,
     weight: Tensor,
 ) -> Iterator[Finding]:
-    """Yield a layer that should be a matrix, or a float matrix of a wrong size."""
+    """Yield a misshapen layer, or a float matrix of a wrong size."""
     if module.name in (EMBEDDING, HEAD):
         demanded = integers(config.get("vocab_size"), config.get("hidden_size"))
     else:

@@ -133,7 +133,7 @@ def _layer_findings(
     scales: set[str],
     inputs: str,
 ) -> Iterator[Finding]:
-    """Yield layers whose weights or tensors are not those of the configuration.
+    """Yield layers with weights or tensors unlike the configuration.
 
     Args:
         checkpoint: the checkpoint.
@@ -184,7 +184,7 @@ def _tensors(
 
 
 def _excluded(entries: dict[str, Any]) -> list[str]:
-    """Return the names of the layers that stay float, under either client's key."""
+    """Return the names of float layers, under the key of vLLM or of transformers."""
     return strings_of(
         entries.get("ignored_layers") or entries.get("modules_to_not_convert"),
     )

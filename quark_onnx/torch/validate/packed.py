@@ -37,12 +37,12 @@ Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
 
 
 def _group_size(entries: dict[str, Any]) -> Any:
-    """Return the group size, under the name of AutoAWQ or that of transformers."""
+    """Return the group size, under AutoAWQ's or transformers' name."""
     return entries.get("q_group_size", entries.get("group_size"))
 
 
 def _bits(entries: dict[str, Any], default: Any = None) -> Any:
-    """Return the width of an integer, under the name of AutoAWQ or that of transformers."""
+    """Return the bits of an integer, under AutoAWQ's or transformers' name."""
     return entries.get("w_bit", entries.get("bits", default))
 
 
@@ -59,7 +59,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
-    """Yield a version of AutoAWQ that packs in another order than gemm."""
+    """Yield a version of AutoAWQ with a packing order unlike gemm's."""
     version = str(entries.get("version", "gemm")).lower()
     if version != "gemm":
         yield broken(rule, f"{QUANTIZATION}.version", repr(version))

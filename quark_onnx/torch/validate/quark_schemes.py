@@ -433,7 +433,7 @@ def _scale_shapes(
     into: int,
     transposed: bool,
 ) -> tuple[Shape, ...]:
-    """Return the shapes that clients take for the scales of a weight in bytes."""
+    """Return the accepted shapes of the scales of an 8-bit weight."""
     qscheme = spec.get("qscheme")
     if qscheme == "per_channel":
         return ((out,), (out, 1)) if _is_integer(spec) else ((out,),)
@@ -447,12 +447,12 @@ def _scale_shapes(
 
 
 def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:
-    """Return the slot of zero points; clients demand those of asymmetric integers."""
+    """Return the slot of zero points, required for asymmetric integers."""
     return Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
 
 
 def _input_slots(specs: list[Spec]) -> dict[str, Slot]:
-    """Return the slots of the scales of inputs, of which static stages have one each."""
+    """Return the slots of input scales, one for every static stage."""
     slots = {}
     for spec, end in zip(specs, ("", "_2", "_3"), strict=False):
         if spec.get("is_dynamic"):

@@ -162,7 +162,7 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _fake_findings(config: QuarkConfig) -> Iterator[Finding]:
-    """Yield an export of rounded floats, for which amd-quark takes the scheme nevertheless."""
+    """Yield an export with fake-quantized weights, i.e. rounded floats."""
     # amd-quark unpacks integers of any width, also where floats are stored
     dtypes = [str(spec.get("dtype")) for spec in stages(config.fallback.get("weight"))]
     yield broken(
@@ -174,7 +174,7 @@ def _fake_findings(config: QuarkConfig) -> Iterator[Finding]:
 
 
 def _algorithm_findings(entries: dict[str, Any]) -> Iterator[Finding]:
-    """Yield the names of algorithms that amd-quark does not know."""
+    """Yield unknown algorithms."""
     for algorithm in listed(entries.get("algo_config") or []):
         name = algorithm
         if isinstance(algorithm, dict):
@@ -324,7 +324,7 @@ def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
-    """Yield errors in the fields that a known type and qscheme demand."""
+    """Yield errors in the fields of a known type and qscheme."""
     qscheme = spec["qscheme"]
     checks = [*_OBSERVER_CHECKS.get(qscheme, ())]
     if spec["dtype"] in INTEGERS:

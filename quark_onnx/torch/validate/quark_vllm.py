@@ -95,7 +95,7 @@ def _override_findings(
     checkpoint: Checkpoint,
     config: QuarkConfig,
 ) -> Iterator[Finding]:
-    """Yield entries of layer_quant_config that vLLM applies to no layer."""
+    """Yield entries of layer_quant_config without a layer."""
     names = {*checkpoint.modules, *checkpoint.experts} - {""}
     for pattern in config.overrides:
         if not any(overrides_in_vllm(pattern, name) for name in names):
@@ -119,7 +119,7 @@ def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]
 
 
 def _severity_of_glob(modules: Iterable[Module]) -> str:
-    """Return the consequence for the layers that an entry of exclude names by a shell pattern.
+    """Return the consequence of a shell pattern in exclude.
 
     vLLM finds no name in it, and quantizes the float layers that amd-quark left out by it.
     """
@@ -209,7 +209,7 @@ def _missing_attention_findings(
     module: Module,
     scaled: Container[str],
 ) -> Iterator[Finding]:
-    """Yield the scales of quantized attention that a layer for queries should come with.
+    """Yield missing scales of quantized attention, for a layer of queries.
 
     Args:
         config: the configuration.
@@ -253,7 +253,7 @@ _EXPORT_CHECKS = (
 
 
 def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
-    """Yield errors in the settings of the export; without its form, that alone."""
+    """Yield errors in the settings of the export."""
     place = f"{QUANTIZATION}.export"
     problems = [*field_findings(config.entries, QUANTIZATION, [_EXPORT_CHECK])]
     if not problems:
@@ -265,7 +265,7 @@ def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
 
 
 def _cache_group_findings(config: QuarkConfig) -> Iterator[Finding]:
-    """Yield what keeps vLLM from an fp8 cache where the export names one."""
+    """Yield obstacles to the fp8 cache of an export in vLLM."""
     if not config.kv_patterns:
         return
     layers = [*config.kv_layers.values()]
@@ -329,7 +329,7 @@ def _fused_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    """Yield fused layers that are excluded in part, or have several configurations."""
+    """Yield partially excluded fused layers, or fused layers with different configurations."""
     excluded = list(filter(config.excludes, names_of(modules)))
     if not excluded and modules[0].experts:
         yield from _expert_findings(config, name, modules)
@@ -345,7 +345,7 @@ def _expert_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    """Yield experts with another configuration than their module's, which vLLM takes for all."""
+    """Yield experts with a configuration unlike their module's."""
     shared = config.layer_in_vllm(modules[0])
     differ = [
         name for name in names_of(modules) if not same(config.layer(name), shared)
@@ -363,7 +363,7 @@ def _shard_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    """Yield fused layers whose configuration differs from that of the first."""
+    """Yield fused layers with a configuration unlike the first layer's."""
     first, *others = modules
     layer = config.layer_in_vllm(first)
     for other in others:
@@ -434,7 +434,7 @@ def _stored(module: Module) -> str:
 
 
 def _differing_keys(first: Layer, second: Layer) -> str:
-    """Return the keys in which two configurations differ, within specifications of one stage."""
+    """Return the differing keys of two configurations as text."""
     differ = []
     for key in different(first, second):
         one, other = stages(first.get(key)), stages(second.get(key))

@@ -156,7 +156,7 @@ def _mend_export(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
-    """Give the settings of the export the keys that clients demand, and no others."""
+    """Add missing export settings, and remove unknown ones."""
     kv = [
         name
         for name, layer in QuarkConfig(entries).overrides.items()
@@ -233,7 +233,7 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
 
 
 def _plain_fields(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that follow from the qscheme and the dtype of a specification."""
+    """Return the fields implied by the qscheme and the dtype of a specification."""
     qscheme, dtype = spec.get("qscheme"), str(spec.get("dtype"))
     plain: dict[str, Any] = {}
     observers = OBSERVERS.get(str(qscheme), ())
@@ -319,7 +319,7 @@ def _writers(
     config: dict[str, Any],
     index: dict[str, Any] | None,
 ) -> dict[str, Callable[[Path], object]]:
-    """Return functions that write the files that are not copied, by file name."""
+    """Return writers of changed files, by file name."""
     writers: dict[str, Callable[[Path], object]] = {}
     for file, header in checkpoint.headers.items():
         if any(today(tensor) != tensor for tensor in header.tensors):

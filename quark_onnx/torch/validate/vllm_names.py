@@ -81,7 +81,7 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _without_numbers(name: str) -> str:
-    """Return a name that the layers of all blocks and experts have in common.
+    """Return a layer name without the numbers of block and expert.
 
     >>> _without_numbers("model.layers.3.mlp.gate")
     'model.layers.N.mlp.gate'
@@ -97,7 +97,7 @@ def _is_beyond(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def _attention_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Finding]:
-    """Yield tensors of an attention that are no scales of its cache."""
+    """Yield tensors of an attention module, except KV cache scales."""
     prefixes = ("prob_output_",) if checkpoint.method in _PROBABILITIES else ()
     for end, tensor in module.tensors.items():
         known = _OF_ATTENTION[module.last].fullmatch(end)
@@ -115,7 +115,7 @@ def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _reordered_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Finding]:
-    """Yield a layer whose rows are no outputs, or whose zero points keep their order."""
+    """Yield a layer with packed rows or zero points, reordered wrongly by the loader."""
     # eight outputs share an int32, which the loader takes for one row
     packed = checkpoint.method == "quark" and module.has_type("I32")
     zeros = _has_zero_points(module)
@@ -127,7 +127,7 @@ def _reordered_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Find
 
 
 def _has_zero_points(module: Module) -> bool:
-    """Return whether a layer has more zero points than one for the whole tensor."""
+    """Return whether a layer has per-channel or per-group zero points."""
     return any(
         "zero" in name and tensor.count > 1 for name, tensor in module.tensors.items()
     )

@@ -128,7 +128,7 @@ def _check_attention(layout: Layout, config: TorchConfig) -> None:
 
 
 def _no_place(layout: Layout, reason: str, others: list[str]) -> str:
-    """Return the end of a message that names the layouts that support a setting.
+    """Return the end of a message, with the names of suitable layouts.
 
     Args:
         layout: the layout that does not.

@@ -91,7 +91,7 @@ _INPUTS: dict[str, Callable[[TensorSpec, TensorSpec], bool]] = {
 
 
 def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
-    """Return the name of the format that stores integers; empty if vLLM has no such inputs.
+    """Return the name of the format of integer weights; empty if unsupported by vLLM.
 
     Args:
         weight: how the weight is quantized.
@@ -109,7 +109,7 @@ def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
 
 
 def _is_ungrouped_w8a8(weight: TensorSpec, read: TensorSpec) -> bool:
-    """Return whether weight and input are 8-bit integers that vLLM multiplies at once."""
+    """Return whether weight and input are ungrouped 8-bit integers."""
     if weight.group or read.group:
         return False
     return weight.symmetric and weight.dtype.bits == read.dtype.bits == 8

@@ -90,7 +90,7 @@ def operator_of(node: Node) -> str:
 
 
 def _schema_of(node: Node) -> Any:
-    """Return the schema of the ATen operator that a node calls."""
+    """Return the schema of a node's ATen operator."""
     operator: Any = _BAG if node.target is bag else node.target
     return operator._schema
 
@@ -228,7 +228,7 @@ def _calls_of_layers(graph: Graph) -> tuple[dict[str, list[Node]], dict[str, str
 
 
 def _reason_to_keep(nodes: list[Node]) -> str:
-    """Return why no layer can replace some calls; empty if one can."""
+    """Return the reason against a quantized layer for some calls, or an empty string."""
     settings = [(operator_of(node), _settings(node)) for node in nodes]
     if any(each != settings[0] for each in settings):
         return "its calls differ in more than what they read"
@@ -239,12 +239,12 @@ def _reason_to_keep(nodes: list[Node]) -> str:
 
 
 def _settings(node: Node) -> dict[str, Any]:
-    """Return the arguments of a call that belong to the layer, and not to its inputs."""
+    """Return the arguments of a call without its inputs."""
     return without(arguments(node), ["input", *flattened(_OPERANDS.values())])
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
-    """Yield the single values of settings, without some, and a bias that is computed."""
+    """Yield single values of settings, except some names, and a computed bias."""
     for name, value in settings.items():
         if name == "bias" and isinstance(value, Node) and value.op != "get_attr":
             yield value

@@ -194,7 +194,7 @@ def _exported(
     dynamic_shapes: Any,
     report: TorchReport,
 ) -> Any:
-    """Return the graph of a module that torch exports, in evaluation mode.
+    """Export a module with torch in evaluation mode, and return the graph.
 
     Args:
         model: the module.
