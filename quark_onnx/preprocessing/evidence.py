@@ -30,6 +30,9 @@ _WEAK, _WEAK_GAIN = 0.5, 0.05
 _HEADROOM, _SURE_ROWS = 0.5, 8
 #: Share of the greatest possible information above which evidence is strong.
 _STRONG = 0.8
+#: Against strong evidence: mean loss of certainty in nats beyond which an alternative is dropped,
+#: and Student's t of the gain below which it is dropped, by the number of rows so far.
+_UNSURE, _UNLIKELY = 0.75, {4: -1.0, 8: -0.5, 16: 0.0}
 #: Share of the evidence below which an alternative is dropped, by the number of rows so far.
 _HOPELESS_SHARE = {2: 0.2, 4: 0.4, 8: 0.6, 16: 0.85, 24: 0.95}
 #: Minimum z of McNemar's test on the labels, and minimum gain in top-1. A preprocessing is compared
@@ -54,6 +57,12 @@ class Evidence(Protocol):
         """Return whether ``other`` is weaker evidence on equal rows.
 
         The more rows, the less weaker it has to be.
+        """
+
+    def surer_than(self, other: Evidence) -> bool:
+        """Return whether ``other`` is clearly less certain on equal rows.
+
+        This tells against ``other`` only where the evidence on more rows is strong.
         """
 
     def beaten_by(self, other: Evidence) -> bool:
@@ -149,6 +158,15 @@ class Classified:
         tolerated = -_HEADROOM * missing if len(self) >= _SURE_ROWS else -np.inf
         return gain < max(_limit(_HOPELESS_GAIN, len(self)), tolerated)
 
+    def surer_than(self, other: Evidence) -> bool:
+        assert isinstance(other, Classified)
+        loss = _entropy(np.array(other.rows)) - _entropy(np.array(self.rows))
+        if loss.mean() > _UNSURE:
+            return True
+        # the spread of fewer rows says nothing
+        enough = len(self) >= min(_UNLIKELY)
+        return enough and self.student(other) < _limit(_UNLIKELY, len(self))
+
     def beaten_by(self, other: Evidence) -> bool:
         assert isinstance(other, Classified)
         gain = other.strength - self.strength
@@ -239,6 +257,9 @@ class Labelled:
         missing = sum(self.hits) - sum(other.hits)
         return missing > _MISSING_HITS * float(np.sqrt(len(self.hits)))
 
+    def surer_than(self, other: Evidence) -> bool:
+        return False
+
     def beaten_by(self, other: Evidence) -> bool:
         assert isinstance(other, Labelled)
         mine = np.array(self.hits, bool)
@@ -308,6 +329,9 @@ class Detected:
 
     def hopeless(self, other: Evidence) -> bool:
         return other.strength < _limit(_HOPELESS_SHARE, len(self)) * self.strength
+
+    def surer_than(self, other: Evidence) -> bool:
+        return False
 
     def beaten_by(self, other: Evidence) -> bool:
         assert isinstance(other, Detected)

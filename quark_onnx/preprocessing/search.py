@@ -84,8 +84,7 @@ class Search:
             tried = list(filterfalse(self._hopeless, tried))
             if count >= self.first:
                 tried.sort(key=lambda each: -each[1].strength)
-                strong = self.given.head(self.first).strong
-                del tried[_CONFIRMED_STRONG if strong else _CONFIRMED :]
+                del tried[_CONFIRMED_STRONG if self._strong else _CONFIRMED :]
         return tried
 
     def _promising(
@@ -112,7 +111,13 @@ class Search:
 
     def _hopeless(self, trial: Trial) -> bool:
         found = trial[1]
-        return self.given.head(len(found)).hopeless(found)
+        given = self.given.head(len(found))
+        return given.hopeless(found) or (self._strong and given.surer_than(found))
+
+    @property
+    def _strong(self) -> bool:
+        """Return whether the given preprocessing has strong evidence on the first samples."""
+        return self.given.head(self.first).strong
 
 
 def _most_right(confirmed: Sequence[Trial]) -> Trial:

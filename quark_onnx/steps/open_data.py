@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from onnx import helper
 
-from calibrators.readers.open import CalibrationData, InputSpec, Reader, open_reader
+from calibrators.readers.open import (
+    Allowed,
+    CalibrationData,
+    InputSpec,
+    Reader,
+    open_reader,
+)
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.containers import names_of
@@ -23,7 +29,15 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
     config = (config or QConfig()).with_(
         keep_existing=True,
     )  # inputs of a quantized model still need data
-    specs, allowed = [], allowed_nonfinite(graph, make_plan(graph, config))
+
+    @cache
+    def allowed() -> dict[str, Allowed]:
+        return allowed_nonfinite(graph, make_plan(graph, config))
+
+    def accepted(name: str) -> Allowed:
+        return allowed().get(name, "finite")
+
+    specs = []
     for value in graph.inputs:
         if value.name in graph.initializers:
             continue
@@ -41,7 +55,8 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
                 value.name,
                 dtype,
                 shape,
-                allowed.get(value.name, "finite"),
+                # few samples hold such values, and a plan takes long
+                partial(accepted, value.name),
                 tensor,
             ),
         )

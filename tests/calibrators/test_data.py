@@ -21,7 +21,13 @@ from calibrators.errors import (
     ReaderEndedEarly,
     SampleMismatch,
 )
-from calibrators.readers.open import ImageSpec, InputSpec, RandomData, open_reader
+from calibrators.readers.open import (
+    Allowed,
+    ImageSpec,
+    InputSpec,
+    RandomData,
+    open_reader,
+)
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 X = InputSpec("x", F32, ("batch", 2))
@@ -452,6 +458,21 @@ def test_a_batch_of_nothing(data: object) -> None:
 def test_a_dimension_of_zero_that_is_meant(want: Any, shape: tuple[int, ...]) -> None:
     (sample,) = open_reader([np.zeros(shape, np.float32)], [InputSpec("x", F32, want)])
     assert sample["x"].shape == shape
+
+
+def test_allowed_values_are_looked_for_when_a_sample_has_such_values() -> None:
+    looked = []
+
+    def allowed() -> Allowed:
+        looked.append("x")
+        return "-inf"
+
+    masks = [np.zeros((1, 2), np.float32), np.array([[0, -np.inf]], np.float32)]
+    reader = iter(open_reader(masks, [InputSpec("x", F32, (1, 2), allowed)]))
+    next(reader)
+    assert not looked
+    next(reader)
+    assert looked
 
 
 def test_masked_values() -> None:

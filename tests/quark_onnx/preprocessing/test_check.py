@@ -15,7 +15,8 @@ from onnx import ModelProto
 from quark_onnx import compare, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
-from quark_onnx.preprocessing.evidence import Classified, Labelled
+from quark_onnx.preprocessing.alternatives import Pictures
+from quark_onnx.preprocessing.evidence import Classified, Labelled, Outputs
 from quark_onnx.preprocessing.first_layers import farther
 from quark_onnx.preprocessing.pixels import (
     SCALINGS,
@@ -24,6 +25,7 @@ from quark_onnx.preprocessing.pixels import (
     scaling_of,
     smoothness,
 )
+from quark_onnx.preprocessing.search import Search
 from quark_onnx.steps.run import Reference
 from tests.models import normal, parse, weight
 from tests.pictures import Images, pictures, trained
@@ -164,6 +166,54 @@ def test_strong_evidence_leaves_no_room_for_weaker_evidence() -> None:
     assert sure.strong and not unsure.strong
     assert sure.hopeless(classified(8, 0.98))
     assert not unsure.hopeless(classified(8, 0.79))
+
+
+@pytest.mark.parametrize("count", [2, 4, 8, 16])
+def test_less_certain_predictions_tell_against_an_alternative(count: int) -> None:
+    certain = classified(count, 0.98)
+    assert certain.surer_than(classified(count, 0.6))
+    assert not certain.surer_than(classified(count, 0.98))
+    assert not certain.surer_than(classified(count, 0.99))
+
+
+def test_two_rows_tell_against_an_alternative_only_by_a_clear_loss() -> None:
+    certain = [classified(count, 0.9) for count in (2, 16)]
+    scattered = [Classified("y", [*each.rows]) for each in certain]
+    for each in scattered:
+        each.rows[::2] = classified(len(each), 0.85).rows[::2]
+    assert [
+        first.surer_than(second)
+        for first, second in zip(certain, scattered, strict=True)
+    ] == [False, True]
+
+
+def runs_of_search(given: float, other: float) -> int:
+    """Runs of a search where alternatives predict the same classes less certainly."""
+    images = pictures(32)
+    feeds = [{"x": each.astype(np.float32)} for each in images]
+    alternatives = list(Pictures(feeds, "x", 1, images, SCALINGS[0]).alternatives())
+    runs = 0
+
+    class Row(Classified):
+        """Evidence that gets the next row of a less certain classifier."""
+
+        def add(self, outputs: Outputs) -> None:
+            self.rows.append(classified(32, other).rows[len(self.rows)])
+
+    def run(feeds: Outputs) -> Outputs:
+        nonlocal runs
+        runs += 1
+        return feeds
+
+    search = Search(classified(32, given), lambda: Row("y"), run, (2, 4, 8, 16), 8)
+    assert search.finding(alternatives) is None
+    return runs
+
+
+def test_a_certain_model_is_run_on_two_rows_of_uncertain_alternatives() -> None:
+    # four scalings and the other order of channels, not both at once
+    assert runs_of_search(0.98, 0.6) == 5 * 2
+    assert runs_of_search(0.75, 0.6) > 5 * 2
 
 
 def test_a_scaling_farther_from_the_biases_than_fitting_responses() -> None:
