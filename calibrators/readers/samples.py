@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, permutations
@@ -297,14 +296,12 @@ def _to_numpy(value: Any, place: str) -> Array:
 
 
 def _is_masked(value: Any) -> bool:
-    """Return whether an array of numpy.ma has masked values.
-
-    numpy imports that module, which takes longer than a small model, on the first use alone.
-    """
-    masked = sys.modules.get("numpy.ma")
-    if masked is None:
+    """Return whether an array of numpy.ma has masked values."""
+    # A masked array is of a subclass. numpy imports its module for masks on first use, which takes
+    # as long as a small model.
+    if type(value) is np.ndarray or not isinstance(value, np.ndarray):
         return False
-    return isinstance(value, masked.MaskedArray) and masked.is_masked(value)
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
