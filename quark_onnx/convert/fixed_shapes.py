@@ -6,10 +6,11 @@ fixed for all of them.
 
 from __future__ import annotations
 
+from itertools import filterfalse
+
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, fixed
-from quark_onnx.graph.shapes import is_static
 from quark_onnx.passes import fold_constants, fold_shapes
 
 
@@ -20,30 +21,28 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     Values computed from sizes become constants.
     """
     graph, notes = fixed(graph, settings.shapes)
-    for value in graph.inputs:
-        if value.type.WhichOneof("value") in ("tensor_type", None) and not is_static(
-            graph.shape(value.name),
-        ):
-            raise ConfigError(_missing(value.name, graph.shape(value.name)))
+    _check_inputs(graph)
     folded = 0
     # Folded constants make further shapes static, which can be folded in turn.
-    while True:
-        count = everywhere(graph, _fold)
-        if not count:
-            break
+    while count := everywhere(graph, _fold):
         graph = reloaded(graph)
         folded += count
     notes += [f"{line} folded" for line in counted(folded, "node")]
-    dynamic = list[str]()
-    for node in graph.nodes:
-        names = node.results
-        dynamic += [name for name in names if not is_static(graph.shape(name))]
+    dynamic = list(filterfalse(graph.has_static_shape, graph.results()))
     if notes and dynamic:
         notes.append(
             f"{len(dynamic)} tensors have sizes that depend on values, {dynamic[0]!r}"
             " the first of them",
         )
     return graph, notes
+
+
+def _check_inputs(graph: Graph) -> None:
+    """Raise ConfigError if a size of an input is open; sequences and optionals have none."""
+    for value in graph.inputs:
+        may_be_tensor = value.type.WhichOneof("value") in ("tensor_type", None)
+        if may_be_tensor and not graph.has_static_shape(value.name):
+            raise ConfigError(_missing(value.name, graph.shape(value.name)))
 
 
 def _fold(graph: Graph) -> int:

@@ -116,32 +116,11 @@ class _Narrow:
         ``borrowed``: captured constants of a body, which are counted elsewhere.
         """
         store_constants(graph)
-        sparse = [
-            name
-            for name in graph.sparse
-            if graph.elem_type(name) in (_FLOAT, TensorProto.UNDEFINED)
-        ]
-        if sparse:
-            raise ModelError(
-                f"the sparse constant {sparse[0]!r} cannot be converted; make it dense"
-                " first",
-            )
-        for body in list(bodies(graph)):
-            if body.node.domain:
-                raise ModelError(
-                    f"{body.node!r} has a graph of its own, of which nothing is known;"
-                    " it cannot be converted",
-                )
-            inner = Graph(body.model, store=graph.store)
-            inner.reserve(graph.names)
-            self.graph(inner, body.borrowed)
-            put_back(graph, body, inner)
-        kinds = set[str]()
-        for node in graph.nodes:
-            kinds |= {name for name in node.outputs if graph.elem_type(name) == _FLOAT}
-        self.count += len(kinds)
-        names = names_of(graph.inputs)
-        kinds |= {name for name in names if graph.elem_type(name) == _FLOAT}
+        _refuse_sparse(graph)
+        self._bodies(graph)
+        results = _floats(graph, graph.results())
+        self.count += len(results)
+        kinds = results | _floats(graph, names_of(graph.inputs))
         constants = {
             name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT
         }
@@ -158,6 +137,19 @@ class _Narrow:
             self._type(value.type)
         graph.drop_unused()
         self.count += len(constants.keys() & graph.initializers.keys() - set(borrowed))
+
+    def _bodies(self, graph: Graph) -> None:
+        """Convert the bodies of a graph in place."""
+        for body in list(bodies(graph)):
+            if body.node.domain:
+                raise ModelError(
+                    f"{body.node!r} has a graph of its own, of which nothing is known;"
+                    " it cannot be converted",
+                )
+            inner = Graph(body.model, store=graph.store)
+            inner.reserve(graph.names)
+            self.graph(inner, body.borrowed)
+            put_back(graph, body, inner)
 
     def _read_wide(self, graph: Graph, constants: dict[str, Any]) -> set[str]:
         """Return the constants of float32 inputs."""
@@ -294,6 +286,20 @@ class _Narrow:
             self._type(type_.sequence_type.elem_type)
         elif kind == "optional_type":
             self._type(type_.optional_type.elem_type)
+
+
+def _refuse_sparse(graph: Graph) -> None:
+    """Raise ModelError for a sparse constant of float32."""
+    for name in graph.sparse:
+        if graph.elem_type(name) in (_FLOAT, TensorProto.UNDEFINED):
+            raise ModelError(
+                f"the sparse constant {name!r} cannot be converted; make it dense first",
+            )
+
+
+def _floats(graph: Graph, names: Iterable[str]) -> set[str]:
+    """Return the names of float32 tensors."""
+    return {name for name in names if graph.elem_type(name) == _FLOAT}
 
 
 def _added(graph: Graph, name: str, array: NDArray[Any]) -> list[str]:

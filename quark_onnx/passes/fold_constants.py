@@ -144,10 +144,15 @@ def _compute(
         logger.debug("constants are not folded: %s", error)
         return {}
     budget = sum(math.prod(graph.initializers[name].dims) for name in inputs)
-    kept = {}
-    for name, value in zip(wanted, values, strict=True):
-        if not isinstance(value, np.ndarray):
-            continue
-        if value.nbytes <= _LARGE or value.size <= budget:
-            kept[name] = value
-    return kept
+    return {
+        name: value
+        for name, value in zip(wanted, values, strict=True)
+        if _is_kept(value, budget)
+    }
+
+
+def _is_kept(value: object, budget: int) -> bool:
+    """Return whether a result is a tensor that is small, or not larger than its operands."""
+    if not isinstance(value, np.ndarray):
+        return False
+    return value.nbytes <= _LARGE or value.size <= budget

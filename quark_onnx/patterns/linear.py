@@ -174,6 +174,11 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
     node = graph.producer(tensor)
     if node is None or not depth:
         return 0
+    return _width_through(graph, tensor, node, depth)
+
+
+def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
+    """Return the length of the last axis of a result of a node."""
     layer = Linear.of(graph, node)
     if layer is not None:
         return layer.outputs
