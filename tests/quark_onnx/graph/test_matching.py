@@ -9,6 +9,8 @@ import pytest
 from quark_onnx.graph import Graph
 from quark_onnx.graph.matching import (
     constant_number,
+    constant_operand,
+    is_along_last_axis,
     only_reader,
     only_use,
     other_input,
@@ -65,3 +67,24 @@ def test_constant_number(graph: Graph) -> None:
     assert constant_number(graph, "number") == 0.5
     assert constant_number(graph, "pair") is None
     assert constant_number(graph, "x") is None
+
+
+def test_constant_operand(graph: Graph) -> None:
+    graph.add("Add", ["pair", "new"], ["sum"])
+    added = constant_operand(graph, "new", "Add")
+    assert added is not None
+    assert (added.node.outputs[0], added.index) == ("sum", 0)
+    assert added.sizes(graph) == (2,)
+    assert constant_operand(graph, "new", "Mul") is None
+    graph.add("Add", ["sum", "b"], ["computed"])
+    assert constant_operand(graph, "sum", "Add") is None
+
+
+@pytest.mark.parametrize(
+    ("axis", "expected"), [(None, True), (-1, True), (1, True), (0, False), (2, False)]
+)
+def test_is_along_last_axis(graph: Graph, axis: int | None, expected: bool) -> None:
+    graph.add_constant("matrix", np.zeros((2, 3), np.float32))
+    attributes = {} if axis is None else {"axis": axis}
+    node = graph.add("Softmax", ["matrix"], ["s"], **attributes)
+    assert is_along_last_axis(graph, node, -1) == expected
