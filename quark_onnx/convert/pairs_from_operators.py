@@ -1,9 +1,8 @@
 """qoperator-to-qdq: replace operators on codes by operators between Q/DQ pairs.
 
 First the QLinear operators, whose definitions (ONNX, and onnxruntime's ContribOperators.md) give
-the
-positions of scales and zero points; then operators that move codes, such as a MaxPool between two
-of them: once a QuantizeLinear writes its codes, their scale is known.
+the positions of scales and zero points; then operators that move codes, such as a MaxPool between
+two of them: once a QuantizeLinear writes its codes, their scale is known.
 """
 
 from __future__ import annotations

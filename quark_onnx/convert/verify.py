@@ -23,8 +23,8 @@ class Stage:
     """A model between two conversions, run by onnxruntime's CPU provider.
 
     It runs without graph optimizations, which round differently. Samples of 16-bit inputs are
-    float32
-    all the same. Types without kernels, such as bfloat16, are computed in float32 and rounded.
+    float32 all the same. Types without kernels, such as bfloat16, are computed in float32 and
+    rounded.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -93,10 +93,8 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
     """Write kernel codes and their zero point as uint8; return their names.
 
     onnxruntime 1.32 multiplies the kernel, as the left factor, by the im2col patches. Its fast
-    products
-    have an unsigned left factor; a signed one takes a loop that is several times slower. Both
-    compute
-    the same sums.
+    products have an unsigned left factor; a signed one takes a loop that is several times slower.
+    Both compute the same sums.
     """
     stored = value(graph, w.codes)
     zero_point = zero_points(graph, w).flat[0]

@@ -121,8 +121,7 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     """Exchange Relu or Clip with the QuantizeLinear after it, and clip codes.
 
     Clipping and rounding commute, as rounding is monotonic. The QuantizeLinear comes first, where
-    it
-    can be fused with the operator that computes the values.
+    it can be fused with the operator that computes the values.
     """
     require(graph.opset >= _CLIP_OPSET)
     y = required(written_bytes(graph, node.outputs[0]))

@@ -59,8 +59,7 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
     """Replace Softmax, where onnxruntime's operator is correct.
 
     onnxruntime counts results in steps of ``1 / floor(1 / scale)``, which is 1/254 for the float32
-    next
-    to 1/255; so the operator gets the next smaller scale.
+    next to 1/255; so the operator gets the next smaller scale.
     """
     x, y = _all_bytes(graph, node, node.inputs[0])
     require(not softmax_fails(graph, node, value(graph, y.scale)))
@@ -86,8 +85,7 @@ def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
     """Return whether onnxruntime's 8-bit softmax may be wrong.
 
     For a single value it computes 0, it skips empty results, and where more than 256 steps cover 0
-    to 1
-    it wraps around to 0 instead of saturating (up to 1.31).
+    to 1 it wraps around to 0 instead of saturating (up to 1.31).
     """
     sizes = known_sizes(graph.shape(node.inputs[0]))
     if sizes is None or 0 in sizes:

@@ -123,8 +123,7 @@ def _hide_runtime_operators(model: ModelProto) -> bool:
 
     onnxruntime has operators of its own in the standard domain, at every opset:
     SimplifiedLayerNormalization, and LayerNormalization before opset 17, as its transformer
-    optimizer
-    and onnxruntime-genai's model builder write them.
+    optimizer and onnxruntime-genai's model builder write them.
     """
     version = max(
         (

@@ -39,8 +39,7 @@ class Activation:
         """Return a factor for the derivative: 1 for linear, booleans for a clip.
 
         The formulas have no choice per element: mispredicted branches take a processor ten times as
-        long as
-        a product.
+        long as a product.
         """
         return _DERIVATIVES[self.kind](self, x, xp)
 

@@ -34,12 +34,9 @@ def in_blocks(
     """Return the decision for a weight that is to be quantized in blocks.
 
     Blocks run along the axis that the operator sums over. Where blocks would hold few values there,
-    as
-    in a convolution with few input channels per group, they run over all axes after the first one.
-    A
-    kernel with few values even then is small, and rounding hurts it most: it gets 8-bit codes with
-    a
-    scale per channel. No format is chosen that takes more space than the floats.
+    as in a convolution with few input channels per group, they run over all axes after the first
+    one. A kernel with few values even then is small, and rounding hurts it most: it gets 8-bit
+    codes with a scale per channel. No format is chosen that takes more space than the floats.
 
     Args:
         spec: quantization of the weight, with a block size.

@@ -150,8 +150,7 @@ class BiasOf:
     """Store a bias as integers, to be added to the product of ``x`` and ``w``.
 
     The scale is the product of both scales; for a 16-bit bias times a power of two, where the
-    values
-    need a wider range.
+    values need a wider range.
 
     Attributes:
         x: the activation.

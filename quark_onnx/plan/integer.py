@@ -26,8 +26,7 @@ def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpe
     """Return the weight's spec with a zero point that ConvInteger supports.
 
     ConvInteger of onnxruntime 1.32 reads a single zero point, so that a kernel with per-channel
-    scales
-    must be symmetric.
+    scales must be symmetric.
     """
     if (
         node.kind == "Conv"

@@ -39,8 +39,7 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
     """Quantize the result alone if the producer clips by its own rounding.
 
     Otherwise quantize input and result. The clipped result is the producer's result, too: an
-    override
-    that names the producer alone applies to it.
+    override that names the producer alone applies to it.
     """
     source = node.inputs[0]
     result = node.outputs[0]

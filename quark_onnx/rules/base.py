@@ -102,8 +102,7 @@ def spare_masked(node: Node, plan: PlanBuilder) -> None:
     """Keep the input of an exponential float in block formats if a mask may be part of it.
 
     So are the operands of the sum that the input comes from. A value that means "never" sets the
-    common
-    exponent of its block, and the other values of the block round to 0.
+    common exponent of its block, and the other values of the block round to 0.
     """
     spec = plan.specs[node].activation
     tensor = node.inputs[0]
@@ -139,8 +138,7 @@ def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
     """Return whether a result ends in a root, a logarithm or a denominator.
 
     Only shifts and bounds by constants may lie between. For such operators the smallest values
-    matter
-    most, which few codes represent worst.
+    matter most, which few codes represent worst.
     """
 
     def shifted(at: Node) -> list[Node]:
@@ -203,9 +201,8 @@ def control(graph: Graph, tensor: str) -> bool:
     """Return whether a float tensor is computed from integers and booleans alone.
 
     Such a mask, position or size controls the computation, and does not carry the signal.
-    Calibration
-    data often shows only one of its values (a mask of all ones), so that its range cannot be
-    measured.
+    Calibration data often shows only one of its values (a mask of all ones), so that its range
+    cannot be measured.
     """
     producer = graph.producer(tensor)
     if producer is None or producer.kind not in _CONTROL:

@@ -18,8 +18,7 @@ def matmul(node: Node, plan: PlanBuilder) -> None:
 
     The result is quantized where the engine has no float32. A weight is (..., K, N) on the right,
     (..., M, K) on the left. A stack of matrices on the right has one scale: onnxruntime refuses
-    integer
-    products with per-column scales there.
+    integer products with per-column scales there.
     """
     a, b = node.inputs
     _operand(node, plan, a, along=-1, axis=-2)

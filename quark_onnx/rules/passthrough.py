@@ -86,8 +86,7 @@ def gather(node: Node, plan: PlanBuilder) -> None:
 
     Where activations stay float, a table is a weight if its codes can be gathered: dequantizing the
     table at each run to pick a few rows would cost more than it saves. ``QConfig.embedding`` has
-    the
-    settings.
+    the settings.
     """
     table = node.inputs[0]
     if plan.fuses and not plan.static(node) and looks_up(plan.graph, node):
@@ -105,8 +104,7 @@ def resize(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale; another scale for extrapolation, float for cubic interpolation.
 
     onnxruntime has no integer cubic resize, and refuses the Q/DQ pairs around one when it changes
-    the
-    layout.
+    the layout.
     """
     if node.attribute("mode", "nearest") == "cubic":
         plan.keep_node(node, "onnxruntime has no integer cubic interpolation")
