@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.config.checks import require
 from quark_onnx.containers import among, by_name, excluding, flattened, without
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
@@ -68,7 +69,7 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
     if not isinstance(found, dict):
         found = {}
     method = found.get("quant_method")
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ModelError(
             f"{folder} is quantized already ({method}); give the folder of the float"
             f" model. Checkpoints of {', '.join(METHODS)} are decoded",
@@ -131,13 +132,32 @@ def _decoded(  # noqa: PLR0913
 
 def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     """Decode E4M3 weights: multiply by ``weight_scale_inv`` or ``weight_scale``."""
-    size = found.get("weight_block_size")
+    size = _block_size(found)
     made: _Made = []
     for name in reader:
         scales = among([f"{name}_scale_inv", f"{name}_scale"], reader)
         if name.endswith(".weight") and scales:
             made.append(_fp8_weight(reader, name, scales[0], size, dtype))
     return made
+
+
+def _block_size(found: Mapping[str, Any]) -> list[int] | None:
+    """Return the rows and columns of a block with a common scale; None without blocks.
+
+    Raises:
+        ConfigError: the entry is not a pair of sizes.
+    """
+    size = found.get("weight_block_size")
+    if size is None:
+        return None
+    is_pair = isinstance(size, list) and len(size) == 2
+    require(
+        is_pair and all(type(length) is int and length > 0 for length in size),
+        "weight_block_size",
+        size,
+        "a pair of rows and columns",
+    )
+    return list(size)
 
 
 def _fp8_weight(
@@ -204,7 +224,7 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
     gptq_v2.
     """
     bits = found.get("bits")
-    if bits not in (2, 4, 8):
+    if type(bits) is not int or bits not in (2, 4, 8):
         raise ConfigError(f"bits is {bits!r}; 2, 4 and 8 are decoded")
     less = 0 if found.get("checkpoint_format") == "gptq_v2" else 1
 

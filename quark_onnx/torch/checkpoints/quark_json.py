@@ -14,6 +14,13 @@ from quark_onnx.config.checks import require_known
 from quark_onnx.containers import subset, without
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.entries import (
+    as_object,
+    names_in,
+    number_in,
+    object_in,
+    size_in,
+)
 from quark_onnx.torch.config.number_formats import (
     FloatScaled,
     Progressive,
@@ -174,18 +181,11 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     if not isinstance(default, Mapping):
         raise ConfigError("the quantization_config has no global_quant_config")
     given = _set_values(found)
-    export = _set_values(given.get("export", {}))
-    layers = {
-        glob: layer_from_json(entry)
-        for glob, entry in given.get("layer_quant_config", {}).items()
-    }
+    export = _set_values(object_in(given, "export"))
     config = TorchConfig(
-        layer_from_json(default),
-        types=tuple(
-            (name, layer_from_json(entry))
-            for name, entry in given.get("layer_type_quant_config", {}).items()
-        ),
-        exclude=tuple(given.get("exclude", ())),
+        layer_from_json(default, "global_quant_config"),
+        types=tuple(_layers_in(given, "layer_type_quant_config").items()),
+        exclude=names_in(given, "exclude"),
     )
     where = "rope" if "kv_cache_post_rope" in given else "projection"
     probabilities = spec_from_json(
@@ -194,9 +194,9 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     )
     config = with_layers(
         config,
-        layers,
-        export.get("kv_cache_group", []),
-        float(export.get("min_kv_scale", 0.0)),
+        _layers_in(given, "layer_quant_config"),
+        names_in(export, "kv_cache_group"),
+        number_in(export, "min_kv_scale"),
         where,
         probabilities,
     )
@@ -434,16 +434,29 @@ def _entry(dtype: str, **fields: Any) -> dict[str, Any]:
     return {**_USUAL_FIELDS, "dtype": dtype, **fields}
 
 
-def layer_from_json(entry: Mapping[str, Any]) -> LayerSpec:
+def _layers_in(found: Mapping[str, Any], key: str) -> dict[str, LayerSpec]:
+    """Return the layer specifications of an object by glob or class name."""
+    return {
+        name: layer_from_json(entry, f"{key} {name!r}")
+        for name, entry in object_in(found, key).items()
+    }
+
+
+def layer_from_json(entry: Any, where: str) -> LayerSpec:
     """Return the layer specification of an entry.
+
+    Args:
+        entry: entry of the configuration.
+        where: name of the entry, for errors.
 
     Raises:
         ConfigError: the entry is not supported.
     """
+    tensors = as_object(entry, where)
     return LayerSpec(
-        spec_from_json(entry.get("weight"), "weight"),
-        spec_from_json(entry.get("input_tensors"), "input_tensors"),
-        spec_from_json(entry.get("output_tensors"), "output_tensors"),
+        spec_from_json(tensors.get("weight"), "weight"),
+        spec_from_json(tensors.get("input_tensors"), "input_tensors"),
+        spec_from_json(tensors.get("output_tensors"), "output_tensors"),
     )
 
 
@@ -461,6 +474,7 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
         return None
     if isinstance(entry, list):
         return _staged(entry, where)
+    entry = as_object(entry, where)
     name = str(entry.get("dtype"))
     if name == "mx":
         element = str(entry.get("mx_element_dtype"))
@@ -476,11 +490,12 @@ def _staged(stages: list[Any], where: str) -> TensorSpec | None:
     """Return the specification of a list of stages, which are levels of scales."""
     if len(stages) == 1:
         return spec_from_json(stages[0], where)
-    dtypes = [stage.get("dtype") for stage in stages]
+    levels = [as_object(stage, f"a stage of {where}") for stage in stages]
+    dtypes = [level.get("dtype") for level in levels]
     known = _STAGED.get(tuple(map(str, dtypes)))
     if known is not None:
         place, key, value, spec = known
-        if stages[place].get(key) == value:
+        if levels[place].get(key) == value:
             return spec
     raise ConfigError(f"{where} has stages {dtypes}, which cannot be read")
 
@@ -514,7 +529,7 @@ def _with_scales(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec:
         settings["symmetric"] = entry.get("symmetric") is not False
     scheme = entry.get("qscheme")
     if scheme == "per_group":
-        settings["block_size"] = int(entry["group_size"])
+        settings["block_size"] = size_in(entry, "group_size", where)
     elif scheme == "per_channel":
         settings["per_channel"] = True
     elif scheme not in ("per_tensor", None):
@@ -528,7 +543,7 @@ def _float_scaled(size: Any, where: str) -> str:
     Raises:
         ConfigError: no such format has blocks of this size.
     """
-    if size not in _FLOAT_SCALED:
+    if size not in tuple(_FLOAT_SCALED):  # a list has no hash
         raise ConfigError(
             f"{where} has blocks of {size}; those with scales in E5M3 have 16 or 32",
         )

@@ -22,6 +22,7 @@ import torch
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import AccuracyError, ConfigError, MissingDependency, ModelError
 from quark_onnx.extras import pip_install
+from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
 from quark_onnx.torch.exports.oga_cache import (
@@ -206,7 +207,7 @@ def ryzen_ai_flows() -> dict[str, Any]:
 
 def _check_layout(checkpoint: Path) -> None:
     found = read_json(checkpoint / "config.json").get("quantization_config") or {}
-    method = found.get("quant_method")
+    method = as_object(found).get("quant_method")
     if method not in ("quark", "awq"):
         raise ConfigError(
             f"{checkpoint} has the quant_method {method!r}; onnxruntime-genai's model"

@@ -9,6 +9,7 @@ from quark_onnx.config.checks import require_known
 from quark_onnx.containers import by_name, present_values
 from quark_onnx.errors import ConfigError
 from quark_onnx.errors import nearest as nearest
+from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
 from quark_onnx.torch.checkpoints.layouts.base import Layout as Layout
 from quark_onnx.torch.checkpoints.layouts.compressed_tensors import (
@@ -153,7 +154,7 @@ def read_layout(found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
     Raises:
         ConfigError: the layout is unknown, or an entry is not supported.
     """
-    method = found.get("quant_method")
+    method = as_object(found).get("quant_method")
     for layout in LAYOUTS.values():
         if layout.method == method:
             return layout.read(found)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.entries import names_in
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     check_linear,
@@ -18,7 +19,6 @@ from quark_onnx.torch.checkpoints.layouts.base import (
     from_unsigned,
     in_columns,
     in_half,
-    names_in,
     needed,
     small_integers,
     the_one,

@@ -182,22 +182,6 @@ class Layout(ABC):
         return parts
 
 
-def names_in(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return a list of names in a configuration; empty if missing.
-
-    Raises:
-        ConfigError: the entry is not a list of names.
-    """
-    names = found.get(key)
-    if names is None:
-        return ()
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(
-            f"quantization_config has {key} {names!r}; it must be a list of names",
-        )
-    return tuple(names)
-
-
 def needed(tensor: torch.Tensor | None, name: str) -> torch.Tensor:
     """Return a tensor, or raise an error for None.
 

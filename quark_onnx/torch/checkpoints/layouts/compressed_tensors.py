@@ -16,6 +16,7 @@ import torch
 from quark_onnx.containers import grouped, present_values
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.entries import names_in
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     cache_key,
@@ -23,7 +24,6 @@ from quark_onnx.torch.checkpoints.layouts.base import (
     from_unsigned,
     in_columns,
     is_two_level,
-    names_in,
     needed,
     unsigned,
 )

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.entries import names_in
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     cache_key,
     check_linear,
     check_parts_of_names,
-    names_in,
     needed,
     the_one,
 )

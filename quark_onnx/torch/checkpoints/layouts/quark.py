@@ -15,6 +15,7 @@ import torch
 from quark_onnx.config.checks import require, require_known
 from quark_onnx.dtypes import Integer
 from quark_onnx.torch.checkpoints import quark_json
+from quark_onnx.torch.checkpoints.entries import object_in
 from quark_onnx.torch.checkpoints.layouts.base import Layout, is_two_level, needed
 from quark_onnx.torch.checkpoints.layouts.rounded_floats import (
     restored_floats,
@@ -167,7 +168,6 @@ class QuarkLayout(Layout):
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         config, method = quark_json.from_json(found)
-        weight_format = str(
-            (found.get("export") or {}).get("weight_format") or WEIGHT_FORMATS[0],
-        )
+        export = object_in(found, "export")
+        weight_format = str(export.get("weight_format") or WEIGHT_FORMATS[0])
         return config, QuarkLayout(method, weight_format)
