@@ -1,7 +1,7 @@
 """State the conditions of a rewrite or a pattern, one a line.
 
 A rewrite has many conditions, and one consequence if any of them fails: the graph stays unchanged.
-``require`` states such a condition, ``otherwise`` names the consequence.
+``only_if`` states such a condition, ``otherwise`` names the consequence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class UnmetError(Exception):
     """A condition does not hold."""
 
 
-def require(condition: object) -> None:
+def only_if(condition: object) -> None:
     """Leave the function that is decorated with ``otherwise`` unless a condition holds.
 
     Raises:
@@ -48,7 +48,7 @@ def otherwise(default: D) -> Callable[[Callable[P, T]], Callable[P, T | D]]:
     >>> @otherwise(None)
     ... def spatial_size(shape):
     ...     sizes = required(shape)[2:]
-    ...     require(len(sizes) == 2)
+    ...     only_if(len(sizes) == 2)
     ...     return sizes[0] * sizes[1]
     >>> spatial_size((1, 3, 4, 5)), spatial_size((1, 3)), spatial_size(None)
     (20, None, None)

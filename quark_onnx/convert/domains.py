@@ -11,7 +11,7 @@ from functools import partial
 
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import present
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import code_type, parameters, write_zero_point
@@ -69,8 +69,8 @@ def _row(graph: Graph, node: Node) -> Scaled | None:
 def _standard(graph: Graph, node: Node) -> int:
     node_parameters = required(parameters(graph, node))
     row = required(_row(graph, node))
-    require(_is_supported(row, node))
-    require(row.onnx != TensorProto.INT32 or not node_parameters.zero_point.any())
+    only_if(_is_supported(row, node))
+    only_if(row.onnx != TensorProto.INT32 or not node_parameters.zero_point.any())
     opset = row.min_opset
     if node_parameters.scale.ndim:
         opset = max(opset, _PER_AXIS_OPSET)
@@ -87,7 +87,7 @@ def _is_supported(row: Scaled, node: Node) -> bool:
 @otherwise(None)
 def _microsoft(graph: Graph, node: Node) -> int:
     row = required(_row(graph, node))
-    require(_is_supported(row, node))
+    only_if(_is_supported(row, node))
     _require_integers(graph, node, bits=4)
     return 1
 
@@ -105,8 +105,8 @@ def _require_integers(graph: Graph, node: Node, *, bits: int) -> None:
         UnmetError: the codes are others, or a scale is computed.
     """
     row = _row(graph, node)
-    require(isinstance(row, Integer) and row.bits >= bits)
-    require(not required(parameters(graph, node)).block_size)
+    only_if(isinstance(row, Integer) and row.bits >= bits)
+    only_if(not required(parameters(graph, node)).block_size)
 
 
 def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]:

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from calibrators.affine import octaves_for
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import parameters
 from quark_onnx.dtypes import INT16
@@ -37,9 +37,9 @@ def _narrow(graph: Graph, node: Node) -> Literal[True]:
     """Store the codes of a bias in 16 bits, with new scale and zero point."""
     codes = required(graph.constant(node.input(0)))
     old = required(parameters(graph, node))
-    require(codes.dtype == np.int32 and not old.zero_point.any())
+    only_if(codes.dtype == np.int32 and not old.zero_point.any())
     # Per-channel scales of a matrix, or blocks, belong to a weight.
-    require(not old.scale.ndim or codes.ndim == 1)
+    only_if(not old.scale.ndim or codes.ndim == 1)
     magnitude = np.abs(codes.astype(np.float64))
     if not old.scale.ndim:
         magnitude = magnitude.max(initial=0.0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
 from quark_onnx.graph.constant_input import private
@@ -115,10 +115,10 @@ def readers(graph: Graph, node: Node) -> list[Node]:
     result = node.outputs[0]
     own = required(parameters(graph, node))
     consumers = graph.consumers(result)
-    require(consumers and private(graph, result))
+    only_if(consumers and private(graph, result))
     for consumer in consumers:
-        require(consumer.op_type in DEQUANTIZE and consumer.inputs[0] == result)
-        require(parameters(graph, consumer) == own)
+        only_if(consumer.op_type in DEQUANTIZE and consumer.inputs[0] == result)
+        only_if(parameters(graph, consumer) == own)
     return consumers
 
 
@@ -135,7 +135,7 @@ def rounded(graph: Graph, node: Node) -> NDArray[Any]:
     array = required(graph.constant(node.inputs[0]))
     own = required(parameters(graph, node))
     kind = code_type(graph, node)
-    require(kind in ENDS and not own.block_size)
+    only_if(kind in ENDS and not own.block_size)
     axis = own.axis % array.ndim if own.scale.ndim else None
     params = QParams(
         own.scale.astype(np.float32),

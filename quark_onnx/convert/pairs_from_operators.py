@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.convert.pairs import constant
 from quark_onnx.errors import AccuracyError
@@ -129,7 +129,7 @@ def _rewrite(graph: Graph) -> int:
 def _linear(graph: Graph, node: Node) -> Literal[True]:
     """Replace a QLinear operator by a float operator between pairs."""
     form = required(_concat(node) if node.kind == _CONCAT else FORMS.get(node.kind))
-    require(not node.attribute("channels_last", 0))
+    only_if(not node.attribute("channels_last", 0))
     _require_known(graph, node, form)
     inputs = [node.inputs[0]] if form.op_type == "Where" else []
     for place in range(len(form.operands)):
@@ -183,9 +183,9 @@ def _require_known(graph: Graph, node: Node, form: Form) -> None:
     """
     for place, (_, scale, zero) in enumerate(form.operands):
         array = required(graph.constant(node.input(scale)))
-        require(graph.is_constant(node.input(zero)) or not node.input(zero))
-        require(array.size <= 1 or (place == 1 and array.ndim == 1))
-    require(form.op_type != "Softmax" or _softmax_is_kept(graph, node))
+        only_if(graph.is_constant(node.input(zero)) or not node.input(zero))
+        only_if(array.size <= 1 or (place == 1 and array.ndim == 1))
+    only_if(form.op_type != "Softmax" or _softmax_is_kept(graph, node))
 
 
 def _softmax_is_kept(graph: Graph, node: Node) -> bool:
@@ -254,12 +254,12 @@ def _moving(graph: Graph, node: Node) -> Literal[True]:
 
     The pairs have the scale of its codes.
     """
-    require(_moves_codes(node))
+    only_if(_moves_codes(node))
     places = moved_inputs(node)
     scale_and_zero = _common_scale(graph, node, places)
     codes_places = filter(node.input, _CODES.get(node.kind, ()))
     codes = {place: node.inputs[place] for place in codes_places}
-    require(all(map(graph.is_constant, codes.values())))
+    only_if(all(map(graph.is_constant, codes.values())))
     values = dict[int, str]()
     for place, code in codes.items():
         values[place] = _decoded(graph, code, scale_and_zero)
@@ -307,7 +307,7 @@ def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str]:
         source = node.inputs[place]
         writer = required(graph.producer_of_kind(source, {"QuantizeLinear"}))
         parameters.add(writer.inputs[1:])
-    require(len(parameters) == 1)
+    only_if(len(parameters) == 1)
     return list(parameters.pop())
 
 

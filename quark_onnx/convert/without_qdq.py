@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
@@ -159,8 +159,8 @@ def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]]:
     """Return the greatest value of a per-tensor grid from zero on, and the scale; or None."""
     own = required(parameters(graph, node))
     kind = code_type(graph, node)
-    require(kind in ENDS and not own.scale.ndim)
-    require(own.zero_point == ENDS[kind].min)
+    only_if(kind in ENDS and not own.scale.ndim)
+    only_if(own.zero_point == ENDS[kind].min)
     codes = float(ENDS[kind].max - own.zero_point)
     return codes * float(own.scale), own.scale
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 
@@ -95,7 +95,7 @@ def read_bytes(graph: Graph, tensor: str) -> Codes:
     None unless the codes have 8 bits and a constant scale, per tensor or per channel.
     """
     codes = required(codes_of(graph, tensor))
-    require(_known(graph, codes))
+    only_if(_known(graph, codes))
     return codes
 
 
@@ -106,15 +106,15 @@ def written_bytes(graph: Graph, tensor: str) -> Codes:
     None unless the only reader is a QuantizeLinear to 8 bits with a constant per-tensor scale.
     """
     node = required(only_reader(graph, tensor))
-    require(not graph.is_output(tensor))
-    require(node.op_type == "QuantizeLinear" and tensor == node.inputs[0])
+    only_if(not graph.is_output(tensor))
+    only_if(node.op_type == "QuantizeLinear" and tensor == node.inputs[0])
     codes = Codes(
         node,
         node.outputs[0],
         node.inputs[1],
         node.input(2),
     )
-    require(_known(graph, codes) and one_scale(graph, codes))
+    only_if(_known(graph, codes) and one_scale(graph, codes))
     return codes
 
 

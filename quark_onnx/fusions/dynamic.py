@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from calibrators.layout import turned
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import present_values
 from quark_onnx.fusions.base import (
     BYTES,
@@ -36,8 +36,8 @@ def matmul_integer(graph: Graph, node: Node) -> Literal[True]:
     stored = value(graph, w.codes)
     scale = value(graph, w.scale)
     columns = 0 if transposed else stored.ndim - 1
-    require(plain_matrix(node, stored.shape))
-    require(not scale.ndim or w.axis % stored.ndim == columns)
+    only_if(plain_matrix(node, stored.shape))
+    only_if(not scale.ndim or w.axis % stored.ndim == columns)
     weight = w.codes
     if transposed:
         key = ("transposed", w.codes)
@@ -66,10 +66,10 @@ def conv_integer(graph: Graph, node: Node) -> Literal[True]:
     # ONNX allows a zero point per channel, onnxruntime 1.32 does not (conv_integer.cc:52; for
     # QLinearConv microsoft/onnxruntime#28447). The scale multiplies the sums, and may differ per
     # channel.
-    require(not scale.ndim or w.axis % stored.ndim == 0)
-    require((zeros == zeros.flat[0]).all())
+    only_if(not scale.ndim or w.axis % stored.ndim == 0)
+    only_if((zeros == zeros.flat[0]).all())
     if node.input(2):
-        require(graph.is_constant(node.input(2)))
+        only_if(graph.is_constant(node.input(2)))
         by_channel = np.broadcast_to(scale, stored.shape[:1])
     elif scale.ndim:
         by_channel = scale.reshape(
@@ -116,7 +116,7 @@ def _operands(graph: Graph, node: Node) -> tuple[Codes, Codes]:
     x = required(codes_of(graph, node.input(0)))
     required(graph.producer_of_type(x.codes, {"DynamicQuantizeLinear"}))
     w = required(stored_codes(graph, node.input(1)))
-    require(graph.elem_type(w.codes) in BYTES and not w.block_size)
+    only_if(graph.elem_type(w.codes) in BYTES and not w.block_size)
     return x, w
 
 

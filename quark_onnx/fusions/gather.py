@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     BYTES,
     CONTRIB,
@@ -30,8 +30,8 @@ _LEAST_BLOCK = 16
 def gather_codes(graph: Graph, node: Node) -> Literal[True]:
     """Gather from a matrix of 4-bit blocks, or of 8 bits with a scale per row or per tensor."""
     table = required(stored_codes(graph, node.inputs[0]))
-    require(node.attribute("axis", 0) == 0)
-    require(value(graph, table.codes).ndim == 2)
+    only_if(node.attribute("axis", 0) == 0)
+    only_if(value(graph, table.codes).ndim == 2)
     if table.block_size:
         return _gather_blocks(graph, node, table)
     return _gather_bytes(graph, node, table)
@@ -41,8 +41,8 @@ def _gather_blocks(graph: Graph, node: Node, table: Codes) -> Literal[True]:
     """Gather rows of 4-bit blocks by GatherBlockQuantized, which dequantizes them."""
     size = table.block_size
     power_of_two = not size & (size - 1)
-    require(size >= _LEAST_BLOCK and power_of_two and table.axis % 2 == 1)
-    require(graph.elem_type(table.codes) in _NIBBLES)
+    only_if(size >= _LEAST_BLOCK and power_of_two and table.axis % 2 == 1)
+    only_if(graph.elem_type(table.codes) in _NIBBLES)
     inputs = [table.codes, node.inputs[1], table.scale]
     if table.zero_point:
         inputs.append(table.zero_point)
@@ -67,8 +67,8 @@ def _gather_bytes(graph: Graph, node: Node, table: Codes) -> Literal[True]:
     scale = value(graph, table.scale)
     zeros = zero_points(graph, table)
     by_row = scale.ndim == 1 and table.axis % 2 == 0
-    require(by_row or scale.ndim == 0)
-    require(graph.elem_type(table.codes) in BYTES)
+    only_if(by_row or scale.ndim == 0)
+    only_if(graph.elem_type(table.codes) in BYTES)
     result = graph.fresh(f"{node.name}_rows")
     codes = graph.fresh(f"{node.name}_codes")
     floats = graph.fresh(f"{node.name}_floats")

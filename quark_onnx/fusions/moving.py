@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     Codes,
     alike,
@@ -65,12 +65,12 @@ def moved_inputs(node: Node) -> Sequence[int]:
 @otherwise(False)
 def move_codes(graph: Graph, node: Node) -> Literal[True]:
     """Let an operator of ``MOVING`` read and compute codes with equal scales."""
-    require(graph.opset >= MOVING[node.kind])
+    only_if(graph.opset >= MOVING[node.kind])
     places = moved_inputs(node)
     sources = [required(read_bytes(graph, node.inputs[place])) for place in places]
     results = _results(graph, node)
-    require(results and alike(graph, *sources, *results.values()))
-    require(_moves(graph, node, sources[0]))
+    only_if(results and alike(graph, *sources, *results.values()))
+    only_if(_moves(graph, node, sources[0]))
     for place, codes in zip(places, sources, strict=True):
         graph.set_input(node, place, codes.codes)
     graph.remove([codes.node for codes in results.values()])
@@ -123,7 +123,7 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     Clipping and rounding commute, as rounding is monotonic. The QuantizeLinear comes first, where
     it can be fused with the operator that computes the values.
     """
-    require(graph.opset >= _CLIP_OPSET)
+    only_if(graph.opset >= _CLIP_OPSET)
     y = required(written_bytes(graph, node.outputs[0]))
     limits = [_limit(graph, node, y, bound) for bound in _bounds(graph, node)]
     source = node.inputs[0]
@@ -131,7 +131,7 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     if x is not None and alike(graph, x, y):
         return write(graph, node, "Clip", [x.codes, *limits], y, "")
     required(graph.producer(source))
-    require(alone_reads(graph, node, source) and not codes_of(graph, source))
+    only_if(alone_reads(graph, node, source) and not codes_of(graph, source))
     rounded = graph.fresh(f"{source}_quantized")
     graph.remove([node])
     graph.set_input(y.node, 0, source)
@@ -145,7 +145,7 @@ def _bounds(graph: Graph, node: Node) -> list[NDArray[Any] | None]:
     if node.kind == "Relu":
         return [np.asarray(np.float32(0))]
     names = (node.input(1), node.input(2))
-    require(all(map(graph.is_constant, filter(None, names))))
+    only_if(all(map(graph.is_constant, filter(None, names))))
     return [value(graph, name) if name else None for name in names]
 
 
@@ -161,10 +161,10 @@ def _limit(graph: Graph, node: Node, codes: Codes, bound: NDArray[Any] | None) -
 def drop_rounding_again(graph: Graph, node: Node) -> Literal[True]:
     """Remove a QuantizeLinear after a DequantizeLinear of equal codes."""
     x = required(read_bytes(graph, node.inputs[0]))
-    require(all(map(graph.is_constant, node.operands[1:])))
+    only_if(all(map(graph.is_constant, node.operands[1:])))
     result = node.outputs[0]
     y = Codes(node, result, node.inputs[1], node.input(2))
-    require(private(graph, result) and alike(graph, x, y))
+    only_if(private(graph, result) and alike(graph, x, y))
     graph.remove([node])
     graph.replace_uses(result, x.codes)
     return True

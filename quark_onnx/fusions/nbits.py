@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from calibrators.layout import turned
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     CONTRIB,
     Codes,
@@ -30,11 +30,11 @@ _TYPES = {f"int{bits}": bits for bits in BITS} | {f"uint{bits}": bits for bits i
 def matmul_nbits(graph: Graph, node: Node) -> Literal[True]:
     """Replace a product by a constant of 2, 4 or 8 bits with scales per block of its rows."""
     codes = required(stored_codes(graph, node.input(1)))
-    require(codes.block_size in BLOCK_SIZES)
-    require(unscaled(node) and not node.attribute("transA", 0))
+    only_if(codes.block_size in BLOCK_SIZES)
+    only_if(unscaled(node) and not node.attribute("transA", 0))
     stored = value(graph, codes.codes)
     transposed = bool(node.attribute("transB", 0))
-    require(stored.ndim == 2 and codes.axis % 2 == int(transposed))
+    only_if(stored.ndim == 2 and codes.axis % 2 == int(transposed))
     bits = required(_TYPES.get(str(stored.dtype)))
     k, n = stored.shape[::-1] if transposed else stored.shape
     inputs = graph.once(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -62,7 +62,7 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
     next to 1/255; so the operator gets the next smaller scale.
     """
     x, y = _all_bytes(graph, node, node.inputs[0])
-    require(not softmax_fails(graph, node, value(graph, y.scale)))
+    only_if(not softmax_fails(graph, node, value(graph, y.scale)))
     scale, zero = grid(graph, y)
     smaller_scale = graph.add_constant(
         f"{scale}_below",
@@ -101,8 +101,8 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
     With both, onnxruntime divides the last sums by a count beyond the padding.
     """
     settings = attributes(node)
-    require(all(step == 1 for step in settings.pop("dilations", ())))
-    require(not (settings.get("ceil_mode") and settings.get("count_include_pad")))
+    only_if(all(step == 1 for step in settings.pop("dilations", ())))
+    only_if(not (settings.get("ceil_mode") and settings.get("count_include_pad")))
     x, y = _all_bytes(graph, node, node.inputs[0])
     return write(
         graph,
@@ -118,7 +118,7 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
 def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
     """Replace GlobalAveragePool, and ReduceMean over all axes but the first two."""
     x, y = _all_bytes(graph, node, node.inputs[0])
-    require(node.kind != "ReduceMean" or _reduces_images(graph, node))
+    only_if(node.kind != "ReduceMean" or _reduces_images(graph, node))
     inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
     if node.kind == "GlobalAveragePool" or node.attribute("keepdims", 1):
         return write(
@@ -129,7 +129,7 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
             y,
             channels_last=0,
         )
-    require(graph.opset >= _FLATTEN_OPSET)
+    only_if(graph.opset >= _FLATTEN_OPSET)
     pooled = graph.fresh(f"{y.codes}_pooled")
     graph.remove([y.node])
     graph.add("Flatten", [pooled], [y.codes], axis=1)
@@ -164,8 +164,8 @@ def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes]:
     """Return the codes of tensors, then of the result: of one type, with per-tensor scales."""
     codes = [required(read_bytes(graph, tensor)) for tensor in tensors]
     codes.append(required(written_bytes(graph, node.outputs[0])))
-    require(len({code_type(graph, one) for one in codes}) == 1)
-    require(one_scale(graph, *codes))
+    only_if(len({code_type(graph, one) for one in codes}) == 1)
+    only_if(one_scale(graph, *codes))
     return codes
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -90,13 +90,13 @@ def qgemm(graph: Graph, node: Node) -> bool:
     a, b = _operands(graph, node, output_axis(node))
     y = written_bytes(graph, node.outputs[0])
     bias = _bias(graph, node, a, b)
-    require(not bias or unscaled(node))
+    only_if(not bias or unscaled(node))
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
     settings = attributes(node)
     settings.pop("beta", None)  # QGemm has no beta
     if y is None:
         return write(graph, node, "QGemm", inputs, node.outputs[0], **settings)
-    require(code_type(graph, y) == code_type(graph, a))
+    only_if(code_type(graph, y) == code_type(graph, a))
     return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **settings)
 
 
@@ -109,9 +109,9 @@ def _operands(graph: Graph, node: Node, axis: int) -> tuple[Codes, Codes]:
     w = required(read_bytes(graph, node.inputs[1]))
     types = (code_type(graph, x), code_type(graph, w))
     # onnxruntime has kernels for unsigned activations by any weight, and signed by signed.
-    require(types[0] == TensorProto.UINT8 or types[1] == TensorProto.INT8)
-    require(one_scale(graph, x))
-    require(one_scale(graph, w) or _is_by_channel(graph, w, axis))
+    only_if(types[0] == TensorProto.UINT8 or types[1] == TensorProto.INT8)
+    only_if(one_scale(graph, x))
+    only_if(one_scale(graph, w) or _is_by_channel(graph, w, axis))
     return x, w
 
 
@@ -127,10 +127,10 @@ def _quantized_product(
     graph: Graph, node: Node, axis: int
 ) -> tuple[Codes, Codes, Codes]:
     """Return the codes of both operands and of the result of QLinearConv or QLinearMatMul."""
-    require(graph.opset >= _QLINEAR_OPSET)
+    only_if(graph.opset >= _QLINEAR_OPSET)
     x, w = _operands(graph, node, axis)
     y = required(written_bytes(graph, node.outputs[0]))
-    require(code_type(graph, y) == code_type(graph, x))
+    only_if(code_type(graph, y) == code_type(graph, x))
     return x, w, y
 
 
@@ -139,14 +139,14 @@ def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str]:
     if not node.input(2):
         return []
     bias = required(codes_of(graph, node.input(2)))
-    require(graph.is_constant(bias.scale))
-    require(graph.elem_type(bias.codes) == TensorProto.INT32)
+    only_if(graph.is_constant(bias.scale))
+    only_if(graph.elem_type(bias.codes) == TensorProto.INT32)
     product = value(graph, x.scale).reshape(()) * value(graph, w.scale)
     scale = value(graph, bias.scale)
-    require(scale.size in (1, product.size))
+    only_if(scale.size in (1, product.size))
     # tools compute the product in float32 or float64
-    require(np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0))
-    require(not zero_points(graph, bias).any())
+    only_if(np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0))
+    only_if(not zero_points(graph, bias).any())
     return [bias.codes]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import require
+from quark_onnx.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.passes.fold_batch_norm import inference_parameters
@@ -23,14 +23,14 @@ def batch_norm_to_conv(graph: Graph) -> int:
 
 
 def _replace(graph: Graph, node: Node) -> None:
-    require(graph.elem_type(node.inputs[0]) == TensorProto.FLOAT)
-    require(len(graph.sizes(node.inputs[0])) == _RANK)
+    only_if(graph.elem_type(node.inputs[0]) == TensorProto.FLOAT)
+    only_if(len(graph.sizes(node.inputs[0])) == _RANK)
     # In float64: `beta - mean * factor` cancels where a channel's mean is large.
     gamma, beta, mean, variance = inference_parameters(graph, node)
     factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
     shift = beta - mean * factor
     # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.
-    require(np.isfinite(factor).all() and np.isfinite(shift).all())
+    only_if(np.isfinite(factor).all() and np.isfinite(shift).all())
     names = [
         graph.add_constant(f"{node.name}_{name}", value.astype(np.float32))
         for name, value in (("weight", factor.reshape(-1, 1, 1, 1)), ("bias", shift))

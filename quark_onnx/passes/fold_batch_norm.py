@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import require, required
+from quark_onnx.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op
 from quark_onnx.passes.base import register, rewrite_each
@@ -34,7 +34,7 @@ def inference_parameters(graph: Graph, norm: Node) -> list[Doubles]:
     Raises:
         UnmetError: one of them is computed, or the node is in training mode.
     """
-    require(not norm.attribute("training_mode", 0) and not any(norm.outputs[1:]))
+    only_if(not norm.attribute("training_mode", 0) and not any(norm.outputs[1:]))
     parameters = [required(graph.constant(name)) for name in norm.inputs[1:5]]
     # float64, as differences of the parameters cancel
     return [value.astype(np.float64) for value in parameters]
@@ -44,13 +44,13 @@ def _fold(graph: Graph, norm: Node) -> None:
     match = required(_NORMALIZED_LAYER.match(graph, norm.outputs[0]))
     layer = match.nodes[1]
     gamma, beta, mean, variance = inference_parameters(graph, norm)
-    require(graph.elem_type(layer.input(1)) == TensorProto.FLOAT)
+    only_if(graph.elem_type(layer.input(1)) == TensorProto.FLOAT)
     required(graph.constant(layer.input(1)))
     bias = required(graph.optional_constant(layer.input(2), np.zeros(1)))
     # alpha and beta of a Gemm would scale the folded constants once more.
-    require(layer.kind != "Gemm" or (unscaled(layer) and bias.ndim == 1))
+    only_if(layer.kind != "Gemm" or (unscaled(layer) and bias.ndim == 1))
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
-    require(np.isfinite(factor).all())
+    only_if(np.isfinite(factor).all())
 
     # With outputs in front, one factor per output fits Conv, ConvTranspose and Gemm alike.
     stored = Layer.stored(layer)

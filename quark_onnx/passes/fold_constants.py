@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
-from quark_onnx.conditions import otherwise, require
+from quark_onnx.conditions import only_if, otherwise
 from quark_onnx.containers import excluding, flattened, of_type
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
@@ -98,13 +98,13 @@ def _may_fold(
         known: names of further constants.
         budget: number of values that may be stored.
     """
-    require(not node.domain and node.op_type not in _NOT_FOLDED)
+    only_if(not node.domain and node.op_type not in _NOT_FOLDED)
     # Results of a node without inputs are known anyway, or random.
-    require(node.inputs and not node.captures and not node.has_subgraph)
-    require(all(map(graph.is_constant, excluding(node.operands, known))))
+    only_if(node.inputs and not node.captures and not node.has_subgraph)
+    only_if(all(map(graph.is_constant, excluding(node.operands, known))))
     # Too large results would be discarded after their computation.
-    require(not any(_is_larger(graph, name, budget) for name in node.outputs))
-    require(all(graph.elem_type(name) in _EXCHANGED for name in node.results))
+    only_if(not any(_is_larger(graph, name, budget) for name in node.outputs))
+    only_if(all(graph.elem_type(name) in _EXCHANGED for name in node.results))
     return True
 
 

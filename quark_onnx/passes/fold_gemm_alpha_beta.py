@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.conditions import require, required
+from quark_onnx.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -27,7 +27,7 @@ def _fold(graph: Graph, node: Node) -> None:
         for index, factor in factors.items()
         if factor != 1.0
     }
-    require(arrays)
+    only_if(arrays)
     for index, array in arrays.items():
         product = (array.astype(np.float64) * factors[index]).astype(array.dtype)
         graph.set_input(

@@ -11,7 +11,7 @@ import math
 
 from onnx import TensorProto
 
-from quark_onnx.conditions import require, required
+from quark_onnx.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import Pattern, number, op, tensor
 from quark_onnx.passes.base import register, rewrite_each
@@ -51,9 +51,9 @@ def _fuse(graph: Graph, last: Node) -> None:
     match = required(_GELU.match(graph, result))
     source = match["x"]
     erf = required(graph.producer(match["erf"]))
-    require(graph.elem_type(source) == TensorProto.FLOAT)
+    only_if(graph.elem_type(source) == TensorProto.FLOAT)
     # A constant of higher rank would broadcast the result.
-    require(graph.shape(result) == graph.shape(source))
+    only_if(graph.shape(result) == graph.shape(source))
     graph.remove([last])
     graph.add(
         "Gelu",
@@ -65,7 +65,7 @@ def _fuse(graph: Graph, last: Node) -> None:
 
 
 def _rename(graph: Graph, gelu: Node) -> None:
-    require(graph.elem_type(gelu.inputs[0]) == TensorProto.FLOAT)
-    require(gelu.attribute("approximate", "none") == "none")
+    only_if(graph.elem_type(gelu.inputs[0]) == TensorProto.FLOAT)
+    only_if(gelu.attribute("approximate", "none") == "none")
     gelu.drop_attribute("approximate")
     gelu.rename("Gelu", _DOMAIN)

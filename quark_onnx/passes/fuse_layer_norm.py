@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import present
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import ConstantInput
@@ -63,18 +63,18 @@ def _replace(
         channels: axis of scale and shift.
         **attributes: further attributes of the operator.
     """
-    require(norm.bare and norm.centered)
+    only_if(norm.bare and norm.centered)
     [source] = norm.sources
     last = required(graph.producer(norm.result))
-    require(graph.elem_type(source) == TensorProto.FLOAT)
+    only_if(graph.elem_type(source) == TensorProto.FLOAT)
     shape = graph.sizes(source)
-    require(shape)
+    only_if(shape)
     [width] = required(known_sizes([shape[channels]]))
-    require(width)
+    only_if(width)
     # A constant of higher rank would broadcast the result.
-    require(shape == graph.shape(norm.result))
+    only_if(shape == graph.shape(norm.result))
     for vector in present((norm.scale, norm.shift)):
-        require(_fits(graph, vector, width))
+        only_if(_fits(graph, vector, width))
     inputs = [
         source,
         graph.add_constant(f"{norm.name}_scale", _vector(graph, norm.scale, width, 1)),

@@ -6,7 +6,7 @@ ShuffleNet, AMD RyzenAI-SW quark_quantization, 2025-10-14.
 
 from __future__ import annotations
 
-from quark_onnx.conditions import require
+from quark_onnx.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import reduced_axes
 from quark_onnx.passes.base import register, rewrite_each
@@ -22,8 +22,8 @@ def mean_to_pool(graph: Graph) -> int:
 
 
 def _replace(graph: Graph, node: Node) -> None:
-    require(len(graph.sizes(node.inputs[0])) == _RANK)
-    require(reduced_axes(graph, node) == _SPATIAL)
+    only_if(len(graph.sizes(node.inputs[0])) == _RANK)
+    only_if(reduced_axes(graph, node) == _SPATIAL)
     source = node.inputs[0]
     result = node.outputs[0]
     graph.remove([node])

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.conditions import require, required
+from quark_onnx.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op, tensor
 from quark_onnx.graph.shapes import known_sizes
@@ -64,7 +64,7 @@ def _followed(
     shape: tuple[int, ...],
 ) -> Indices:
     """Return the origins of the values after a shuffle of known sizes."""
-    require(shape and prod(shape) <= _LARGEST)
+    only_if(shape and prod(shape) <= _LARGEST)
     # Moving the indices of the values through the shuffle shows what any such chain does,
     # whatever its shapes are.
     origins = np.arange(prod(shape)).reshape(shape)
@@ -78,7 +78,7 @@ def _followed(
             )
             continue
         sizes = required(known_sizes(graph.shape(node.outputs[0])))
-        require(prod(sizes) == origins.size)
+        only_if(prod(sizes) == origins.size)
         origins = origins.reshape(sizes)
     return origins
 
@@ -90,11 +90,11 @@ def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices:
         picked: origins of the picked values.
         shape: layout of the origins.
     """
-    require(picked.ndim == len(shape) >= 2 and picked.size)
+    only_if(picked.ndim == len(shape) >= 2 and picked.size)
     channels: Indices = picked[0].reshape(len(picked[0]), -1)[:, 0] // prod(shape[2:])
     places = np.arange(prod(shape)).reshape(shape)
     # The guess from the first value of each plane is checked against all of them: a Transpose may
     # have exchanged rows and columns as well.
-    require(channels.max() < shape[1])
-    require(np.array_equal(picked, places.take(channels, axis=1)))
+    only_if(channels.max() < shape[1])
+    only_if(np.array_equal(picked, places.take(channels, axis=1)))
     return channels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from quark_onnx.conditions import require
+from quark_onnx.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -16,8 +16,8 @@ def remove_identity(graph: Graph) -> int:
 
 
 def _remove(graph: Graph, node: Node) -> None:
-    require(_IS_IDENTITY[node.kind](graph, node))
-    require(graph.bypass(node))
+    only_if(_IS_IDENTITY[node.kind](graph, node))
+    only_if(graph.bypass(node))
 
 
 def _is_tensor(graph: Graph, identity: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from quark_onnx.conditions import require, required
+from quark_onnx.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register, rewrite_each
@@ -25,9 +25,9 @@ def split_large_pools(graph: Graph) -> int:
 
 def _split(graph: Graph, node: Node) -> None:
     shape = graph.sizes(node.inputs[0])
-    require(len(shape) == _RANK)
+    only_if(len(shape) == _RANK)
     height, width = required(known_sizes(shape[2:]))
-    require(height * width > _MOST)
+    only_if(height * width > _MOST)
     kernel = required(_kernel(height, width))
     partial = graph.fresh(f"{node.inputs[0]}_means")
     graph.add(

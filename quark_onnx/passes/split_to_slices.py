@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.conditions import require, required
+from quark_onnx.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import setting
 from quark_onnx.graph.shapes import known_sizes
@@ -29,7 +29,7 @@ def split_to_slices(graph: Graph) -> int:
 def _replace(graph: Graph, node: Node) -> None:
     source = node.inputs[0]
     # An omitted result has no name for the Slice to write.
-    require(all(node.outputs))
+    only_if(all(node.outputs))
     shape = required(graph.shape(source))
     axis = node.attribute("axis", 0) % len(shape)
     sizes = sizes_of_parts(graph, node, shape[axis])
@@ -66,7 +66,7 @@ def sizes_of_parts(
     """
     if node.input(1) or node.attribute("split") is not None:
         sizes = list(map(int, required(setting(graph, node, "split", 1))))
-        require(len(sizes) == len(node.outputs))
+        only_if(len(sizes) == len(node.outputs))
         return sizes
     [length] = required(known_sizes([size]))
     return _equal_parts(length, len(node.outputs))
@@ -76,5 +76,5 @@ def _equal_parts(size: int, count: int) -> list[int]:
     """Divide a size as num_outputs does (ONNX, Split-18): rounded up, but for the last part."""
     part = -(-size // count)
     sizes = [min(part, size - part * index) for index in range(count)]
-    require(min(sizes) > 0)
+    only_if(min(sizes) > 0)
     return sizes

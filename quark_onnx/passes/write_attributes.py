@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import lt
 from typing import Any
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import subset
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pool_windows import overhang
@@ -149,7 +149,7 @@ def _rounded_up(pads: list[int], axes: list[_Axis]) -> list[int]:
 
 def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
     """Return the total padding per axis; an output shape must be reachable."""
-    require(len(output) in (0, len(axes)))
+    only_if(len(output) in (0, len(axes)))
     totals = [axis.same() for axis in axes]
     if node.kind == "ConvTranspose":
         sizes = output or [axis.size * axis.stride for axis in axes]
@@ -158,7 +158,7 @@ def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
             axis.covers(more) - size
             for axis, more, size in zip(axes, added, sizes, strict=True)
         ]
-        require(not output or min(totals) >= 0)
+        only_if(not output or min(totals) >= 0)
     return [max(0, total) for total in totals]
 
 
@@ -167,7 +167,7 @@ def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis]:
     rank = len(kernel)
     shape = graph.sizes(node.input(0))
     sizes = required(known_sizes(shape[2:]))
-    require(len(sizes) == rank)
+    only_if(len(sizes) == rank)
     strides = node.attribute("strides", [1] * rank)
     dilations = node.attribute("dilations", [1] * rank)
     rows = zip(sizes, kernel, strides, dilations, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
@@ -80,9 +80,9 @@ def _heads(graph: Graph, node: Node) -> Heads:
     """Return the value path whose weighted sum a node computes."""
     values = node.inputs[1]
     size = width(graph, values)
-    require(size >= 2 and not _has_constant(graph, node))
+    only_if(size >= 2 and not _has_constant(graph, node))
     reader = _reader(graph, node.outputs[0], size)
-    require(reader.inputs % size == 0)
+    only_if(reader.inputs % size == 0)
     writers, part = _ValueTrace(graph, size).run(values, node)
     return Heads(size, writers, part, reader)
 
@@ -136,7 +136,7 @@ class _ValueTrace:
         """
         while True:
             node = required(self.graph.producer(tensor))
-            require(self._private(tensor, reader, node))
+            only_if(self._private(tensor, reader, node))
             layer = Linear.of(self.graph, node)
             if layer is not None:
                 return self._projection(layer)
@@ -156,14 +156,14 @@ class _ValueTrace:
             self.biases.append(ConstantInput(layer.node, 2))
         for bias in self.biases:
             # A bias that is repeated for all channels has a value for each after the rotation.
-            require(bias.sizes(self.graph)[-1:] == (layer.outputs,))
+            only_if(bias.sizes(self.graph)[-1:] == (layer.outputs,))
         part = self.part or (0, layer.outputs)
-        require(not any(end % self.size for end in part))
+        only_if(not any(end % self.size for end in part))
         return (layer.weight[1], *self.biases), part
 
     def _source(self, tensor: str, node: Node) -> str:
         """Return the input of a node to trace further."""
-        require(node.inputs)
+        only_if(node.inputs)
         channels = width(self.graph, node.inputs[0])
         if node.kind == "Split" and not self.part and channels:
             return self._split(tensor, node)
@@ -172,12 +172,12 @@ class _ValueTrace:
             self.biases.append(ConstantInput(node, place))
             return node.inputs[1 - place]
         # the part of the values is counted in channels of the whole projection
-        require(not self.part or channels == width(self.graph, node.outputs[0]))
-        require(_passes(self.graph, node, self.size))
+        only_if(not self.part or channels == width(self.graph, node.outputs[0]))
+        only_if(_passes(self.graph, node, self.size))
         return node.inputs[0]
 
     def _split(self, tensor: str, node: Node) -> str:
-        require(is_along_last_axis(self.graph, node, 0))
+        only_if(is_along_last_axis(self.graph, node, 0))
         before = node.outputs[: node.outputs.index(tensor)]
         first = sum(width(self.graph, name) for name in before)
         self.part = (first, first + width(self.graph, tensor))
@@ -192,9 +192,9 @@ def _reader(graph: Graph, tensor: str, size: int) -> Linear:
     """
     while True:
         node = required(next(iter(_readers(graph, tensor)), None))
-        require(_sole(graph, tensor, node) and node.inputs[0] == tensor)
+        only_if(_sole(graph, tensor, node) and node.inputs[0] == tensor)
         layer = Linear.of(graph, node)
         if layer is not None:
             return layer
-        require(_passes(graph, node, size))
+        only_if(_passes(graph, node, size))
         tensor = node.outputs[0]

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
@@ -137,7 +137,7 @@ def _pair(graph: Graph, node: Node, passed: Passed) -> Pair:
     first = required(Layer.of(graph, node))
     required(first.bias(graph))
     # Another layer with the same weight would be rescaled, too.
-    require(len(graph.consumers(node.input(1))) == 1)
+    only_if(len(graph.consumers(node.input(1))) == 1)
     return _PairSearch(graph, first, passed).run()
 
 
@@ -182,7 +182,7 @@ class _PairSearch:
 
     def _visit(self, at: _Channels) -> None:
         consumers = self.graph.consumers(at.tensor)
-        require(consumers and private(self.graph, at.tensor))
+        only_if(consumers and private(self.graph, at.tensor))
         if self.passed.gates and self._fills(at) and self._pass_gate(at):
             return
         for reader in consumers:
@@ -226,9 +226,9 @@ class _PairSearch:
         # channels.
         matrix = len(self.graph.sizes(at.tensor)) == MATRIX
         same_axis = self.spatial == (node.kind in SPATIAL)
-        require(same_axis or matrix)
-        require(len(self.graph.consumers(node.input(1))) == 1)
-        require(_fits(self.graph, layer, at.offset, self.channels * at.repeat))
+        only_if(same_axis or matrix)
+        only_if(len(self.graph.consumers(node.input(1))) == 1)
+        only_if(_fits(self.graph, layer, at.offset, self.channels * at.repeat))
         self.readers.append(Reader(layer, at.offset, at.repeat))
         return True
 
@@ -238,10 +238,10 @@ class _PairSearch:
         Raises:
             UnmetError: factors cannot pass.
         """
-        require(node.kind in _ELEMENTWISE or self._along_second_axis(at.tensor))
+        only_if(node.kind in _ELEMENTWISE or self._along_second_axis(at.tensor))
         after = _behind(self.graph, node, at)
         if after is None:
-            require(self.passed.clips and self._fills(at))
+            only_if(self.passed.clips and self._fills(at))
             required(upper_bound(self.graph, node))
             self.clips.append((node, at.repeat))
             after = replace(at, tensor=node.outputs[0])
@@ -264,19 +264,19 @@ def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
 @otherwise(None)
 def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Return the channels after an operator; None if factors do not pass."""
-    require(not any(map(graph.consumers, node.outputs[1:])))
+    only_if(not any(map(graph.consumers, node.outputs[1:])))
     follow = _FOLLOWED.get(node.kind)
     if follow is not None:
         at = follow(graph, node, at)
     else:
-        require(node.kind in _COMMUTING)
+        only_if(node.kind in _COMMUTING)
     return replace(at, tensor=node.outputs[0])
 
 
 def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Count the channels that a Concat puts before these."""
-    require(node.attribute("axis") == 1)
-    require(node.inputs.count(at.tensor) == 1)
+    only_if(node.attribute("axis") == 1)
+    only_if(node.inputs.count(at.tensor) == 1)
     before = node.inputs[: node.inputs.index(at.tensor)]
     widths = [required(_width(graph.shape(name))) for name in before]
     return replace(at, offset=at.offset + sum(widths))
@@ -284,7 +284,7 @@ def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
 
 def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Repeat each channel as often as it has values, in neighbouring columns."""
-    require(node.attribute("axis", 1) == 1)
+    only_if(node.attribute("axis", 1) == 1)
     sizes = required(known_sizes(required(graph.shape(at.tensor))[2:]))
     area = int(np.prod(sizes, initial=1))
     return replace(at, offset=at.offset * area, repeat=at.repeat * area)
@@ -292,30 +292,30 @@ def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
 
 def _follow_resize(graph: Graph, node: Node, at: _Channels) -> _Channels:
     width = required(_width(graph.shape(at.tensor)))
-    require(node.input(0) == at.tensor)
-    require(_width(graph.shape(node.outputs[0])) == width)
+    only_if(node.input(0) == at.tensor)
+    only_if(_width(graph.shape(node.outputs[0])) == width)
     return at
 
 
 def _follow_prelu(graph: Graph, node: Node, at: _Channels) -> _Channels:
-    require(node.input(0) == at.tensor)  # not the slopes
+    only_if(node.input(0) == at.tensor)  # not the slopes
     return at
 
 
 def _follow_relu(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Pass a Clip that is a Relu."""
-    require(clip_bounds(graph, node) == (0.0, np.inf))
+    only_if(clip_bounds(graph, node) == (0.0, np.inf))
     return at
 
 
 def _follow_pad(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Pass a Pad that adds zeros, or values of the same channel."""
-    require(not node.input(3))
+    only_if(not node.input(3))
     pads = np.asarray(setting(graph, node, "pads", 1, ()))
     rank = pads.size // 2
     # Computed pads are None, of size 1. Padded channels would shift the others.
-    require(rank >= 2 and not pads.reshape(2, rank)[:, :2].any())
-    require(keeps_range(graph, node))
+    only_if(rank >= 2 and not pads.reshape(2, rank)[:, :2].any())
+    only_if(keeps_range(graph, node))
     return at
 
 

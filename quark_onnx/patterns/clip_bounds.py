@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import setting
 from quark_onnx.graph.node import Node
@@ -24,5 +24,5 @@ def clip_bounds(graph: Graph, node: Node) -> tuple[float, float]:
 
 def _number(bound: Any) -> float:
     array = np.asarray(required(bound))
-    require(array.size == 1)
+    only_if(array.size == 1)
     return float(array.reshape(()))

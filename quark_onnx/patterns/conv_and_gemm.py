@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
@@ -47,12 +47,12 @@ class Layer:
     @otherwise(None)
     def of(cls, graph: Graph, node: Node) -> Layer:
         """Return the layer of a node; None if the node is not a layer."""
-        require(node.kind in LAYERS and node.input(0) != node.input(1))
-        require(graph.elem_type(node.input(1)) == TensorProto.FLOAT)
+        only_if(node.kind in LAYERS and node.input(0) != node.input(1))
+        only_if(graph.elem_type(node.input(1)) == TensorProto.FLOAT)
         weight = required(graph.constant(node.input(1)))
-        require(weight.size)
+        only_if(weight.size)
         if node.kind in PRODUCTS:
-            require(weight.ndim == MATRIX and plain_matrix(node, weight.shape))
+            only_if(weight.ndim == MATRIX and plain_matrix(node, weight.shape))
         return cls.stored(node)
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.matching import is_along_last_axis
@@ -53,9 +53,9 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
         readers: number of readers, all of which are prepared for the factors.
     """
     known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
-    require(len(known) == readers and private(graph, tensor))
+    only_if(len(known) == readers and private(graph, tensor))
     node = required(graph.producer(tensor))
-    require(tensor == node.outputs[0])
+    only_if(tensor == node.outputs[0])
     if Linear.of(graph, node) is not None:
         return _product(graph, node, size)
     return required(_FOLDED.get(node.kind))(graph, node, size)
@@ -69,10 +69,10 @@ def _through(graph: Graph, node: Node, size: int) -> list[Fold]:
 def _rearranged(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return the constants of the input of a rearrangement that leaves the last axis unchanged."""
     if node.kind == "Transpose":
-        require(last_stays(node))
+        only_if(last_stays(node))
     else:
-        require(width(graph, node.inputs[0]) == size)
-        require(width(graph, node.outputs[0]) == size)
+        only_if(width(graph, node.inputs[0]) == size)
+        only_if(width(graph, node.outputs[0]) == size)
     return _through(graph, node, size)
 
 
@@ -85,20 +85,20 @@ def _sum(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 def _affine(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return scale and shift of a normalization over the last axis."""
-    require(is_along_last_axis(graph, node, -1))
+    only_if(is_along_last_axis(graph, node, -1))
     vectors = [
         ConstantInput(node, place) for place in filter(node.input, SCALE[node.kind])
     ]
     for vector in vectors:
-        require(vector.sizes(graph) == (size,) and vector.spread(graph, size))
+        only_if(vector.sizes(graph) == (size,) and vector.spread(graph, size))
     return list(map(Fold, vectors))
 
 
 def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return weight and bias of a layer with an unshared weight."""
     layer = required(Linear.of(graph, node))
-    require(layer.outputs == size)
-    require(len(graph.consumers(node.input(1))) == 1)
+    only_if(layer.outputs == size)
+    only_if(len(graph.consumers(node.input(1))) == 1)
     folds = [Fold(layer.weight[1])]
     if node.input(2):
         folds.append(Fold(ConstantInput(node, 2)))
@@ -107,7 +107,7 @@ def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return a constant factor; otherwise the constants of a computed one."""
-    require(width(graph, node.outputs[0]) == size)
+    only_if(width(graph, node.outputs[0]) == size)
     for place in (1, 0):
         stored = ConstantInput(node, place)
         if stored.spread(graph, size):
@@ -120,7 +120,7 @@ def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 def _quotient(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return a constant divisor; otherwise the constants of the dividend."""
-    require(width(graph, node.outputs[0]) == size)
+    only_if(width(graph, node.outputs[0]) == size)
     divisor = ConstantInput(node, 1)
     if divisor.spread(graph, size):
         return [Fold(divisor, inverse=True)]
@@ -134,7 +134,7 @@ def _operand(graph: Graph, node: Node, place: int, size: int) -> list[Fold]:
     name = node.inputs[place]
     if stored.spread(graph, size):
         return [Fold(stored)]
-    require(width(graph, name) == size and node.inputs.count(name) == 1)
+    only_if(width(graph, name) == size and node.inputs.count(name) == 1)
     return required(absorb(graph, name, size))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import otherwise, require
+from quark_onnx.conditions import only_if, otherwise
 from quark_onnx.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
@@ -74,18 +74,18 @@ class Linear:
     def _of_product(cls, graph: Graph, node: Node) -> Linear:
         weight = node.input(1)
         shape = graph.sizes(weight)
-        require(len(shape) == MATRIX and plain_matrix(node, shape))
-        require(graph.is_constant(weight))
+        only_if(len(shape) == MATRIX and plain_matrix(node, shape))
+        only_if(graph.is_constant(weight))
         # A weight that is the activation or the bias as well cannot be changed alone.
-        require(node.inputs.count(weight) == 1)
-        require(graph.elem_type(weight) == TensorProto.FLOAT)
+        only_if(node.inputs.count(weight) == 1)
+        only_if(graph.elem_type(weight) == TensorProto.FLOAT)
         first = -2 if Layer.stored(node).turned else -1
         second = -3 - first
         inputs = int(shape[first] or 0)
         outputs = int(shape[second] or 0)
-        require(inputs and outputs)
+        only_if(inputs and outputs)
         bias = _bias(graph, node, outputs)
-        require(bias is not None or not node.input(2))
+        only_if(bias is not None or not node.input(2))
         sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, second))
         return cls(node, inputs, outputs, sides, bias)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import present, subset
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.graph import Graph
@@ -156,7 +156,7 @@ def image_norms(graph: Graph) -> list[Norm]:
 @otherwise(None)
 def _operator(graph: Graph, node: Node) -> Norm:
     """Return the normalization of a single operator with constant parameters."""
-    require(is_along_last_axis(graph, node, -1))
+    only_if(is_along_last_axis(graph, node, -1))
     sources = node.inputs[:1]
     statistics = node.outputs[1:]
     if node.kind in _ADDING:
@@ -164,7 +164,7 @@ def _operator(graph: Graph, node: Node) -> Norm:
         sources = (*node.inputs[:2], *filter(None, node.outputs[3:4]))
         statistics = node.outputs[1:3]
     # Readers of the mean or the deviation would lose them with the normalization.
-    require(not any(_is_used(graph, name) for name in statistics))
+    only_if(not any(_is_used(graph, name) for name in statistics))
     stored = [_parameter(graph, node, place) for place in SCALE[node.kind]]
     scale, shift = (*stored, None)[:2]
     return Norm(
@@ -188,7 +188,7 @@ def _parameter(graph: Graph, node: Node, place: int | None) -> ConstantInput | N
     """
     if place is None or not node.input(place):
         return None
-    require(graph.is_constant(node.input(place)))
+    only_if(graph.is_constant(node.input(place)))
     return ConstantInput(node, place)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import by_name
 from quark_onnx.graph import Node
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
@@ -63,12 +63,12 @@ def _weight_of(
     """
     if node.op_type == "QLinearConv":
         return node.input[3], node.input[5]
-    require(node.op_type == "Conv")
+    only_if(node.op_type == "Conv")
     activation = required(dequantized.get(node.input[0])).input
     weight = required(dequantized.get(node.input[1])).input
-    require(len(activation) > 2 and len(weight) > 2)
+    only_if(len(activation) > 2 and len(weight) > 2)
     zero_point = required(constants.get(activation[2]))
-    require(zero_point.data_type in _BYTES)
+    only_if(zero_point.data_type in _BYTES)
     return weight[0], weight[2]
 
 

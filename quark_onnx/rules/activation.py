@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_onnx.conditions import otherwise, require, required
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.graph import Node
 from quark_onnx.graph.matching import alone_reads
 from quark_onnx.graph.node import softmax_axis
@@ -55,12 +55,12 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
 @otherwise(None)
 def _computing(node: Node, plan: PlanBuilder) -> Node:
     """Return the producer that computes the activation, too; otherwise None."""
-    require(plan.asked.clipping)
+    only_if(plan.asked.clipping)
     source = node.inputs[0]
-    require(alone_reads(plan.graph, node, source))
+    only_if(alone_reads(plan.graph, node, source))
     fusing = _fusing(node, plan)
     producer = required(plan.graph.producer_of_kind(source, fusing))
-    require(producer.name not in plan.kept)
+    only_if(producer.name not in plan.kept)
     return producer
 
 
