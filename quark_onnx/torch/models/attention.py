@@ -56,23 +56,30 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
     before, rounding = list[tuple[Any, str]](), dict[int, str]()
 
     def undo() -> None:
+        # A configuration that modules share may have been changed twice, for keys and then for
+        # probabilities: its first name is restored last.
         for config, name in reversed(before):
             config._attn_implementation = name
 
     for name, (_, spec) in layers.items():
         if not spec.rotated and spec.probabilities is None:
             continue
+        # The parent of a projection is the attention module, whose config names its attention
+        # function.
         attention = model.get_submodule(name.rpartition(".")[0])
         own = getattr(getattr(attention, "config", None), "_attn_implementation", None)
         wanted = str(own).removeprefix(_PREFIX)
         try:
             _check(attention, name, own, spec.probabilities is not None)
             if spec.probabilities is not None:
+                # sdpa and flash kernels never hold probabilities in a tensor; eager attention calls
+                # softmax.
                 wanted = _EAGER
                 _check_alone(attention, name, rounding)
         except ModelError:
             undo()
             raise
+        # Modules that share a configuration find the wrapper's name there already.
         if own != _PREFIX + wanted and own != _PREFIX + _EAGER:
             before.append((attention.config, str(own)))
             config: Any = attention.config
@@ -104,6 +111,7 @@ def attention_function(model: nn.Module, name: str) -> Iterator[None]:
         model: model of transformers; its configurations are changed, and restored.
         name: name of the function among transformers' ``AttentionInterface``.
     """
+    # By identity: modules share configurations, and those of transformers are not hashable.
     configs: dict[int, Any] = {
         id(module.config): module.config
         for module in model.modules()
@@ -136,6 +144,7 @@ def notes_of(
     Returns:
         Sentences for the user.
     """
+    # vLLM rounds queries and keys after their norm, while the scale was calibrated before it.
     normalized = grouped_by(_normalized_outputs(model, layers), _last_part)
     notes = [
         f"{names[0]} is normalized before attention reads it ({len(names)} layers are):"
@@ -149,6 +158,8 @@ def notes_of(
             " values do): vLLM keeps that in fp8 with a scale of 1.0, but for the"
             " blocks that --kv-cache-dtype-skip-layers names",
         )
+    # {True}: each layer with a rounded output rounds probabilities, too; these are queries alone,
+    # as keys and values round none.
     rounded = {
         spec.probabilities is not None
         for _, spec in layers.values()
@@ -181,6 +192,8 @@ def _normalized_outputs(model: nn.Module, layers: Layers) -> Iterator[str]:
         if spec.output is None or spec.rotated or last not in _ADVICE_ON_NORMS:
             continue
         children = dict(model.get_submodule(place).named_children())
+        # transformers calls the norms of queries and keys q_norm and k_norm (Qwen 3), or
+        # q_layernorm and k_layernorm (Phi).
         if f"{last[0]}_norm" in children or f"{last[0]}_layernorm" in children:
             yield name
 
@@ -191,6 +204,7 @@ def _last_part(name: str) -> str:
 
 def reinstall_attention_hooks(model: nn.Module) -> None:
     """Install attention hooks for the layers of a model that is quantized already."""
+    # A reloaded model has the attention function of its configuration, which knows no rounding.
     install_attention_hooks(
         model,
         {name: (layer, layer.spec) for name, layer in _quantized(model).items()},
@@ -216,6 +230,7 @@ def set_attention(model: nn.Module, implementation: str) -> None:
                     " leave it out",
                 )
     cast("PreTrainedModel", model).set_attn_implementation(implementation)
+    # set_attn_implementation has overwritten the wrapper's name in all configurations.
     reinstall_attention_hooks(model)
 
 
@@ -235,6 +250,8 @@ def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
         own: name of the module's attention function; None if it has none.
         probabilities: whether probabilities are to be rounded, and not keys alone.
     """
+    # The attention interface of transformers: such a model file imports the table of functions, and
+    # defines the eager function itself. Others (GPT-J) compute attention in the module.
     code, kind = _code_of(attention), type(attention).__name__
     found = own is not None and hasattr(code, "ALL_ATTENTION_FUNCTIONS")
     if probabilities and not (found and hasattr(code, _FUNCTION)):
@@ -271,6 +288,7 @@ class _Rounded(TorchFunctionMode):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
+        # torch suspends the mode in here, so that softmax within softmax is not rounded twice.
         found = func(*args, **(kwargs or {}))
         if func not in _SOFTMAX:
             return found
@@ -296,12 +314,15 @@ def _registered(own: str) -> str:
         *args: Any,
         **named: Any,
     ) -> Any:
+        # Keys arrive after RoPE, (batch, heads, tokens, features). At most one layer rounds
+        # probabilities (_check_alone).
         rounded = None
         for layer in module.children():
             round_keys = getattr(layer, "round_keys", None)
             if round_keys is not None:
                 key = round_keys(key)
             rounded = getattr(layer, "round_probabilities", None) or rounded
+        # The table has no entry for eager attention: each model file has a function of its own.
         code = _code_of(module)
         usual = getattr(code, _FUNCTION, None)
         function = code.ALL_ATTENTION_FUNCTIONS.get_interface(own, usual)
@@ -309,6 +330,7 @@ def _registered(own: str) -> str:
             return function(module, query, key, *args, **named)
         with _Rounded(rounded) as mode:
             found = function(module, query, key, *args, **named)
+        # A function that exponentiates by itself would leave its probabilities unrounded unnoticed.
         if not mode.count:
             raise ModelError(
                 f"attention: a {type(module).__name__} computes its probabilities"

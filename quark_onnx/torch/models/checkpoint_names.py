@@ -29,14 +29,19 @@ class DiskNames:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange, WeightRenaming
 
+        # Loading applies the list from files to memory, and saving applies the reverse in reverse
+        # order. Legacy entries name parameters of old files (LayerNorm.gamma), which nobody writes.
         for each in get_model_conversion_mapping(model, add_legacy=False)[::-1]:
             if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange):
                 self._renamings.append(each.reverse_transform())
+            # Last parts of one expert's layers in files, such as w1 and w3 of Mixtral.
             singles = [
                 found[1]
                 for pattern in each.source_patterns
                 if (found := _ONE_EXPERT.search(pattern))
             ]
+            # Gate and up are fused from two sources in this order; down, or up without a gate, has
+            # one.
             if len(singles) == len(each.source_patterns):
                 sides = ("gate", "up") if len(singles) == 2 else ("down",)
                 if (

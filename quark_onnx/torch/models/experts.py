@@ -38,10 +38,12 @@ class Experts(nn.Module):
         super().__init__()
         self.num_experts = stacked.down_proj.shape[0]
         self._gated = hasattr(stacked, "gate_up_proj")
+        # gpt-oss alternates gate and up rows; other models have all gate rows first.
         self._interleaved = not getattr(stacked, "is_concatenated", True)
         #: Whether stacked weights have the shape (experts, inputs, outputs).
         self.turned = _is_turned(stacked)
         self._activation = _activation_of(stacked, self._gated)
+        # weight (rows, inputs) with 2 * features rows if gated; bias (rows,) or None.
         up = _matrices(
             stacked,
             "gate_up_proj" if self._gated else "up_proj",
@@ -92,6 +94,8 @@ class Experts(nn.Module):
             A tensor of the shape of ``hidden_states``.
         """
         if top_k_index is None:
+            # (experts * tokens, features): Llama 4 repeats the tokens for every expert, already
+            # weighted by the router.
             experts: Iterator[Any] = (
                 self.get_submodule(str(index)) for index in range(self.num_experts)
             )
@@ -100,9 +104,13 @@ class Experts(nn.Module):
                 [expert.down_proj(self._gate(expert, x)) for expert, x in parts],
             )
         assert top_k_weights is not None
+        # Expert by expert, as the eager forward of transformers: another order of sums rounds
+        # differently.
         total = torch.zeros_like(hidden_states)
         for index in range(self.num_experts):
+            # (chosen,) rows of hidden_states, and the column of top_k_weights of each.
             tokens, places = torch.where(top_k_index == index)
+            # Skipped as in transformers, so that the hooks of calibration see no empty inputs.
             if not len(tokens):
                 continue
             expert: Any = self.get_submodule(str(index))
@@ -140,6 +148,8 @@ class Experts(nn.Module):
 
     def _gated_stacks(self) -> dict[str, Any]:
         """Return the stacked gate and up rows of all experts, and their biases."""
+        # Weight (2 * features, inputs) and bias (2 * features,) of an expert, as the stacked module
+        # has them.
         gates, ups = self._layers("gate_proj"), self._layers("up_proj")
         pairs = list(zip(gates, ups, strict=True))
         weights = [self._interlaced(gate.weight, up.weight) for gate, up in pairs]
@@ -163,6 +173,8 @@ class Experts(nn.Module):
         if not self._gated:
             return self._activation(expert.up_proj(x))
         parts = (expert.gate_proj(x), expert.up_proj(x))
+        # Two (tokens, features) become (tokens, 2 * features) in the order that the activation
+        # expects.
         if self._interleaved:
             both = torch.stack(parts, -1).flatten(-2)
         else:
@@ -200,6 +212,7 @@ class ParallelExperts(nn.Module):
         Returns:
             A tensor of shape (tokens, outputs).
         """
+        # An expert without tokens gets an empty part.
         parts = inputs.split(expert_size)
         return torch.cat(
             [self.get_submodule(str(index))(part) for index, part in enumerate(parts)],
@@ -218,6 +231,7 @@ def unfuse_experts(model: nn.Module) -> int:
     Returns:
         The number of replaced modules.
     """
+    # Replaced after the walk, which would otherwise enter the new modules.
     made = dict[str, Any]()
     for name, module in model.named_modules():
         if _is_stacked(module):
@@ -249,6 +263,7 @@ def stack_names(model: nn.Module) -> list[str]:
 def _is_stacked(module: Any) -> bool:
     """Return whether a module has the parameters and arguments of a stack for ``Experts``."""
     weights = dict(module.named_parameters(recurse=False))
+    # A parameter of another name would have an unknown effect.
     if not weights.keys() <= _STACKED:
         return False
     down, up = (
@@ -284,8 +299,10 @@ def _is_parallel(module: Any) -> bool:
         dtype=torch.float32,
         device="cpu",
     )
+    # A shallow copy has the module's settings and none of its weights, which may be on "meta".
     small = copy.copy(module)
     small._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
+    # Unequal numbers of tokens, and experts without any.
     sizes = [index % 3 for index in range(count)]
     x = torch.randn(
         sum(sizes),
@@ -314,6 +331,8 @@ def _is_turned(stacked: Any) -> bool:
     """
     if hasattr(stacked, "is_transposed") or not hasattr(stacked, "gate_up_proj"):
         return bool(getattr(stacked, "is_transposed", False))
+    # Transposed: (experts, hidden, 2 * features) and (experts, features, hidden). With outputs
+    # first, rows are twice outer, so that the shapes are never ambiguous.
     (_, rows, columns), (_, inner, outer) = (
         stacked.gate_up_proj.shape,
         stacked.down_proj.shape,
@@ -331,6 +350,7 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
     Returns:
         A function of the first product (tokens, rows).
     """
+    # gpt-oss, DeepSeek-V4 and others do not compute act(gate) * up, but a product of their own.
     own = getattr(type(stacked), "_apply_gate", None)
     if gated and own is not None:
         # the module's settings without its weights
@@ -362,6 +382,7 @@ def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
     weight, bias = getattr(stacked, name), getattr(stacked, f"{name}_bias", None)
     weight = weight.detach()
     if turned:
+        # (experts, inputs, outputs) to (experts, outputs, inputs); _linear makes the copy.
         weight = weight.transpose(1, 2)
     biases = [None] * len(weight) if bias is None else bias.detach()
     return [(weight[index], biases[index]) for index in range(len(weight))]

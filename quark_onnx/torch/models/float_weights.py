@@ -45,10 +45,12 @@ def other_weights_of(
     stacks = unknown_stacks_of(model)
     for name, parameter in model.named_parameters():
         owner = name.rpartition(".")[0]
+        # Vectors (gains of norms, biases) always stay float and are not worth a line.
         if parameter.ndim < 2 or owner in layers:
             continue
         module = model.get_submodule(owner)
         kind = type(module).__name__
+        # A layer is named once, as a whole; any other weight by the parameter.
         if (unlike := unlike_its_base(module)) is not None:
             found[owner] = ROUTER if owner in routers else unlike
         elif owner in routers:
@@ -76,6 +78,7 @@ def notes_on_stacks(model: nn.Module) -> list[str]:
     first = next(iter(stacks))
     count = sum(parameter.numel() for parameter in stacks.values())
     total = sum(parameter.numel() for parameter in model.parameters())
+    # A model may have a stack per block: the first stands for all.
     others = ""
     if len(stacks) > 1:
         others = f" and {len(stacks) - 1} more stacks of experts"
@@ -92,6 +95,7 @@ def check_not_all_float(chosen: Collection[str], kept: Mapping[str, str]) -> Non
     """Raise ConfigError if no layer is quantized."""
     if chosen:
         return
+    # Thousands of layers share few reasons: one part for each reason, with its first names.
     names_of_reason = grouped((reason, name) for name, reason in kept.items())
     parts = [
         f"{first_of(names)}: {reason}" for reason, names in names_of_reason.items()

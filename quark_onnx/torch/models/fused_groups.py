@@ -7,8 +7,10 @@ from collections.abc import Container, Iterable
 
 #: Last parts of the names of fused layers, which have a common parent and a common input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# "model.layers.0.mlp.experts.3.up_proj": the prefix up to "experts", a number, the layer.
 _EXPERT = re.compile(r"(?P<experts>(.*\.)?experts)\.\d+\.(?P<layer>\w+)")
 #: Layers of an expert with the same input as the gate.
+# Mixtral's files call the gate w1 and the up projection w3.
 _BESIDE_GATES = {"up_proj": "gate_proj", "w1": "gate_proj", "w3": "gate_proj"}
 
 
@@ -21,6 +23,7 @@ def fused_group_of(name: str, names: Container[str]) -> list[str]:
     ['0.o_proj']
     """
     parent, dot, last = name.rpartition(".")
+    # At most one tuple has the name; a layer outside of all is a group by itself.
     shards = next((shards for shards in FUSED if last in shards), (last,))
     return [each for shard in shards if (each := f"{parent}{dot}{shard}") in names]
 

@@ -35,15 +35,18 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
 
 def _named_part(model: nn.Module, getter: str) -> nn.Module | None:
     """Return the part that a method of transformers names; None for the model itself."""
+    # Modules outside of transformers lack the method, and some models of transformers raise.
     try:
         found: nn.Module = getattr(model, getter)()
     except (AttributeError, NotImplementedError):
         return None
+    # get_decoder() of a bare decoder returns the model itself.
     return None if found is model else found
 
 
 def _text_parts(model: nn.Module) -> set[int]:
     """Return the identities of the decoder and of the encoder, as far as there are such."""
+    # By identity: the parts are looked for among named_modules().
     return set(map(id, present((decoder_of(model), encoder_of(model)))))
 
 
@@ -62,8 +65,10 @@ def towers_of(model: nn.Module) -> list[str]:
     found = list[str]()
     for name, module in model.named_modules():
         modalities = _modalities(module)
+        # The model itself (name "") is no tower, nor is a part that reads text among others.
         if not name or not modalities or "text" in modalities:
             continue
+        # named_modules() yields a tower before its own parts, which are not listed again.
         if not within_any(name, found) and kept.isdisjoint(map(id, module.modules())):
             found.append(name)
     return found
@@ -86,6 +91,7 @@ def outside_language(model: nn.Module) -> Iterator[str]:
     """Yield the names of modules outside of the language part, such as towers."""
     parts, towers = language_parts(model), towers_of(model)
     for name, _ in model.named_modules():
+        # Without a decoder that transformers names, only towers are known to be outside.
         beside_parts = bool(parts) and not within_any(name, parts)
         if beside_parts or within_any(name, towers):
             yield name

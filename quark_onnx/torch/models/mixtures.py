@@ -33,6 +33,7 @@ def routers_of(model: nn.Module) -> list[str]:
     ['0.choice.0']
     """
     stacks = _stacks_of(model)
+    # Neighbours that contain a stack themselves are other mixtures.
     around_stacks = _ancestors_of(stacks)
     found = set[str]()
     for stack, mixture in _mixtures_of(model, stacks).items():
@@ -40,6 +41,7 @@ def routers_of(model: nn.Module) -> list[str]:
             name = joined(mixture, child)
             if name not in stacks and name not in around_stacks:
                 found.update(_routers_in(name, module, stacks[stack]))
+    # In the order of the model: ``found`` is a set.
     return [
         name
         for name, module in model.named_modules()
@@ -72,6 +74,8 @@ def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
     around_routers = _ancestors_of(routers_of(model))
     found = {}
     for stack, mixture in _mixtures_of(model, stacks).items():
+        # Without a router beside it, a stack may hold anything, such as a matrix per attention
+        # head.
         if mixture not in around_routers:
             continue
         for owner, module in model.get_submodule(stack).named_modules(prefix=stack):
@@ -92,6 +96,7 @@ def _stacks_of(model: nn.Module) -> dict[str, int]:
         count = _expert_count(name.rpartition(".")[2], module)
         if count > 1:
             counts[name] = count
+    # A module around a stack may state num_experts as well; the innermost one holds the experts.
     outer = _ancestors_of(counts)
     return without(counts, outer)
 
@@ -103,6 +108,8 @@ def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
         The name of the module by the name of the stack.
     """
     known = set(stacks)
+    # A matrix that belongs to neither a stack nor a part of one: routers and shared experts have
+    # such.
     outside = [
         name
         for name, module in model.named_modules()
@@ -110,7 +117,10 @@ def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
     ]
     around = _ancestors_of(outside)
     return {
-        stack: next(iter(among(_parents_of(stack), around)), "") for stack in stacks
+        # Parents come from the inside to the outside; the first with a matrix outside of stacks is
+        # the mixture.
+        stack: next(iter(among(_parents_of(stack), around)), "")
+        for stack in stacks
     }
 
 
@@ -129,6 +139,7 @@ def _expert_count(last: str, module: nn.Module) -> int:
     lengths = set(map(len, _parameters_of(module, ndim=3)))
     if len(lengths) == 1 and not isinstance(module, _ConvNd):
         return lengths.pop()
+    # Unfused experts are children "0", "1" and so on of a module that states their number.
     stated = getattr(module, "num_experts", 0)
     children = dict(module.named_children())
     holds = last == "experts" or any(map(str.isdigit, children))
@@ -147,6 +158,7 @@ def _routers_in(name: str, module: nn.Module, count: int) -> Iterator[str]:
     elif len(owners) == 1:
         ((owner_name, owner),) = owners.items()
         outputs, inputs = _shape_of(owner)
+        # The gate of a shared expert is a Linear with one output (Qwen 2 MoE), next to the stack.
         of_shared_expert = outputs == 1 and owner is module
         # a projection may match the count of other stacked weights by chance, those of a
         # convolution, say: that is no router

@@ -35,6 +35,7 @@ def replaced_forwards(
     forwards: Mapping[str, Any],
 ) -> Iterator[None]:
     """Let modules run other functions in place of their forward methods inside the context."""
+    # An instance attribute hides the method of the class; hooks of accelerate set one, too.
     own = {name: vars(module).get("forward") for name, module in modules.items()}
     for name, module in modules.items():
         module.forward = forwards[name]
@@ -42,6 +43,7 @@ def replaced_forwards(
         yield
     finally:
         for name, module in modules.items():
+            # Without the attribute, the method of the class is found again.
             del module.forward
             if own[name] is not None:  # set by another library
                 module.forward = own[name]
@@ -63,6 +65,7 @@ def within_any(name: str, blocks: Iterable[str]) -> bool:
 
 def outside_of(modules: Mapping[str, T], blocks: Iterable[str]) -> dict[str, T]:
     """Return the modules that neither are one of some blocks nor parts of one, by name."""
+    # The blocks are read once per module; they may come as an iterator.
     blocks = tuple(blocks)
     return {
         name: module for name, module in modules.items() if not within_any(name, blocks)

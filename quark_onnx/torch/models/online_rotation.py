@@ -54,13 +54,17 @@ class OrthogonalMatrix:
         >>> OrthogonalMatrix((torch.tensor([[0.0, 1.0], [-1.0, 0.0]]),)).turn(torch.tensor([1.0, 2.0, 3.0, 4.0]))
         tensor([-2.,  1., -4.,  3.])
         """  # noqa: E501
+        # (..., channels); the reshape below splits channels into consecutive vectors of ``size``.
         moved = x.movedim(axis, -1)
         result = moved.reshape(-1, self.size)
         if self.signs is not None:
             result = result * self.signs.to(x)
         inner = self.size
+        # Row vectors times a Kronecker product: each factor mixes an axis of its own, the last one
+        # the innermost. The cost is that of the factors, not of the (size, size) matrix.
         for factor in self.factors:
             inner //= len(factor)
+            # (vectors and outer axes, axis of the factor, inner axes).
             parts = result.reshape(-1, len(factor), inner)
             if inner == 1:
                 result = parts.squeeze(-1) @ factor.to(x)
@@ -82,6 +86,7 @@ class OnlineRotation(nn.Module):
         self.layer = layer
         self._count = len(turning.factors)
         device = next(layer.parameters()).device
+        # Not part of the state: a checkpoint has no place for an online rotation.
         for name, tensor in _named(turning.factors, turning.signs):
             kept = None if tensor is None else tensor.to(device, torch.float32)
             self.register_buffer(name, kept, persistent=False)

@@ -40,6 +40,8 @@ def is_plain_linear(module: nn.Module) -> bool:
     """
     if type(module).forward is nn.Linear.forward:
         return True
+    # The trial takes several products, and kind_of asks again and again; weak keys keep no model
+    # alive.
     if module not in _known:
         _known[module] = _has_only_weight_and_bias(module) and _computes_product(module)
     return _known[module]
@@ -47,6 +49,7 @@ def is_plain_linear(module: nn.Module) -> bool:
 
 def _has_only_weight_and_bias(module: Any) -> bool:
     tensors = {*module._parameters, *module._buffers}
+    # A subclass may replace the weight by a property, and then is no plain Linear.
     return (
         tensors <= {"weight", "bias"}
         and not module._modules
@@ -69,6 +72,7 @@ def _computes_product(module: Any) -> bool:
     weight = random(_OUTPUTS, _INPUTS)
     bias = None if module.bias is None else random(_OUTPUTS)
     small = _with_parameters(module, weight, bias)
+    # (2, 3, inputs): two leading axes, as hidden states have, and more than one value in each.
     for scale in _SCALES:
         x = scale * random(2, 3, _INPUTS)
         try:
@@ -80,6 +84,7 @@ def _computes_product(module: Any) -> bool:
         expected = F.linear(x, weight, bias)
         if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
             return False
+        # Not ``>``: a NaN in the result must fail.
         if not bool(
             (found - expected).abs().max() <= _RELATIVE_ERROR * expected.abs().max(),
         ):
@@ -100,5 +105,6 @@ def _with_parameters(
     }
     small.out_features = _OUTPUTS
     small.in_features = _INPUTS
+    # Dropout in a forward would make the trial random.
     small.training = False
     return small

@@ -33,6 +33,7 @@ class _Coded(nn.Module):
             moved = self._buffers[name]
             if tensor is None or moved is None:
                 continue
+            # From the tensor before the cast: the way through another dtype may lose bits.
             if moved.dtype != tensor.dtype:
                 self._buffers[name] = tensor.to(moved.device)
         return self
@@ -64,6 +65,7 @@ class Rounding(_Coded):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the dequantized activation."""
+        # Dynamic quantization: the scale follows from each input.
         if self.scale is None:
             return fake_quantize(x, self.spec)
         if isinstance(self.spec.dtype, TwoLevel):
@@ -109,6 +111,7 @@ class QuantizedLayer(_Coded):
     ) -> None:
         super().__init__()
         self.spec = spec
+        # Registered first: the setter below then assigns buffers, which move with the model.
         for name in _PARTS:
             self.register_buffer(name, None)
         self.quantized = weight
@@ -119,10 +122,12 @@ class QuantizedLayer(_Coded):
         # the weight of a Conv1D has outputs first here
         self.kind = "Linear" if self._turned else kind
         self.float_weight: Any = layer.weight if weight is None else None
+        # Embeddings have no bias.
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding.of(spec.input, input)
         self.output = Rounding.of(spec.output, output)
         self.probabilities = Rounding.of(spec.probabilities, probabilities)
+        # Gemma 3 has a tensor as factor, which moves with the model; Bart has a number.
         factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
         self.register_buffer(
             "factor",
@@ -164,6 +169,8 @@ class QuantizedLayer(_Coded):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         if self.codes is not None:
+            # An empty tensor shows which dtype ``fn`` gives to weights; codes themselves never
+            # change.
             self._dtype = fn(
                 torch.empty(0, dtype=self._dtype, device=self.codes.device),
             ).dtype
@@ -183,6 +190,7 @@ class QuantizedLayer(_Coded):
         The arguments are the arguments of the float layer.
         """
         input, more, named = split_input(args, named)
+        # Embeddings read indices, which cannot be rounded.
         if self.input is not None and self.kind not in ("Embedding", "EmbeddingBag"):
             input = self.input(input)
         found = self.compute(input, self.weight, more, named)
@@ -225,6 +233,7 @@ class QuantizedLayer(_Coded):
             The output of the layer.
         """
         names = _ARGUMENTS.get(self.kind, ())
+        # ``more`` may be shorter than the names: the rest keeps its defaults.
         given = {**named, **dict(zip(names, more, strict=False))}
         return _FUNCTIONS[self.kind](self, x, weight, **subset(given, names))
 
@@ -242,6 +251,7 @@ class QuantizedLayer(_Coded):
     def _conv(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         settings = dict(self._settings)
         mode = settings.pop("padding_mode")
+        # As nn.Conv2d does: F.conv2d pads with zeros alone.
         if mode != "zeros":
             x = F.pad(x, self._padding, mode=mode)
             settings["padding"] = 0
@@ -266,6 +276,9 @@ class QuantizedLayer(_Coded):
     ) -> list[int]:
         """Return the output padding of a transposed convolution for an output size."""
         steps = (self._settings[name] for name in ("stride", "padding", "dilation"))
+        # The last two axes; an output size may include batch and channels. Without output padding
+        # the length is (length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1 (docs of
+        # nn.ConvTranspose2d).
         parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
         return [
             wanted - ((length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1)
@@ -329,6 +342,7 @@ def split_input(
     if args:
         return args[0], args[1:], dict(named)
     others = dict(named)
+    # The input comes first among keywords, too, where a class gives it another name.
     name = "input"
     if "input" not in others:
         name = next(iter(others))
@@ -390,4 +404,5 @@ def outputs_first(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
     """
     if kind not in ("ConvTranspose2d", "Conv1D"):
         return weight
+    # Transposed convolutions and Conv1D store (inputs, outputs, ...).
     return weight.transpose(0, 1)

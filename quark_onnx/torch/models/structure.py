@@ -51,7 +51,9 @@ def blocks_of(model: nn.Module) -> dict[str, Any]:
     lists = outside_of(instances(model, nn.ModuleList), towers_of(model))
     decoder = decoder_of(model)
     if decoder is not None:
+        # Direct children first: a deeper list may belong to a tower inside the decoder.
         for inner in (decoder.children(), decoder.modules()):
+            # By identity, as names within the decoder differ from those in the model.
             parts = set(map(id, inner))
             found = _largest(
                 {name: each for name, each in lists.items() if id(each) in parts},
@@ -71,6 +73,7 @@ def _largest(lists: Mapping[str, Any]) -> dict[str, Any]:
         for name, module in lists.items()
         if not within_any(name, excluding(lists, [name]))
     }
+    # Of equal sizes the first list wins, in the order of the model.
     prefix = max(sizes, key=lambda name: sizes[name], default="")
     if not sizes.get(prefix):
         return {}
@@ -103,7 +106,9 @@ def put_modules(model: nn.Module, made: Mapping[str, Any]) -> None:
     >>> model[0] is model[2]
     True
     """
+    # By identity: the same module may be a child of several parents.
     new = {id(model.get_submodule(name)): module for name, module in made.items()}
+    # Lists of modules and children are copied, as both change during the loop.
     for owner in list(model.modules()):
         for child, old in list(owner._modules.items()):
             if id(old) in new:
@@ -123,6 +128,7 @@ def shared_parameter(model: nn.Module, blocks: Mapping[str, Any]) -> str | None:
     owners = dict[int, str]()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         block = block_around(name, blocks)
+        # The first block with a parameter owns it; "" stands for the rest of the model.
         if owners.setdefault(id(parameter), block) != block:
             return str(name)
     return None
@@ -134,6 +140,7 @@ def shared_among(
     layers: Mapping[str, Any],
 ) -> bool:
     """Return whether a layer is part of two blocks, or of a block and of the rest."""
+    # Modules are compared by identity under all of their names.
     own = {id(model.get_submodule(name)) for name in layers}
     places = dict[int, str]()
     for name, module in model.named_modules(remove_duplicate=False):
@@ -186,6 +193,7 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
     if weight is None:
         return ()
     rows = len(weight)
+    # Inside of blocks, a projection may have as many outputs as the vocabulary by chance.
     outside = outside_of(instances(model, nn.Linear), blocks_of(model))
     return tuple(
         name for name, module in outside.items() if module.out_features == rows
@@ -206,6 +214,7 @@ def usually_float(model: nn.Module, asked: Iterable[str] = ()) -> tuple[str, ...
     usual = among(layers, outside)
     for glob in asked:
         found = [name for name in layers if fnmatchcase(name, glob)]
+        # A broad glob such as "*" also matches other layers: it does not ask for heads or towers.
         if outside.issuperset(found):
             usual = excluding(usual, found)
     return tuple(usual)
