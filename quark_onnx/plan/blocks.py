@@ -61,7 +61,11 @@ def in_blocks(
     spec = _no_longer(spec, length)
     size = spec.block_size
     # A convolution kernel, whose channels come first.
+    # Axes 0 and 1 in either order: (M, C/group, ...) of Conv, (C, M/group, ...) of ConvTranspose.
+    # Weights of recurrent layers (axis 2) and stacks of matrices (no axis) do not match.
     if len(shape) > 2 and axis is not None and max(axis, along) == 1:
+        # A depthwise 3 x 3 kernel has a length of 1 and a row of 9 values: one block per channel
+        # would be a 4-bit code with a float scale per 9 values.
         if max(length, row_size) < min(size, _SMALL):
             return _by_channel(spec, shape, axis)
         if _mean(length, size) < min(_MIN_BLOCK_VALUES, _mean(row_size, size)):
@@ -87,6 +91,8 @@ def in_blocks(
 
 def describe_blocks(plans: Iterable[Plan]) -> list[str]:
     """Return notes for the report on weights whose blocks differ from the request."""
+    # A network has hundreds of depthwise kernels: one note per decision, with the number of
+    # weights.
     tensors = defaultdict[str, list[str]](list)
     for plan in plans:
         for use, entry in plan.entries.items():
@@ -102,6 +108,7 @@ def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
     """Limit the block size to the padded length of the axis."""
     if spec.block_size <= _LARGEST_BLOCK:
         return spec
+    # The next power of two: a block of an axis that is no power of two stays a power of two.
     padded = 1 << max(0, length - 1).bit_length()
     return spec.with_(block_size=min(spec.block_size, max(_LARGEST_BLOCK, padded)))
 
@@ -117,6 +124,7 @@ def _by_channel(
     axis: int | None,
 ) -> Entry:
     """Return 8-bit codes with a scale per channel, or Keep if the floats take no more space."""
+    # Symmetric codes save the zero points, and the solvers of blocks have no block to solve.
     dtype = spec.dtype if spec.dtype.bits >= INT8.bits else INT8
     plain = spec.with_(
         dtype=dtype,
@@ -129,6 +137,8 @@ def _by_channel(
         channels = 1
     else:
         channels = shape[axis]
+    # Tiny kernels, such as one value per channel: 8 bits of code and 32 bits of scale exceed 32
+    # bits.
     values = prod(shape)
     if values * dtype.bits + channels * _scale_bits(spec) >= values * _FLOAT_BITS:
         return Keep("its scales would take more space than its floats")

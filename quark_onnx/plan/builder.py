@@ -67,17 +67,23 @@ class PlanBuilder(Plan):
         if spec.dynamic:
             self._dynamic(node, tensors, spec)
             return
+        # Readers of a silent result may still request its quantization with an entry of their own.
         silent = node.outputs if node.kind in self.asked.silent else ()
         for tensor in excluding(tensors, silent):
             if not self._takes(tensor, spec):
                 continue
             axis = None
+            # Known bounds, such as 0 to 1 of a sigmoid, are those of every channel: one scale is
+            # enough.
             if spec.per_channel and bounds is None:
                 axis = self._channels(tensor)
+            # A reader that sums over no axis leaves the axis of the blocks open (None).
             elif isinstance(spec.dtype, Block):
                 axis = self._axis(tensor, along)
             if self.graph.is_constant(tensor):
                 # The values are known: clipping would only lose information.
+                # The least power of two above the range may be nearly twice the range, which wastes
+                # a bit.
                 known = spec.with_(calibrator="minmse" if spec.pow2 else "minmax")
                 self._put(node, tensor, Quantize(known, axis))
             else:
@@ -103,6 +109,8 @@ class PlanBuilder(Plan):
             self.activation(node, tensor, along=along)
         elif spec is not None and self._takes(tensor, spec):
             if self.specs[node].dynamic:
+                # Only integer products read zero points at runtime; Q/DQ pairs support one per
+                # channel.
                 spec = with_one_zero_point(node, spec)
             entry = self._weight_entry(tensor, spec, axis, along)
             self._put(node, tensor, entry)
@@ -120,6 +128,8 @@ class PlanBuilder(Plan):
             return Quantize(spec.with_(block_size=0, solver="nearest"), channel_axis)
         if spec.block_size:
             shape = tuple(self.graph.initializers[tensor].dims)
+            # MatMulNBits pads the last block of a line; a DequantizeLinear with block_size does
+            # not.
             return in_blocks(spec, shape, axis, along, padded=self.fuses)
         if isinstance(spec.dtype, Block):
             return Quantize(spec, along)
@@ -138,8 +148,7 @@ class PlanBuilder(Plan):
         """Request quantization of a constant that is added to the product of ``x`` and ``w``.
 
         Next to integers the bias gets the product of their scales, next to scaled floats it stays
-        float,
-        and in formats without a scale it is rounded like the activations.
+        float, and in formats without a scale it is rounded like the activations.
 
         Args:
             node: the node that adds the bias.
@@ -150,6 +159,7 @@ class PlanBuilder(Plan):
             repeat: number of repetitions of the weight's channel scales.
         """
         spec = self.specs[node].activation
+        # Rules request both factors before the bias: their decisions are final for this node.
         entries = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
         if (
             spec is None
@@ -175,6 +185,7 @@ class PlanBuilder(Plan):
             self._put(
                 node,
                 tensor,
+                # A bias has a single axis, along which blocks can run.
                 Quantize(spec, 0 if isinstance(spec.dtype, Block) else None),
             )
 
@@ -186,6 +197,7 @@ class PlanBuilder(Plan):
         if self.specs[node].activation is None or node.kind in self.asked.silent:
             return
         origin = self.entry(self.use(source, node))
+        # Moved values may be no signal, for example indices or sizes.
         if isinstance(origin, Quantize) and not self.ineligible(result):
             self._share_scale(node, result, source, origin)
 
@@ -195,6 +207,7 @@ class PlanBuilder(Plan):
         """Quantize a result as its source; with the scale of the source where possible."""
         present = self.entries.get(Use(result))
         override = self.asked.tensors.of(result)
+        # A format of the user's choice for the result excludes the scale of the source.
         if override is not None and override.separates:
             self._put(node, result, Quantize(origin.spec))
         elif not origin.spec.dtype.scaled:
@@ -205,12 +218,14 @@ class PlanBuilder(Plan):
             # The channels may lie along another axis; a dynamic run measures no channels.
             if present is None and self.specs[node].static:
                 self._put(node, result, Quantize(origin.spec, self._channels(result)))
+        # A dynamic scale belongs to one product, and is not shared.
         elif not origin.spec.dynamic and _may_share(origin, present):
             self.entries[Use(result)] = SameAs(self.use(source, node))
 
     def keep(self, tensor: str, reason: str) -> None:
         """Keep a tensor float, also for readers with an entry of their own."""
         self.entries[Use(tensor)] = Keep(reason)
+        # Entries of single readers take precedence over the shared one, so that each must change.
         for node in self.graph.consumers(tensor):
             use = Use(tensor, node.name)
             if use in self.entries:
@@ -218,11 +233,14 @@ class PlanBuilder(Plan):
 
     def keep_for(self, node: Node, tensor: str, reason: str) -> None:
         """Let ``node`` read the float value of a tensor, whatever other nodes read."""
+        # Without static activations there is no shared entry from which the reader must be exempt.
         if self.static(node) and not self.ineligible(tensor):
             self.entries[Use(tensor, node.name)] = Keep(reason)
 
     def keep_exact(self, node: Node, tensor: str, reason: str) -> None:
         """Let ``node`` read the float value of a tensor to compute a shape from it."""
+        # A float tensor needs no entry: the plan shows only decisions that change a reader's
+        # values.
         if self.quantized(tensor, node):
             self.entries[Use(tensor, node.name)] = Keep(reason)
 
@@ -239,13 +257,20 @@ class PlanBuilder(Plan):
         """Quantize the activation of an integer product with a scale per run.
 
         The scale serves the product alone. Other readers compute in float, where rounding gains
-        nothing.
-        Constants stay float unless they are weights.
+        nothing. Constants stay float unless they are weights.
+
+        Args:
+            node: the node that reads or computes the tensors.
+            tensors: the tensors that a rule wants quantized.
+            spec: quantization of the activations, with dynamic scales.
         """
         weight = self.specs[node].weight
         if weight is None or not has_integer_product(self.graph, node, weight):
             return
+        # MatMulInteger and ConvInteger: the first input is the activation, the second the weight.
         tensor = node.inputs[0]
+        # A step before the rules may have kept the tensor float, such as an overridable
+        # initializer.
         stays = isinstance(self.entries.get(self.use(tensor, node)), Keep)
         if (
             tensor in tensors
@@ -271,6 +296,7 @@ class PlanBuilder(Plan):
             entry,
             spec=spec,
             axis=axis,
+            # Without blocks there are no axes to flatten.
             flat=entry.flat and spec.block_size > 0,
             given=override,
         )
@@ -279,6 +305,7 @@ class PlanBuilder(Plan):
         """Record a decision; after a different decision, for ``node`` alone."""
         shared = Use(tensor)
         if isinstance(entry, Quantize) and self.asked.tensors:
+            # Two entries: an override may name readers, and applies to no other reader then.
             shared_entry = self._given(entry, tensor, "")
             entry = self._given(entry, tensor, node.name)
             # Another format for this reader, which gets the values rounded to the shared format.
@@ -286,12 +313,14 @@ class PlanBuilder(Plan):
                 self.entries[shared] = shared_entry
                 self.spoken.add(tensor)
         present = self.entries.get(shared)
+        # Readers with another format then get the values that the producer's pair has rounded.
         if self.graph.producer(tensor) is node:
             self.spoken.add(tensor)
         # A reader that knows the axis of the blocks refines a decision with an open axis.
         refined = isinstance(entry, Quantize) and present == entry.any_axis
         if present is None or refined:
             self.entries[shared] = entry
+        # The root counts: behind SameAs stands the format of another tensor.
         elif not _alike(self.entry(shared), entry):
             self.entries[Use(tensor, node.name)] = entry
 
@@ -311,6 +340,7 @@ class PlanBuilder(Plan):
     def _channels(self, tensor: str) -> int | None:
         """Return the channel axis of an activation, 1; None for an unknown shape."""
         shape = self.graph.sizes(tensor)
+        # The number of scales is stored in the model: an open size leaves it unknown.
         known = len(shape) > 1 and isinstance(shape[1], int) and shape[1] > 0
         return 1 if known else None
 
@@ -328,6 +358,7 @@ def _alike(present: Entry, wanted: Entry) -> bool:
     if isinstance(present, Keep):
         return True
     if isinstance(present, Quantize) and isinstance(wanted, Quantize):
+        # A reader without an axis for its blocks accepts blocks along any axis.
         any_axis = wanted.axis is None and isinstance(wanted.spec.dtype, Block)
         return present.spec.alike(wanted.spec) and (
             any_axis or present.axis == wanted.axis
@@ -347,4 +378,6 @@ def _multiplies(entry: Entry) -> bool:
     if not isinstance(entry, Quantize) or not isinstance(entry.spec.dtype, Integer):
         return False
     spec = entry.spec
+    # The scale of a bias is stored: dynamic scales are unknown then, and blocks along the sum have
+    # several scales per output.
     return spec.dtype.bits <= 16 and not spec.dynamic and not spec.block_size

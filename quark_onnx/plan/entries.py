@@ -51,6 +51,7 @@ class Quantize:
     axis: int | None = None
     bounds: tuple[float, float] | None = None
     flat: bool = False
+    # Two decisions with the same format are equal, whatever led to them.
     note: str = field(default="", compare=False)
     given: TensorOverride | None = None
 
@@ -70,6 +71,7 @@ class Quantize:
     @property
     def any_axis(self) -> Quantize:
         """The decision with blocks along an open axis."""
+        # Elements share an exponent along any axis; integers with an axis have scales per channel.
         if isinstance(self.spec.dtype, Block):
             return replace(self, axis=None)
         return self
@@ -79,6 +81,7 @@ class Quantize:
 
         The last block of a line is padded.
         """
+        # A kernel (M, C/group, kh, kw) becomes (M, C/group * kh * kw) for axis 1.
         if self.flat:
             flattened = array.reshape(*array.shape[: self.axis], -1)
         else:
@@ -93,6 +96,7 @@ class Quantize:
             flattened = (*shape[: self.axis], prod(shape[self.axis :]))
         else:
             flattened = shape
+        # The scales keep the rank of the constant, with one index per block along the axis.
         return params.in_blocks(flattened, self.axis, self.spec.block_size)
 
     def __str__(self) -> str:

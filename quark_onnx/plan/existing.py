@@ -28,6 +28,7 @@ _QUANTIZING = frozenset(
         "MatMulIntegerToFloat",
     }
 )
+# Domains whose operators all work on rounded values: the functions written here, and Vitis AI's.
 _VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
 
 
@@ -49,6 +50,7 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
         ModelError: there are such nodes, also in subgraphs, and ``keep`` is false.
     """
     quantizing = list(filter(is_quantizing, graph.nodes))
+    # Bodies count for the refusal alone: the plan of a body excludes its own quantized nodes.
     everywhere = [
         *quantizing,
         *filter(is_quantizing, inner_nodes(graph.nodes)),
@@ -61,6 +63,8 @@ def existing(graph: Graph, *, keep: bool) -> dict[str, str]:
             f" {everywhere[0].name!r}; give the float model, or keep what is quantized"
             " and go on with the rest (keep_existing, --keep-existing)",
         )
+    # Tensors next to quantized nodes have the scale of their first quantizer, and a second pair
+    # would round the values again.
     touched = dict.fromkeys(names_of(quantizing))
     for node in quantizing:
         for neighbour in (*graph.leaders(node), *graph.followers(node)):

@@ -32,6 +32,7 @@ def _decisions(plan: Plan, sign: str, uses: Iterable[Use]) -> Iterator[str]:
     """Yield a line per use with a decision; a tensor kept float at the root is shown float."""
     for use in uses:
         entry = plan.entries.get(use)
+        # A tensor that nothing asked for is float, and has no line.
         if entry is not None:
             root = plan.entry(use)
             text = str(root if isinstance(root, Keep) else entry)

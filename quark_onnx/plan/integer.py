@@ -14,10 +14,12 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
     The weight must be constant, with 8-bit codes and without blocks. The bias of a Conv must be
     constant to be reshaped.
     """
+    # An integer product has one scale per output at most, which blocks along the sum exceed.
     if not graph.is_constant(node.input(1)) or weight.block_size or not _bytes(weight):
         return False
     if node.kind == "Conv":
         bias = node.input(2)
+        # After a ConvInteger, BatchNormalization applies the scale and the bias of each channel.
         return not bias or graph.is_constant(bias)
     return plain_matrix(node, graph.sizes(node.input(1)))
 
@@ -31,6 +33,7 @@ def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpe
     if (
         node.kind == "Conv"
         and weight.per_channel
+        # Codes of a symmetric kernel have the same zero point in every channel.
         and not weight.symmetric
         and _bytes(weight)
     ):

@@ -139,6 +139,7 @@ class Plan:
 
     def use(self, tensor: str, node: Node | None = None) -> Use:
         """Return the use of ``tensor`` by ``node``."""
+        # An entry of a single reader takes precedence over the shared one.
         if node is not None and Use(tensor, node.name) in self.entries:
             return Use(tensor, node.name)
         return Use(tensor)
@@ -167,6 +168,8 @@ class Plan:
 
     def touches(self, node: Node) -> bool:
         """Return whether a node that is not kept float reads or computes quantized tensors."""
+        # A float node reads quantized tensors through a DequantizeLinear, without computing on
+        # codes.
         if node.name in self.kept:
             return False
         uses = [*self.reads(node), *map(Use, node.results)]
@@ -177,8 +180,10 @@ class Plan:
         if not tensor:
             return "omitted"
         kind = self.graph.elem_type(tensor)
+        # An unknown type is taken for float: most tensors of a model without type inference are.
         if kind not in (TensorProto.FLOAT, TensorProto.UNDEFINED):
             name: object = kind
+            # A malformed file may hold a number that stands for no type.
             if kind in TensorProto.DataType.values():
                 name = TensorProto.DataType.Name(kind).lower()
             return f"its type is {name}"
@@ -187,11 +192,13 @@ class Plan:
     def _ineligible_value(self, tensor: str) -> str:
         if tensor in self.graph.sparse:
             return "it is sparse"
+        # The codes of the stored value would ignore the value that a caller passes.
         if tensor in self.graph.initializers and self.graph.is_input(tensor):
             return OVERRIDABLE
         if 0 in self.graph.sizes(tensor):
             return "it has no elements"
         array = self.graph.constant(tensor)
+        # No scale spans an infinity, and NaN has no integer code.
         if array is not None and not np.isfinite(array).all():
             return "it holds values that are not finite"
         why = self.shapes.reason(tensor)
@@ -217,6 +224,7 @@ class Plan:
     def rounds_results(self, node: Node) -> bool:
         """Return whether the engine rounds results for lack of float arithmetic or of float32."""
         spec = self.specs[node].activation
+        # Formats without a scale are those of engines that compute in the format, such as bfloat16.
         return self.integer_only(node) or (spec is not None and not spec.dtype.scaled)
 
     def holds_mask_constants(self, tensor: str) -> bool:
@@ -225,6 +233,7 @@ class Plan:
         return (
             array is not None
             and array.size > 0
+            # Integer constants are sizes and indices, whose magnitude has no meaning.
             and array.dtype.kind == "f"
             and bool(np.abs(array).max() >= HUGE)
         )

@@ -83,10 +83,13 @@ def select(
         if node in excluded:
             specs[node] = NodeSpec(None, None, excluded[node])
         else:
+            # Rows of a table reach the following layers unsummed: tables have settings of their
+            # own.
             weight = config.table if looks_up(graph, node) else config.weight
             specs[node] = NodeSpec(config.activation, weight)
     overrides = list(config.overrides)
     if config.exclude:
+        # Last, so that no override quantizes an excluded node.
         overrides.append(Override(config.exclude, keep=True))
     for override in overrides:
         for node in matching(graph, override, strict=strict):
@@ -100,6 +103,7 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     """Return the nodes that stay float, with the reason."""
     excluded: dict[Node, str] = {}
     if config.op_types:
+        # A type that occurs in bodies alone is no mistake: the plan of each body selects again.
         kinds = kinds_of((*graph.nodes, *inner_nodes(graph.nodes)))
         if strict and kinds.isdisjoint(config.op_types):
             raise ConfigError(
@@ -111,6 +115,7 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     if config.nodes:
         wanted = matching(graph, Override(config.nodes, keep=True), strict=strict)
         excluded |= dict.fromkeys(excluding(graph.nodes, wanted), _OTHER_NODE)
+    # Merged last: the reason of existing quantization replaces the other reasons.
     nodes = by_name(graph.nodes)
     present = existing(graph, keep=config.keep_existing)
     return excluded | {nodes[name]: reason for name, reason in present.items()}
@@ -131,6 +136,7 @@ def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
     activation = spec.activation
     weight = spec.weight
     if activation is not None:
+        # The rule for shared exponents "auto" depends on the operator that computes the format.
         activation = activation.settled(weight=False, vendor=config.vendor_computes)
     if weight is not None:
         weight = weight.settled(weight=True, vendor=config.vendor_computes)
@@ -139,6 +145,7 @@ def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
 
 def looks_up(graph: Graph, node: Node) -> bool:
     """Return whether a node gathers rows of a constant table, as embeddings do."""
+    # Only rows (axis 0) are embeddings; a gathered column is a selection of channels.
     if node.kind == "Gather":
         return node.attribute("axis", 0) == 0 and graph.is_constant(node.inputs[0])
     return node.kind == "com.microsoft::EmbedLayerNormalization"
@@ -226,6 +233,7 @@ def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
 def _hint(pattern: str, names: Iterable[str]) -> str:
     """Suggest a glob if a pattern is part of a node's name, else the nearest name."""
     names = list(names)
+    # A pattern with wildcards has already been tried as one.
     plain = not pattern.startswith("re:") and set("*?[").isdisjoint(pattern)
     hits = [name for name in names if plain and pattern in name]
     if not hits or (len(hits) == 1 and "did you mean" in nearest(pattern, hits)):
@@ -235,6 +243,7 @@ def _hint(pattern: str, names: Iterable[str]) -> str:
 
 def _matches(pattern: str, names: Iterable[str]) -> list[str]:
     names = list(names)
+    # Names come first: a name that holds brackets would not match itself as a glob.
     if pattern in names:
         return [pattern]
     if pattern.startswith("re:"):
@@ -255,6 +264,8 @@ def _between(
     strict: bool,
 ) -> list[Node]:
     """Return the nodes on the paths from ``starts`` to ``ends``."""
+    # A node lies between if a start reaches it, and if it reaches an end; both include their
+    # origins.
     down = reach(_nodes_at(graph, starts, strict, reading=True), graph.followers)
     up = reach(_nodes_at(graph, ends, strict, reading=False), graph.leaders)
     return [node for node in graph.nodes if node in down and node in up]
@@ -271,6 +282,7 @@ def _nodes_at(
     nodes = by_name(graph.nodes)
     result = list[Node]()
     for name in names:
+        # A tensor as a start stands for its readers, as an end for its producer.
         if reading:
             beside = graph.consumers(name)
         else:
@@ -280,6 +292,7 @@ def _nodes_at(
         elif beside:
             result += beside
         elif strict:
+            # A graph input as an end has no producer, and an output as a start no reader.
             tensors = _tensors_of(graph.nodes)
             if name in tensors:
                 raise ConfigError(
