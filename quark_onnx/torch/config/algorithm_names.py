@@ -65,6 +65,7 @@ def check_algorithm(text: str) -> None:
     name, settings = parse_call(text, "algorithm")
     known = _settings_of(name)
     for setting in settings:
+        # Before the check for unknown settings, whose error would give no reason.
         refusal = _refused_setting(name, setting)
         if refusal is not None:
             raise ConfigError(f"{name} has no setting {setting!r}: {refusal}")
@@ -74,6 +75,7 @@ def check_algorithm(text: str) -> None:
 def _refused_setting(name: str, setting: str) -> Refusal | None:
     """Return the refusal of a setting; names of one algorithm share their settings."""
     for (algorithm, refused), refusal in REFUSED_SETTINGS.items():
+        # Equal settings tell that quarot and spinquant are names of rotation.
         same = ALGORITHM_SETTINGS.get(name.lower()) == ALGORITHM_SETTINGS[algorithm]
         if same and setting == refused:
             return refusal
@@ -85,6 +87,7 @@ def _settings_of(name: str) -> tuple[str, ...]:
     if name.lower() in REFUSED_ALGORITHMS:
         refusal = REFUSED_ALGORITHMS[name.lower()]
         raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
+    # Any name may belong to a plug-in, whose settings are known from its class alone.
     if ALGORITHMS.plugins and find_spec("torch") is not None:
         return tuple(names_of(fields(ALGORITHMS[name])))
     if name.lower() not in ALGORITHM_SETTINGS:
@@ -100,6 +103,7 @@ def clients_of_algorithm(name: str) -> str:
     >>> clients_of_algorithm("gptq")
     'every client of the scheme'
     """
+    # R4 rotates the inputs of layers at runtime, which no client does.
     if ALGORITHM_SETTINGS.get(name) == _ROTATION:
         return f"{_EVERY_CLIENT}; with r4=true none, the model has no checkpoint"
     return _EVERY_CLIENT

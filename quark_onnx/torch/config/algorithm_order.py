@@ -47,8 +47,10 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
         algorithm(each) if isinstance(each, str) else each for each in algorithms
     )
     _check_stages(found)
+    # Codes are chosen once: a follower is added only if the user names no algorithm of weights.
     if at_stage(found, "weights"):
         return found
+    # AWQ asks for its clipping search in this way.
     followers = tuple(
         algorithm(each.follower) for each in found if getattr(each, "follower", "")
     )
@@ -60,10 +62,12 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
 def _check_stages(algorithms: tuple[Any, ...]) -> None:
     """Raise ConfigError for a value that is no algorithm, and for a wrong order."""
     for each in algorithms:
+        # A class has the stage of its instances: GPTQ where GPTQ() is meant.
         if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
             raise ConfigError(
                 f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name",
             )
+    # Neighbours in order of their stages are enough for the whole list.
     for one, other in pairwise(algorithms):
         if STAGES.index(one.stage) > STAGES.index(other.stage):
             task = "works on the float model"

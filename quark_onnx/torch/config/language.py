@@ -43,6 +43,7 @@ def config_for(  # noqa: PLR0913
     >>> config_for("fp8", kv_cache="fp8").kv_cache.layers
     ('*k_proj', '*v_proj')
     """
+    # Before the check for unknown formats, whose error would give no reason.
     if kv_cache in REFUSED_CACHES:
         raise ConfigError(f"kv_cache is {kv_cache!r}: {REFUSED_CACHES[kv_cache]}")
     require(
@@ -62,12 +63,14 @@ def config_for(  # noqa: PLR0913
         attention,
         f"one of: {', '.join(ATTENTIONS)}",
     )
+    # vLLM has E4M3 with per-tensor scales for a calibrated cache, and for attention.
     fp8 = TensorSpec("fp8e4m3")
     where = "rope" if kv_cache == "fp8-rope" else "projection"
     if kv_cache is None:
         cache = None
     else:
         cache = KVCache(fp8, least=least_kv_scale, where=where)
+    # The group size of the model holds for its single layers, too.
     own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
     rounded = None if attention is None else Attention(fp8, fp8)
     return TorchConfig(

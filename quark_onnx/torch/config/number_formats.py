@@ -15,12 +15,14 @@ from quark_onnx.registry import DTYPES
 
 
 def _narrow(name: str, bits: int, signed: bool) -> Integer:
+    # A code takes a byte in memory. Checkpoints and exports pack codes to their own widths.
     storage = np.dtype(np.int8 if signed else np.uint8)
     onnx = TensorProto.INT8 if signed else TensorProto.UINT8
     least = -(1 << bits - 1) if signed else 0
     return Integer(
         name,
         bits,
+        # No opset: neither QuantizeLinear nor DequantizeLinear has the type.
         0,
         onnx,
         storage,
@@ -57,7 +59,7 @@ class FloatScaled(DType):
 
 
 #: Unsigned, 5 bits of exponent and 3 of mantissa: the scales of AMD's FP4. The greatest
-#: code is NaN.
+#: code is NaN, so that the greatest value is 1.75 * 2^16.
 E5M3 = MiniFloat("E5M3", 5, 3, 15, 114688.0, 16)
 
 
@@ -70,6 +72,7 @@ class Progressive(Integer):
     """
 
 
+# The same codes as int4 in a class of their own, since the scales are stored as two factors.
 INT4_FP8 = Progressive(**vars(INT4) | {"name": "int4fp8"})
 
 #: Formats without a type in ONNX, or with a type since ONNX 1.20.
@@ -128,4 +131,5 @@ def block_of(dtype: DType) -> int:
 
 def is_float8(dtype: DType) -> bool:
     """Return whether torch has a dtype for the format."""
+    # Minifloats of 8 bits are E4M3 and E5M2.
     return isinstance(dtype, Minifloat) and dtype.bits == 8

@@ -47,6 +47,7 @@ def _checkpoint(vllm: str, transformers: str) -> dict[str, tuple[str, ...]]:
 _BOTH = "quark compressed-tensors"
 _COMPRESSED = _checkpoint("compressed-tensors", "compressed-tensors")
 _INTEGERS = _checkpoint(f"{_BOTH} awq oga", f"{_BOTH} awq oga") | _GGUF | _ONNX | _GENAI
+# vLLM reads AMD Quark's 4-bit integers in groups alone, and the layout oga has groups alone.
 _PER_CHANNEL = (
     _checkpoint("compressed-tensors awq", f"{_BOTH} awq") | _GGUF | _ONNX | _GENAI_AWQ
 )
@@ -110,5 +111,6 @@ def weight_bits(name: str) -> float:
     if isinstance(spec.dtype, TwoLevel | FloatScaled) or not spec.dtype.scaled:
         block = 8  # microscaling: a scale of one byte
     else:
+        # A scale of 16 bits, and a zero point of the width of a code.
         block = 16 + spec.dtype.bits
     return spec.dtype.bits + block / spec.group

@@ -9,6 +9,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 
 _FP8 = TensorSpec("fp8e4m3")
+# Per channel of an activation means per token.
 _FP8_TOKENS = _FP8.with_(per_channel=True, dynamic=True)
 _INT8 = TensorSpec("int8")
 _INT4, _UINT4 = TensorSpec("int4"), TensorSpec("uint4", symmetric=False)
@@ -53,6 +54,7 @@ SCHEMES: dict[str, LayerSpec] = {
     "nvfp4": _same(_NVFP4),
     "amdfp4": _same(TensorSpec("amdfp4")),
     "amdfp4_g32": _same(TensorSpec("amdfp4g32")),
+    # AMD Quark stores both factors of the scales in float32.
     "int4_fp8": LayerSpec(
         TensorSpec("int4fp8", per_channel=True, scale="float32"),
         _FP8.with_(dynamic=True, scale="float32"),
@@ -157,6 +159,7 @@ def scheme(name: str, group_size: int | None = None) -> LayerSpec:
     'uint4 asymmetric blocks of 32 model scales nearest'
     """
     known = _EARLIER.get(name, name)
+    # A name without a size stands for a family of schemes.
     if "{group}" in known:
         return _grouped_scheme(known, group_size or 128)
     if group_size and known in SCHEMES:
@@ -202,6 +205,7 @@ def _nearest_scheme(name: str) -> str:
     >>> _nearest_scheme("int4")
     "; did you mean 'int4_wo_128'? 'quark-onnx list schemes' has all"
     """
+    # Other tools write hyphens, and AMD Quark underscores.
     found = _closest_scheme(name.lower().replace("-", "_"))
     hint = f"; did you mean {found!r}?" if found else ";"
     return f"{hint} 'quark-onnx list schemes' has all"
@@ -211,12 +215,15 @@ def _closest_scheme(word: str) -> str:
     """Return the known scheme that is closest to a word; empty if none is."""
     if word in _COMMON_NAMES:
         return _COMMON_NAMES[word]
+    # The number format stands anywhere in the name: int4 in w_int4_g128.
     dtype = re.search(r"(uint|int|mxfp|nvfp|amdfp|fp)\d", word)
     prefix = dtype[0] if dtype else None
     alike = [name for name in SCHEMES if prefix and name.startswith(prefix)]
+    # A bare number format: weight-only in groups of 128 is the usual choice.
     if alike and word == prefix:
         usual = [name for name in alike if name.endswith("_wo_128")]
         return [*usual, *alike][0]
     known = alike or [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
     close = get_close_matches(word, known, n=1)
+    # With no similar name, suggest a scheme of the same number format.
     return next(iter([*close, *alike]), "")

@@ -19,6 +19,7 @@ from quark_onnx.torch.config.number_formats import (
     format_named,
 )
 
+# Checked apart from the other contradictions, since the base class has an error of its own.
 _SCALE_AT_RUNTIME = Contradiction(
     lambda spec: spec.scale == "float16" and spec.dynamic,
     "scale is 'float16'; each run computes it, in the type of the activations",
@@ -41,6 +42,7 @@ _CONTRADICTIONS = (
 #: Tensors of a layer whose scales may be computed by each run.
 _ACTIVATIONS = ("input", "output", "probabilities")
 _CONTRADICTIONS_OF_ACTIVATIONS = (
+    # "best" compares the errors of two candidates, which runtimes do not do.
     Contradiction(
         lambda spec: spec.exponent == "best",
         "exponent is 'best'; each run computes it, by one rule",
@@ -111,6 +113,7 @@ class TensorSpec(QuantizationSpec):
     @property
     def grid(self) -> Grid:
         grid = super().grid
+        # On a signed symmetric grid, the scale is 2 * amax / (qmax - qmin): amax / 127.5 for int8.
         signed = isinstance(self.dtype, Integer) and grid.qmin < 0
         return replace(grid, even=signed and grid.symmetric)
 
@@ -127,6 +130,7 @@ class TensorSpec(QuantizationSpec):
     @property
     def measured(self) -> bool:
         """Whether the scale of an activation needs calibration data."""
+        # NVFP4 has no scale of Q/DQ operators, but its global scale is calibrated.
         scaled = self.dtype.scaled or isinstance(self.dtype, TwoLevel)
         return scaled and not self.dynamic
 
@@ -165,6 +169,7 @@ class LayerSpec:
                 raise ConfigError(
                     f"{name} is {spec!r}; it must be a TensorSpec or None",
                 )
+        # A weight is known before the model runs, so its scale is never computed by a run.
         if self.weight is not None:
             refuse(self.weight, [_DYNAMIC_WEIGHT])
         for name in _ACTIVATIONS:
@@ -184,5 +189,6 @@ class LayerSpec:
     @property
     def measures(self) -> bool:
         """Whether an activation's scale needs calibration data."""
+        # Weights need no data for their scales.
         specs = present((self.input, self.output, self.probabilities))
         return any(spec.measured for spec in specs)

@@ -36,6 +36,7 @@ OPERATORS = (
 
 def matching(names: Iterable[str], glob: str) -> list[str]:
     """Return the names that a glob matches."""
+    # Unlike fnmatch, fnmatchcase tells k_proj from K_proj on Windows, too.
     return [name for name in names if fnmatchcase(name, glob)]
 
 
@@ -68,6 +69,7 @@ class KVCache:
     where: str = "projection"
 
     def __post_init__(self) -> None:
+        # Clients read one static scale for keys and one for values.
         if not self.spec.measured:
             raise ConfigError(
                 f"kv_cache is {self.spec}; keys and values have a scale that data"
@@ -144,10 +146,13 @@ class TorchConfig:
     algorithms: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
+        # A single name or algorithm stands for a tuple of one. Fields are set through object, as
+        # the dataclass is frozen.
         object.__setattr__(self, "exclude", _several(self.exclude))
         object.__setattr__(self, "algorithms", in_order(_several(self.algorithms)))
         for name in ("layers", "types"):
             object.__setattr__(self, name, _specs_by_name(name, getattr(self, name)))
+        # A class name of the model, or an ATen operator in an exported graph.
         for key, _ in self.types:
             if key not in (*TYPES, *OPERATORS):
                 raise ConfigError(
@@ -174,13 +179,17 @@ class TorchConfig:
         if found is None:
             return None
         if self.kv_cache is not None and matches(name, self.cached):
+            # RoPE rotates queries and keys, and leaves values unchanged.
             rotated = self.kv_cache.where == "rope" and _side(name) == "k"
             found = found.with_(output=self.kv_cache.spec, rotated=rotated)
+        # A layer may compute keys and queries at once. Its output has one specification: that of
+        # queries.
         if self.attention is not None and matches(name, self.attending):
             found = found.with_(
                 probabilities=self.attention.probabilities,
                 output=self.attention.queries or found.output,
             )
+        # An empty specification leaves the layer as it is.
         return found if found != LayerSpec() else None
 
     def probabilities_of(self, name: str) -> TensorSpec | None:
@@ -212,6 +221,7 @@ class TorchConfig:
         """Globs of the layers that compute rounded keys, values and queries."""
         if self.attention is None or self.attention.queries is None:
             return tuple(dict.fromkeys(self.cached))
+        # A glob may be in both lists; the order of the first mention stays.
         return tuple(dict.fromkeys((*self.cached, *self.attending)))
 
     def own_spec(self, name: str, kind: str) -> LayerSpec | None:
@@ -240,7 +250,10 @@ class TorchConfig:
         Args:
             names: names of the layers of the model.
         """
+        # The names are read once for each glob.
         names = list(names)
+        # A default of a model family may match nothing: not every member of the family has the
+        # layer.
         own_excludes = [
             glob for glob in self.exclude if not isinstance(glob, DefaultExclude)
         ]
@@ -264,12 +277,14 @@ class TorchConfig:
         """
         found = matching(names, glob)
         if not found:
+            # Names are compared by their last part: the prefixes of all layers are alike.
             ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
             last = glob.rsplit(".", 1)[-1].strip("*")
             raise ConfigError(
                 f"{where} names {glob!r}, but no layer of the model is called"
                 f" so{nearest(last, ends)}",
             )
+        # With all its layers excluded, the setting would have no effect.
         if where in ("kv_cache", "attention") and all(map(self.excludes, found)):
             raise ConfigError(
                 f"{where} names {glob!r}, but these layers are excluded; exclude"
@@ -295,6 +310,7 @@ class TorchConfig:
     def specs(self) -> list[LayerSpec]:
         """The specifications of the configuration."""
         own = [self.default, *(spec for _, spec in (*self.layers, *self.types))]
+        # Keys, values and queries are outputs of layers in the configuration.
         if self.kv_cache is not None:
             own.append(LayerSpec(output=self.kv_cache.spec))
         if self.attention is not None:
@@ -322,6 +338,7 @@ class TorchConfig:
 
 def _several(given: Any) -> tuple[Any, ...]:
     """Return a tuple of names or algorithms; accept a single value."""
+    # A string and an algorithm are no collections here: a string would fall into its letters.
     if isinstance(given, str) or hasattr(given, "stage"):
         return (given,)
     return tuple(given)
@@ -364,5 +381,6 @@ def _side(name: str) -> str:
     >>> _side("layers.0.self_attn.k_proj"), _side("layers.0.attention.query_key_value")
     ('k', '')
     """
+    # A fused projection such as query_key_value computes more than one side, and has none.
     found = re.fullmatch(r"([kv])(ey|alue)?(_proj)?", name.rpartition(".")[2])
     return found[1] if found else ""

@@ -19,6 +19,7 @@ _APART = 3.0
 
 def shown(outcome: Outcome) -> bool:
     """Return whether an outcome has errors that a logarithmic scale can show."""
+    # An error of 0 afterwards is drawn at the lower end of the scale.
     return (
         all(map(math.isfinite, (outcome.before, outcome.after)))
         and outcome.before > 0
@@ -41,6 +42,7 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     Returns:
         SVG.
     """
+    # Outcomes of the whole model are divergences in nats, which do not belong on this axis.
     outcomes = [each for each in report.outcomes if each.layer and shown(each)]
     if not outcomes:
         return ""
@@ -53,11 +55,14 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     )
     places = {name: place for place, name in enumerate(names)}
     algorithms = report.algorithms
+    # The markers of all algorithms fit into 80 % of a layer's slot.
     step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
     parts = []
     for outcome in outcomes:
         own = algorithms.index(outcome.algorithm)
         if outcome.layer in places:
+            # With n algorithms, markers lie from -(n - 1) / 2 to (n - 1) / 2 steps around the
+            # layer.
             at = frame.x(places[outcome.layer]) + step * (
                 own - (len(algorithms) - 1) / 2
             )
@@ -73,6 +78,7 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
             for name, place in places.items()
             if name.startswith(f"{outcome.layer}.")
         ]:
+            # 0.4 slots beyond the centres of the block's first and last quantized layer.
             drawn = _whole(
                 frame,
                 outcome,
@@ -80,7 +86,10 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
                 frame.x(inside[-1] + 0.4),
             )
         else:
+            # A block without quantized layers, or a layer that stays float, has no place on the
+            # axis.
             continue
+        # Browsers show the title of a group as its tooltip.
         hover = tag("title", escape(_hover(report, outcome)))
         parts.append(tag("g", hover + drawn, class_=series(own)))
     return frame.drawn(
@@ -102,6 +111,7 @@ def _layer(
     """Draw a ring for the error before, a dot for the error after, and a stem."""
     before, after = frame.y(outcome.before), frame.y(outcome.after)
     dot = tag("circle", class_="filled", cx=at, cy=after, r=radius)
+    # The ring of an equal error would surround the dot, and look like another marker.
     if before == after:
         return dot
     line = ""

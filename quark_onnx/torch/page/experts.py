@@ -11,6 +11,8 @@ from quark_onnx.torch.algorithms.base import UNREACHED
 from quark_onnx.torch.page.frame import block_of
 from quark_onnx.torch.pipelines.report import TorchReport
 
+# The number after a part with "expert", as in mlp.experts.7.up_proj. Parts without digits may lie
+# between both.
 _EXPERT = re.compile(r".*expert[^.]*(?:\.[^.\d]+)*\.(\d+)\.")
 _TOKENS = re.compile(r"(\d+) tokens")
 #: Margins of the plot; distance of two expert labels; row height, and row height for many rows.
@@ -21,11 +23,13 @@ _MANY = 24
 def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
     """Return the number of tokens per expert of each block, from notes of outcomes."""
     found = dict[str, dict[int, int]]()
+    # GPTQ writes the number of its tokens as the note of a layer.
     for outcome in report.outcomes:
         expert, tokens = _EXPERT.match(outcome.layer), _TOKENS.fullmatch(outcome.note)
         if expert and (tokens or outcome.note == UNREACHED):
             row = found.setdefault(block_of(outcome.layer), {})
             number = int(expert[1])
+            # The layers of an expert have a note each, and each algorithm writes its own.
             row[number] = max(row.get(number, 0), int(tokens[1]) if tokens else 0)
     return found
 
@@ -48,6 +52,7 @@ def experts(report: TorchReport, width: float, class_: str) -> str:
     if not rows:
         return ""
     count = 1 + max(flattened(rows.values()))
+    # At least 1, since opacities are shares of this number.
     most = max(1, *flattened(row.values() for row in rows.values()))
     high = _ROW if len(rows) <= _MANY else _LOW
     wide, bottom = (width - _LEFT - 12) / count, _TOP + high * len(rows)
@@ -68,14 +73,17 @@ def experts(report: TorchReport, width: float, class_: str) -> str:
             hover = tag("title", escape(f"{block}, expert {number}: {tokens:,} tokens"))
             shade: dict[str, str | float] = {"class_": "none"}
             if tokens:
+                # An expert with a single token is still visible, and differs from one without.
                 shade = {"class_": "cell", "opacity": 0.08 + 0.92 * tokens / most}
             box = {
                 "x": _LEFT + number * wide + 0.5,
                 "y": top + 1,
+                # A model may have more experts than the plot has pixels.
                 "width": max(0.6, wide - 1),
                 "height": high - 2,
             }
             parts.append(tag("rect", hover, **shade, **box))
+    # Every k-th label, so that labels have their distance.
     every = max(1, round(_APART / wide + 0.5))
     for number in range(0, count, every):
         parts.append(

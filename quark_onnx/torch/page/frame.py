@@ -19,6 +19,7 @@ from quark_onnx.page.svg import (
     ticks,
 )
 
+# The first number of a name ends the name of its block; further numbers belong to experts.
 _BLOCK = re.compile(r"(.*?)\.(\d+)(?=\.|$)")
 #: Margins of the plot, and the distance of two block labels.
 _LEFT, _RIGHT, _TOP, _BOTTOM, _APART = 48.0, 12.0, 32.0, 40.0, 30.0
@@ -86,10 +87,13 @@ class Frame:
 
         The scale covers at least two powers of ten.
         """
+        # Without any positive value, the scale surrounds 1.
         exponents = [math.log10(value) for value in values if 0 < value < math.inf] or [
             0.0,
         ]
+        # The ends are whole or half powers of ten.
         lo, hi = math.floor(2 * min(exponents)) / 2, math.ceil(2 * max(exponents)) / 2
+        # Fewer than two labelled powers of ten would not show that the scale is logarithmic.
         if math.floor(hi) - math.ceil(lo) < 1:
             lo, hi = math.floor(lo), max(math.ceil(hi), math.floor(lo) + 1)
         return cls(names, width, height, 10.0**lo, 10.0**hi)
@@ -97,6 +101,7 @@ class Frame:
     @property
     def slot(self) -> float:
         """Return the width of a layer."""
+        # A model without layers still has axes.
         return (self.width - _RIGHT - _LEFT) / max(1, len(self.names))
 
     def x(self, place: float) -> float:
@@ -179,10 +184,12 @@ class Frame:
                 )
                 for each in ticks(self.lo, self.hi, 5)
             ]
+        # log10 of a power of ten may be off by its last bit.
         lo, hi = (
             math.ceil(math.log10(self.lo) - 1e-9),
             math.floor(math.log10(self.hi) + 1e-9),
         )
+        # At most eight labels.
         step = max(1, math.ceil((hi - lo) / 7))
         return [
             (10.0**each, power(each, _LEFT - 8, y(10.0**each) + 4))
@@ -191,6 +198,7 @@ class Frame:
 
     def _blocks(self) -> list[str]:
         """Shade every second block, and label as many blocks as fit."""
+        # No label is drawn yet: the first has its distance from anything.
         parts, place, free = list[str](), 0, -math.inf
         for index, (block, own) in enumerate(groupby(self.names, block_of)):
             count = len(list(own))
@@ -206,6 +214,7 @@ class Frame:
                         height=self.bottom - _TOP,
                     ),
                 )
+            # Layers outside of blocks, such as lm_head, have no number.
             label, middle = block.rpartition(".")[2], left + wide / 2
             if label.isdigit() and middle - free >= _APART:
                 parts.append(

@@ -16,6 +16,7 @@ _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0
 
 def schemes_of(mixture: Mixture) -> list[str]:
     """Return the names of the candidate schemes by ascending size."""
+    # Groups differ slightly in their bits per weight; the sizes only give the order here.
     sizes = merged(map(_sizes, mixture.groups))
     return sorted(sizes, key=sizes.__getitem__)
 
@@ -31,10 +32,13 @@ def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     Returns:
         SVG.
     """
+    # A group is drawn under the name of its first layer.
     names = [group.layers[0] for group in mixture.groups]
     most = max(max(_sizes(group).values()) for group in mixture.groups)
+    # 8 % of room above the tallest bar.
     frame = Frame(names, width, height, 0.0, 1.08 * most, log=False)
     schemes, parts, wide = schemes_of(mixture), [], _BAR * frame.slot
+    # The bar of a group has the size of its chosen scheme.
     for place, group in enumerate(mixture.groups):
         top = frame.y(group.chosen.bits / group.weights)
         hover, own = (
@@ -68,6 +72,7 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
         SVG.
     """
     names = [group.layers[0] for group in mixture.groups]
+    # All groups and schemes share the axis.
     options = flattened(group.options for group in mixture.groups)
     frame = Frame.around(
         names,
@@ -76,6 +81,7 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
         (option.divergence for option in options),
     )
     schemes, parts = schemes_of(mixture), []
+    # A dot is narrower than its slot, and neither vanishes nor covers its neighbours.
     radius = min(max(0.35 * frame.slot, _LEAST), _GREATEST)
     for place, group in enumerate(mixture.groups):
         dots = ""

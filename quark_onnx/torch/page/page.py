@@ -106,6 +106,7 @@ def render(found: Found, name: str = "model", mixture: Mixture | None = None) ->
 
 def _header(found: Found, name: str, mixture: Mixture | None) -> str:
     report = found.report
+    # Layers with a float weight, whose activations alone are rounded, are not counted.
     weights = Counter(
         str(spec.weight.dtype.name) for spec in report.quantized.values() if spec.weight
     )
@@ -114,6 +115,7 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
         ("Layers quantized", f"{len(report.quantized):,}", kinds),
         ("Stay float", f"{len(report.kept):,}", ""),
     ]
+    # Perplexity is measured on request.
     if found.before is not None and found.after is not None:
         more = (
             f"{100 * (found.after / found.before - 1):+.2f} % from {found.before:.4f}"
@@ -138,8 +140,10 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
 def _verdict_facts(found: Found) -> list[tuple[str, str, str]]:
     """Return sizes, and the figures of the comparison with the float model."""
     judged = found.verdict
+    # Nothing was compared with the float model, so sizes are estimates.
     if judged is None:
         return [("Size", size(found.estimate.disk), "of the checkpoint, as estimated")]
+    # No division by 0 for a model without weights.
     share = 100 * judged.bytes_after / max(judged.bytes_before, 1)
     more = f"{share:.0f} % of {file_size(judged.bytes_before)}"
     rows = [
@@ -160,6 +164,7 @@ def _verdict(found: Found) -> str:
     judged = found.verdict
     if judged is None:
         return ""
+    # Without a divergence, nothing is known of the quality.
     band: str = "unknown"
     if judged.divergence is not None:
         band = THRESHOLDS["language"][0].band(judged.divergence)
@@ -172,6 +177,7 @@ def _verdict(found: Found) -> str:
         Action("use another scheme for a layer:", f"--layer {name}=SCHEME", effect)
         for name, effect in _worst(judged)
     ]
+    # A good result needs no advice.
     return verdict(band, judged.sentence(), [] if band == "good" else actions)
 
 
@@ -186,6 +192,7 @@ def _figure(
     heights: tuple[float, float],
 ) -> str:
     """Render a drawing for wide and for narrow windows, with a legend."""
+    # Drawn twice. CSS shows one of both, by the width of the window.
     drawn = list(drawn)
     wide = "".join(draw(1000.0, heights[0], "wide") for draw in drawn)
     narrow = "".join(draw(380.0, heights[1], "narrow") for draw in drawn)
@@ -216,7 +223,9 @@ def _hidden(report: TorchReport) -> str:
     Errors relative to a baseline may be negative.
     """
     count = sum(
-        bool(each.before or each.after) and not shown(each) for each in report.outcomes
+        # Errors of 0 before and after mean that none was measured.
+        bool(each.before or each.after) and not shown(each)
+        for each in report.outcomes
     )
     if not count:
         return ""
@@ -246,6 +255,7 @@ def _mixture(mixture: Mixture | None) -> str:
 
 
 def _experts(report: TorchReport) -> str:
+    # CSS shows one of both, by the width of the window.
     drawn = experts(report, 1000.0, "wide") + experts(report, 380.0, "narrow")
     if not drawn:
         return ""
@@ -269,7 +279,9 @@ def _formats(report: TorchReport) -> str:
     if not named:
         return ""
     rows = ""
+    # Formats with equal counts stay in the order of the model.
     for words, names in sorted(named.items(), key=lambda item: -len(item[1])):
+        # Each block repeats the names of its layers.
         locals_ = dict.fromkeys(map(_local, names))
         own = first_of(list(locals_), _NAMED)
         rows += (
@@ -290,20 +302,25 @@ def _layers(report: TorchReport) -> str:
     for outcome in report.outcomes:
         found.setdefault(outcome.layer, []).append(outcome)
     words = Counter(map(_words, report.quantized.values()))
+    # The most frequent format is named once, so that cells show exceptions alone.
     usual = words.most_common(1)[0][0] if words else ""
     bodies = list[str]()
+    # Outcomes without a layer belong to the whole model.
     if "" in found:
         bodies.append(f"<tbody>{_rows('the whole model', '', found[''])}</tbody>")
     entries = list[tuple[str, str]]()
     for block, own in groupby(report.quantized, block_of):
         rows = ""
+        # A layer outside of blocks is a block of its own, and has its row below.
         if block not in report.quantized:
             rows = _rows("the whole block", "", found.get(block, ()))
         for name in own:
             own_words = _words(report.quantized[name])
             shown_words = "" if own_words == usual else own_words
+            # A layer without outcomes has one row.
             rows += _rows(_local(name), shown_words, found.get(name) or [None])
         entries.append((block, rows))
+    # Blocks have equal rows if no algorithm has measured their errors.
     for rows, alike in groupby(entries, lambda entry: entry[1]):
         blocks = [block for block, _ in alike]
         if len(blocks) == 1:
@@ -364,8 +381,10 @@ def _row(label: str, words: str, outcome: Outcome | None, place: int) -> str:
             f'{start}<td></td><td class="number"></td><td'
             ' class="number"></td><td></td></tr>'
         )
+    # Errors of 0 before and after mean that none was measured.
     told = outcome.before or outcome.after
     numbers = [
+        # Three digits, with trailing zeros, and a true minus.
         f"{each:#.3g}".replace("-", "−") if told else "–"
         for each in (outcome.before, outcome.after)
     ]

@@ -38,6 +38,7 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
         ),
         ("Trials", str(len(found.trials)), f"{len(found.untried)} not tried"),
     ]
+    # Candidates have one trial each.
     front = {trial.candidate for trial in found.pareto}
     lines = "".join(
         _row(trial, trial.candidate in front)
@@ -47,6 +48,7 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
     head = table_row(cells, "th")
     sizes = ((1000.0, 380.0, "wide"), (380.0, 320.0, "narrow"))
     plots = ""
+    # Without a divergence above 0, the logarithmic scale has nothing to show.
     if any(trial.divergence for trial in found.trials):
         plots = "".join(_plot(found, *size) for size in sizes)
     figure = ""
@@ -63,6 +65,7 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
 
 
 def _row(trial: Trial, front: bool) -> str:
+    # The trial failed: its error takes the place of the figures.
     if trial.divergence is None:
         return (
             f'<tr><td>{escape(trial.candidate)}</td><td colspan="5">'
@@ -84,8 +87,10 @@ def _plot(found: Search, width: float, height: float, class_: str) -> str:
     known = [each for each in found.trials if each.divergence]
     bits = [each.bits for each in known]
     values = [float(each.divergence or 0) for each in known]
+    # Points lie 5 % inside of the frame.
     lo, hi = 0.95 * min(bits), 1.05 * max(bits)
     least = math.floor(math.log10(min(values)))
+    # At least one power of ten, so that the ends of the scale differ.
     most = max(math.ceil(math.log10(max(values))), least + 1)
     bottom = height - _BOTTOM
     x = linear(lo, hi, _LEFT, width - _RIGHT)
@@ -110,11 +115,13 @@ def _plot(found: Search, width: float, height: float, class_: str) -> str:
         parts.append(
             tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
         )
+    # A divergence of 0 has no place on the logarithmic scale.
     front = [each for each in found.pareto if each.divergence]
     path = " ".join(
         f"{x(each.bits):.1f},{y(each.divergence or 0.0):.1f}" for each in front
     )
     parts.append(tag("polyline", class_="front", points=path))
+    # Without a best candidate, the text "None" equals no candidate.
     best = str(found.best)
     for each, value in zip(known, values, strict=True):
         hover = f"{each.candidate}\n{each.bits:.2f} bits, {value:.4f} nats a token"

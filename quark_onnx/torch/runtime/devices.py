@@ -32,6 +32,8 @@ def device_named(text: str) -> torch.device:
     """
     if text == "auto":
         text = "cuda" if torch.cuda.is_available() else "cpu"
+    # torchrun starts one process for each GPU of a machine. Without a number, all processes would
+    # share the first GPU.
     if text == "cuda" and "LOCAL_RANK" in os.environ:
         text = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
@@ -40,13 +42,18 @@ def device_named(text: str) -> torch.device:
         raise ConfigError(
             f"device is {text!r}; it must be auto, cpu, cuda, or cuda:N",
         ) from error
+    # torch accepts "meta", whose tensors have a shape and no values.
     if device.type == "meta":
         raise ConfigError("device is 'meta', which computes nothing")
     if device.type == "cpu":
         return device
+    # torch.device accepts a backend that the build or the machine lacks; the first allocation
+    # fails.
     try:
         torch.empty(1, device=device)
+    # A build without CUDA raises AssertionError, and a build without MPS NotImplementedError.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
+        # Errors of CUDA go on with general advice; the first line names the cause.
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"device {text!r} is not there: {reason}; leave --device out, or choose cpu",
@@ -61,5 +68,6 @@ def room_for_states(device: torch.device) -> int | None:
     """
     if device.type != "cuda":
         return None
+    # Other processes on the GPU have taken their memory already.
     free, _ = torch.cuda.mem_get_info(device)
     return int(free * _SHARE)

@@ -20,6 +20,7 @@ from quark_onnx.errors import DataError
 
 def count() -> int:
     """Return the number of processes."""
+    # A build of torch without the distributed package has no ``is_initialized``.
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return 1
@@ -45,11 +46,13 @@ def process_group(device: torch.device) -> Iterator[None]:
     Args:
         device: the device of this process. GPUs are joined by NCCL, processors by gloo.
     """
+    # torchrun gives the number of its processes in WORLD_SIZE.
     started = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if not started or not dist.is_available() or dist.is_initialized():
         yield
         return
     if device.type == "cuda":
+        # Collectives on objects use the current GPU of the process.
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
@@ -69,6 +72,7 @@ def own_part(samples: Sequence[Any]) -> list[Any]:
     """
     if count() == 1:
         return list(samples)
+    # A process without samples would have no block to run, and no statistic to reduce.
     if len(samples) < count():
         raise DataError(
             f"{len(samples)} samples are too few for {count()} processes; each needs one",
@@ -113,6 +117,7 @@ def from_first(value: Any) -> Any:
     if count() == 1:
         return value
     found = [value]
+    # The list of the first process is sent, and overwrites the lists of the other processes.
     dist.broadcast_object_list(found, 0)
     return found[0]
 
@@ -127,4 +132,5 @@ def gathered(value: Any) -> list[Any]:
 
 
 def _device() -> str:
+    # NCCL reduces tensors on GPUs alone, gloo tensors on the CPU.
     return "cuda" if dist.get_backend() == "nccl" else "cpu"

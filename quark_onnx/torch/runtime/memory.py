@@ -29,6 +29,7 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 def resident() -> int:
     """Return the resident memory of the process in bytes, including mapped files."""
     try:
+        # The second number of statm is the resident set in pages (proc(5)).
         return int(_STATUS.read_text(encoding="ascii").split()[1]) * os.sysconf(
             "SC_PAGE_SIZE",
         )
@@ -39,6 +40,7 @@ def resident() -> int:
 def release_memory() -> None:
     """Return free memory to the system, if the C library supports it."""
     if (library := glibc()) is not None:
+        # With a pad of 0, no free memory stays at the top of the heap.
         library.malloc_trim(0)
 
 
@@ -51,10 +53,12 @@ def set_large_apart() -> None:
     Environment variables of the user have priority. Call the function
     before the first large array is allocated.
     """
+    # mallopt would override the environment's settings, which have two spellings.
     told = any(
         name.startswith("MALLOC_") for name in os.environ
     ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
     if not told and (library := glibc()) is not None:
+        # Either call ends glibc's own adjustment of both thresholds (mallopt(3)), so both are set.
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
 
@@ -66,6 +70,7 @@ def glibc() -> Any:
         library = ctypes.CDLL("libc.so.6")
     except OSError:
         return None
+    # Both functions are extensions of glibc, which another C library may lack.
     if hasattr(library, "malloc_trim") and hasattr(library, "mallopt"):
         return library
     return None
@@ -76,6 +81,7 @@ def available() -> int:
     try:
         lines = _SYSTEM.read_text(encoding="ascii").splitlines()
         found = next(line for line in lines if line.startswith("MemAvailable:"))
+        # /proc/meminfo counts in KiB.
         return int(found.split()[1]) << 10
     except (OSError, StopIteration):  # another system
         return 4 << 30

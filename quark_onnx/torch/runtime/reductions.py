@@ -27,8 +27,11 @@ def total(values: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tenso
     tensor(60000.)
     """
     flat = values.reshape(-1)
+    # torch adds a sum of this size on one thread.
     if len(flat) <= _ROW:
         return flat.sum(dtype=dtype)
     whole = len(flat) // _ROW * _ROW
+    # One partial sum for each row of (rows, 4096), each added by one thread.
     rows = flat[:whole].view(-1, _ROW).sum(1, dtype=dtype)
+    # Partial sums are added by the same rule, so that the order is fixed for any size.
     return total(rows, dtype) + flat[whole:].sum(dtype=dtype)
