@@ -29,6 +29,7 @@ Sample = torch.Tensor | Mapping[str, Any] | Sequence[Any]
 _NO_WALK = "the model cannot be walked block by block"
 
 
+# Callers catch this error and calibrate on runs of the whole model instead.
 class NotWalkable(ModelError):  # noqa: N818
     """Error: a model cannot run block by block, but possibly as a whole."""
 
@@ -73,6 +74,7 @@ def run_whole(model: nn.Module, data: Iterable[Any]) -> None:
     for count, batch in enumerate(data, 1):
         try:
             call(model, batch)
+        # A batch of a wrong type has a message of its own.
         except DataError:
             raise
         except Exception as error:
@@ -80,6 +82,7 @@ def run_whole(model: nn.Module, data: Iterable[Any]) -> None:
                 f"the model cannot be run on sample {count - 1}:"
                 f" {type(error).__name__}: {error}",
             ) from error
+    # A generator that was read before yields nothing, too.
     if not count:
         raise DataError("the calibration data is empty")
 
@@ -101,6 +104,7 @@ def batches(data: Iterable[Sample]) -> Iterator[Any]:
 @contextlib.contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
     """Disable gradients, dropout and key-value caches inside the context."""
+    # Module by module: model.train() at the end would also switch modules that were in eval mode.
     training = [module for module in model.modules() if module.training]
     # submodules may have their own configurations
     configs: dict[int, Any] = {
@@ -108,6 +112,7 @@ def inference(model: nn.Module) -> Iterator[None]:
         for each in model.modules()
         if hasattr(each, "config")
     }
+    # With a cache, each run would keep keys and values that nobody reads again.
     cached = [
         config for config in configs.values() if getattr(config, "use_cache", None)
     ]
@@ -143,6 +148,7 @@ class Call:
 
         The block gets a copy of the input, since blocks may work in place.
         """
+        # Blocks return hidden states alone, or a tuple that starts with them.
         found = block(self.hidden.clone(), *self.args, **self.kwargs)
         return found if isinstance(found, torch.Tensor) else found[0]
 
@@ -176,12 +182,15 @@ class BlockStream:
         folder: Path | None = None,
         room: int | None = None,
     ) -> None:
+        # From file to file, the weights of blocks are on "meta" until their turn; the others tell
+        # where the model runs.
         devices = (
             each.device for each in model.parameters() if each.device.type != "meta"
         )
         self._device = next(devices, torch.device("cpu"))
         recorder = _Recorder(blocks, HiddenStates(folder, room=room))
         self._first: Any = None
+        # The data is read once, a batch at a time: it may be a loader that cannot start again.
         for batch in batches(data):
             recorder.run(model, moved(batch, self._device))
             self._first = batch if self._first is None else self._first
@@ -238,6 +247,7 @@ class BlockStream:
     @states.setter
     def states(self, states: Sequence[Any]) -> None:
         count = len(self.hidden)
+        # Float states come first, one per sample, and then the quantized ones in the same order.
         for place, state in enumerate(states):
             own = (
                 self.hidden
@@ -249,6 +259,8 @@ class BlockStream:
     def split(self) -> None:
         """Keep quantized hidden states in addition to float ones from now on."""
         if self.quantized is None:
+            # Both lists share tensors until a block writes the outputs of one model over its
+            # inputs.
             self.quantized = self.hidden.copy()
 
     def calls(self, name: str, quantized: bool = False) -> list[Call]:
@@ -259,6 +271,7 @@ class BlockStream:
             quantized: whether to use the hidden states of the quantized model.
         """
         hidden = self._hidden(quantized)
+        # Not strict: a block that is skipped has no arguments at all, and thereby no calls.
         return [
             Call(each, *rest)
             for each, rest in zip(hidden, self._arguments[name], strict=False)
@@ -291,6 +304,7 @@ class BlockStream:
         own = self._hidden(quantized)
         for index, rest in enumerate(self._arguments[name]):
             call = Call(own[index], *rest)
+            # In place of the input, so that no more than one set of hidden states is in memory.
             own[index] = call.run(block) if run is None else run(index, call)
             yield index + 1
 
@@ -326,6 +340,8 @@ class _Recorder:
     def __init__(self, blocks: Mapping[str, Any], hidden: HiddenStates) -> None:
         self._blocks = blocks
         self._last = list(blocks)[-1]
+        # The output of the first block: a tensor, or a tuple whose further parts are passed on by
+        # all others.
         self._form: Any = None
         self.hidden = hidden
         self.arguments: dict[str, list[tuple[tuple[Any, ...], dict[str, Any]]]] = {
@@ -336,12 +352,16 @@ class _Recorder:
         """Record one batch."""
         before = len(self.hidden)
         self._handed: Any = None
+        # One iterator for all stand-ins: each continues where the block that ran before it has
+        # stopped.
         names = iter(self._blocks)
         forwards = {
             name: self._standing_in(name, block.forward, names)
             for name, block in self._blocks.items()
         }
         self._call(model, batch, before, forwards)
+        # A block runs on all samples, or on none (blocks that text skips): hidden states are
+        # aligned with samples by their index.
         if odd := [
             name
             for name, calls in self.arguments.items()
@@ -410,8 +430,10 @@ class _Recorder:
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             hidden, rest = _hidden_states(name, args, kwargs)
+            # Keys of earlier tokens change the outputs of a block, and belong to one sample.
             if _filled(kwargs.get("past_key_values")):
                 raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
+            # An empty cache would fill during the recorded calls, which run many times.
             if "past_key_values" in kwargs:
                 kwargs["past_key_values"] = None
             if name not in names:  # the iterator continues after the name
@@ -419,17 +441,21 @@ class _Recorder:
                     f"the model does not run {name} once for a sample, in its turn;"
                     f" {_NO_WALK}",
                 )
+            # The first block that runs gets the sample's hidden states; further blocks must get
+            # that very tensor, since any operation between two blocks would be lost.
             if self._handed is None:
                 self.hidden.append(hidden.detach())
             elif hidden is not self._handed:
                 raise NotWalkable(f"something happens in front of {name}; {_NO_WALK}")
             self.arguments[name].append((tuple(rest), dict(kwargs)))
+            # A single tensor needs one run to know the form; a tuple needs one per sample.
             differs = not isinstance(self._form, torch.Tensor) and name != self._last
             if self._handed is None and (self._form is None or differs):
                 # further outputs of the first block may differ from sample to
                 # sample
                 found = forward(hidden.clone(), *rest, **kwargs)
                 self._form = found if isinstance(found, torch.Tensor) else tuple(found)
+            # Logits are never needed: the last norm and the head do not run.
             if name == self._last:
                 raise _Enough
             self._handed = hidden
@@ -465,6 +491,7 @@ def _in_form(hidden: Any, form: Any) -> Any:
 
 def _filled(cache: Any) -> bool:
     """Return whether a cache holds keys and values of earlier tokens."""
+    # An object without get_seq_length is no class of transformers, and may hold anything.
     return cache is not None and not (
         hasattr(cache, "get_seq_length") and not cache.get_seq_length()
     )

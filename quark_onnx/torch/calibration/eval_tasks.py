@@ -51,7 +51,9 @@ class Tasks:
             _library("lm_eval.evaluator"),
             _library("lm_eval.tasks").TaskManager,
         )
+        # Imported here to report a missing package before a model is loaded or quantized.
         _library("lm_eval.models.huggingface")
+        # An empty name would be the current folder.
         folders = [name for name in names if name and Path(name).is_dir()]
         others = excluding(names, folders)
         self._manager = manager(
@@ -60,6 +62,8 @@ class Tasks:
         )
         self.names = list[str]()
         for name in names:
+            # match_tasks knows names and wildcards; a folder stands for all the tasks that its
+            # files define.
             found = self._manager.match_tasks([name])
             if name in folders:
                 found = manager(include_path=name, include_defaults=False).all_subtasks
@@ -70,6 +74,7 @@ class Tasks:
                 else:
                     what = f"is no task of lm-eval{known}"
                 raise ConfigError(f"{name!r} {what}; 'lm-eval ls tasks' lists them")
+            # A task that belongs to two of the names runs once.
             self.names += excluding(found, self.names)
         self._evaluate = evaluator.simple_evaluate
         self._settings = {
@@ -114,6 +119,7 @@ class Tasks:
         """
         from transformers import AutoTokenizer
 
+        # HFLM takes a model in memory: a quantized one runs without a checkpoint of its own.
         wrapped = _library("lm_eval.models.huggingface").HFLM
         try:
             tokenizer = AutoTokenizer.from_pretrained(
@@ -152,6 +158,7 @@ class Tasks:
         Raises:
             DataError: a task cannot be run.
         """
+        # One after the other: the first model is released before the second is loaded.
         before, after = (
             self.scores(folder, trust_code=trust_code) for folder in (source, output)
         )
@@ -168,6 +175,8 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     {'acc': 0.5, 'exact_match,strict': 1.0}
     """
     return {
+        # lm-eval names metrics "metric,filter" and standard errors "metric_stderr,filter"; other
+        # keys, such as "alias", are no metrics.
         key.removesuffix(",none"): float(value)
         for key, value in row.items()
         if "," in key and "_stderr," not in key and isinstance(value, int | float)

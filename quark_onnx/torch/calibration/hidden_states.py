@@ -13,6 +13,7 @@ import torch
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError
 
+# Numbers of files, unique in the process: several lists write to one folder.
 _NUMBERS = count()
 
 
@@ -72,6 +73,7 @@ class HiddenStates:
 
     def __setitem__(self, place: int, state: torch.Tensor) -> None:
         before = self._kept[place]
+        # Tensors in files or in host memory were never counted.
         if isinstance(before, torch.Tensor):
             self._resident -= before.nbytes
         self._kept[place] = self._keep(state)
@@ -87,12 +89,15 @@ class HiddenStates:
         """Return a copy of the list that shares tensors and files."""
         other = HiddenStates(self._folder, room=self._room)
         other._resident = self._resident
+        # A tensor is replaced, never changed in place, so that both lists may hold the same one.
         other._kept = list(self._kept)
         return other
 
     def _keep(self, state: torch.Tensor) -> Any:
         if self._folder is not None and state.numel():
             return _File(self._folder, state)
+        # First come, first kept: moving tensors back and forth would cost more than the room is
+        # worth.
         if self._room is not None and self._resident + state.nbytes > self._room:
             return _Hosted(state)
         self._resident += state.nbytes
@@ -118,11 +123,13 @@ class _File:
     def __init__(self, folder: Path, state: torch.Tensor) -> None:
         self._path = folder / f"{next(_NUMBERS)}.hidden"
         self._shape, self._dtype, self._device = state.shape, state.dtype, state.device
+        # As bytes: numpy has no bfloat16.
         state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(
             self._path,
         )
 
     def read(self) -> Any:
+        # A private mapping: pages are read when they are used, and writes do not reach the file.
         flat = torch.from_file(
             str(self._path),
             shared=False,

@@ -31,6 +31,7 @@ class Observer:
     def __init__(self, spec: TensorSpec, name: str, device: torch.device | str) -> None:
         self.spec, self._name = spec, name
         self._statistic = spec.calibrator.statistic()
+        # The dtype of the activation; None until a tensor was observed.
         self._model: Any = None
         self._device: Any = device
 
@@ -40,19 +41,23 @@ class Observer:
         Raises:
             DataError: the tensor holds NaN or infinity.
         """
+        # An expert without tokens may be called with an empty tensor, which has no minimum.
         if not x.numel():
             return
         self._model = x.dtype
+        # aminmax propagates NaN: one pass finds the range and any number that is not finite.
         ends = torch.stack(torch.aminmax(x)).float().cpu().numpy()
         if not np.isfinite(ends).all():
             raise DataError(
                 f"{self._name} is infinite or no number on the calibration data; the"
                 f" model overflows in {x.dtype}, or the data does not suit it",
             )
+        # The extremes are all that min-max needs; no activation is copied to the host.
         if isinstance(self.spec.calibrator, MinMax):
             self._statistic.observe(ends.reshape(1, 2))
             return
         values = x.reshape(-1)
+        # (values,), at most _AT_ONCE after the division, rounded up.
         step = -(-len(values) // _AT_ONCE)
         thinned = values[::step].float().cpu().numpy()
         if step > 1:  # subsampling may have dropped the extremes
@@ -63,6 +68,7 @@ class Observer:
         """Merge the statistics of all processes."""
         if distributed.count() == 1:
             return
+        # A rank whose data did not reach the layer has nothing to merge, and no dtype.
         parts = [
             part
             for part in distributed.gathered((self._statistic, self._model))
@@ -82,8 +88,11 @@ class Observer:
         if self._model is None:
             return None
         if isinstance(self.spec.dtype, TwoLevel):
+            # NVFP4 stores one calibrated number, the global scale; block scales follow from each
+            # input.
             reach = max(float(self._statistic.hi[0]), -float(self._statistic.lo[0]))
             return Params(global_scale_for(torch.tensor(reach)).to(self._device))
+        # The statistic has one row: activations have a single scale per tensor.
         found: Range = self.spec.calibrator.range(self._statistic, self.spec.grid)
         params = affine.of_numbers(
             float(found.lo[0]),
@@ -91,6 +100,7 @@ class Observer:
             self.spec,
             self._model,
         )
+        # Keys and values have a lower bound of their scales (KVCache.least).
         scale = params.scale.clamp(min=least).to(self._device)
         return Params(
             scale,
@@ -158,6 +168,8 @@ class ActivationObservers:
                     module.weight.device,
                 )
                 if spec.rotated:
+                    # Attention calls this attribute of a float layer as it calls that of a
+                    # QuantizedLayer.
                     module.round_keys = _rotated(watched, name, len(module.weight))
                 else:
                     self._hooks.append(
@@ -177,8 +189,10 @@ class ActivationObservers:
         for hook in self._hooks:
             hook.remove()
         for module, _ in self._layers.values():
+            # Instance attributes, which would otherwise observe further runs.
             for name in ("round_keys", "round_probabilities"):
                 vars(module).pop(name, None)
+        # Merging waits for all ranks: after an error this one must not wait for them.
         if error[0] is None:
             for watched in (
                 *self.inputs.values(),
@@ -197,6 +211,7 @@ class ActivationObservers:
         Args:
             least: returns the least scale of a layer's output.
         """
+        # A layer that no sample reached has no entry.
         inputs = {
             name: found
             for name, one in self.inputs.items()
@@ -232,11 +247,14 @@ class ActivationObservers:
         """Give inactive experts, and NVFP4 experts, the greatest scale of the group."""
         for name in group:
             spec = self.inputs[name].spec
+            # Scales of another format or calibrator are not comparable.
             alike = [
                 inputs[each]
                 for each in group
                 if each in inputs and self.inputs[each].spec == spec
             ]
+            # An expert with data keeps its own scale; the client takes the greatest of the block
+            # itself.
             if not alike or (name in inputs and not isinstance(spec.dtype, TwoLevel)):
                 continue
             if name not in inputs:
@@ -253,6 +271,8 @@ def _reading(watched: Observer) -> Any:
 
 def _rotated(watched: Observer, name: str, outputs: int) -> Any:
     def hook(keys: torch.Tensor) -> torch.Tensor:
+        # (batch, heads, tokens, features): attention may repeat the heads of keys, but a number
+        # that is no multiple of the projection's outputs belongs to something else.
         if keys.shape[1] * keys.shape[3] % outputs:
             raise ModelError(
                 f"kv_cache: {name} computes {outputs} numbers for a token, which are"

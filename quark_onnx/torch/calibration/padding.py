@@ -25,14 +25,17 @@ def unpadded(batch: Any) -> Iterator[Any]:
     if not isinstance(mask, torch.Tensor) or not _hides_padding(mask):
         yield batch
         return
+    # Token ids, mask and labels are cut at the same places; anything else keeps the batch as it is.
     tensors = subset(batch, [key for key in batch if torch.is_tensor(batch[key])])
     if {each.shape for each in tensors.values()} != {mask.shape}:
         yield batch
         return
     rows = dict[tuple[int, ...], list[int]]()
+    # Rows with tokens at the same places, all of one length, stay together in a batch.
     for row, shown in enumerate(mask.bool()):
         rows.setdefault(tuple(shown.nonzero().flatten().tolist()), []).append(row)
     for places, same in rows.items():
+        # A row of padding alone has no tokens.
         if places:
             yield {
                 **batch,
@@ -45,5 +48,6 @@ def _hides_padding(mask: Any) -> bool:
     if mask.ndim != 2 or bool(mask.all()):
         return False
     shown = mask.bool()
+    # (rows,): the number of runs of shown tokens; padding on one side or both leaves a single one.
     starts = shown[:, :1].sum(1) + (shown[:, 1:] & ~shown[:, :-1]).sum(1)
     return bool((starts <= 1).all())

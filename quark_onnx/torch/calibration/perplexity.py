@@ -39,19 +39,24 @@ def perplexity(
     rows = [torch.as_tensor(window).long() for window in windows]
     if not rows or rows[0].numel() < 2:
         raise DataError("perplexity needs windows of at least two tokens")
+    # A model without parameters is on the CPU.
     device = next(model.parameters(), torch.empty(0)).device
     total, count = 0.0, 0
     with inference(model), Progress(progress, len(rows), "evaluating", "window") as bar:
         for start in range(0, len(rows), batch):
             ids = torch.stack(rows[start : start + batch]).to(device)
+            # (windows, length - 1, vocabulary): position t predicts token t + 1. In float32, since
+            # the softmax of bfloat16 logits would lose digits.
             logits = model(input_ids=ids).logits[:, :-1].float()
             loss = torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1),
                 ids[:, 1:].flatten(),
+                # Summed here and divided once: a smaller last batch would otherwise weigh too much.
                 reduction="sum",
             )
             total, count = total + float(loss), count + ids[:, 1:].numel()
             bar.update(min(start + batch, len(rows)))
+    # Overflow is infinity, where math.exp would raise an error.
     return float(torch.exp(torch.tensor(total / count, dtype=torch.float64)))
 
 

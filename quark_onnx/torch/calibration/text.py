@@ -73,6 +73,7 @@ def read_windows(
                 f"{source} is text, and the model has no tokenizer; give token ids as"
                 " .npy or .npz",
             )
+        # Tokenizing stops as soon as all windows are filled: a data set may be far larger.
         enough = None if count is None else (count + spare) * length
         found = windows_of(_tokens(_texts(source), tokenizer, enough), length)
     if not found:
@@ -80,6 +81,7 @@ def read_windows(
             f"{source} has not enough for one window of {length} tokens; give more, or"
             " a smaller length",
         )
+    # Fewer windows are no error: a short text still calibrates.
     if count is not None and len(found) < count:
         logger.warning(
             "%s has %d windows of %d tokens; %d were asked for",
@@ -103,6 +105,7 @@ def local_source(source: Path | str) -> Path | str:
     >>> local_source("pileval_for_awq_benchmark")
     'pileval'
     """
+    # A file of the user has priority over a data set of that name.
     if Path(source).exists():
         return source
     name = str(source)
@@ -110,6 +113,7 @@ def local_source(source: Path | str) -> Path | str:
         name = name.removesuffix(use)
     folder = os.environ.get(DATASETS)
     if folder:
+        # "owner/name" is looked up as a path of two parts, and then without the owner.
         names = (name, name.rpartition("/")[2])
         for own_name, ending in product(names, ("", *_TEXT, *_TOKENS)):
             path = Path(folder, own_name + ending)
@@ -122,6 +126,7 @@ def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
     """Return the concatenated tokens of texts, without special tokens."""
     ids = list[int]()
     for text in texts:
+        # Special tokens would end up in the middle of windows, since texts are concatenated.
         ids += tokenizer(text, add_special_tokens=False)["input_ids"]
         if enough is not None and len(ids) >= enough:
             break
@@ -130,6 +135,7 @@ def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
 
 def _token_rows(path: Path, length: int) -> Iterator[Any]:
     try:
+        # Pickles run code; a NumPy file with objects is refused.
         with np.load(path, allow_pickle=False) as loaded:
             ids, lengths = loaded["ids"], loaded.get("len")
     except TypeError:  # an .npy file is no archive
@@ -151,6 +157,8 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
     width = ids.shape[1]
     if lengths is None:
         lengths = np.full(len(ids), width)
+    # Shorter rows are dropped, as windows have one length and padding is no text. A stated length
+    # beyond the width counts as the width.
     for row in ids[np.minimum(lengths, width) >= length]:
         yield torch.from_numpy(row[:length].astype(np.int64))
 
@@ -158,6 +166,7 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
 def _texts(source: Path | str) -> Iterator[str]:
     path = Path(source)
     if path.is_dir():
+        # Sorted: the order of a folder depends on the file system.
         files = sorted(file for file in path.rglob("*") if file.suffix in _TEXT)
         if not files:
             raise DataError(f"{path} holds no .txt, .md, .json or .jsonl file")
@@ -177,12 +186,14 @@ def _texts(source: Path | str) -> Iterator[str]:
 
 def _texts_of_file(path: Path) -> Iterator[str]:
     try:
+        # Before reading: a device or a pipe would never end.
         regular_size(path)
         content = path.read_text(encoding="utf-8")
         if path.suffix not in (".json", ".jsonl"):
             yield content
             return
         rows: Any
+        # One JSON value per line; blank lines are allowed.
         if path.suffix == ".jsonl":
             rows = [json.loads(line) for line in content.splitlines() if line.strip()]
         else:
@@ -204,6 +215,7 @@ def _data_set(name: str) -> Iterator[str]:
             f"{name!r} is no file; to load a data set of that name: pip install"
             f" datasets, or put {name}.txt into the folder that {DATASETS} names",
         ) from error
+    # Unknown names are repositories, with the usual split and column.
     place, subset, split, column = NAMED.get(name, (name, None, "train", "text"))
     try:
         rows = datasets.load_dataset(place, subset, split=split)
