@@ -70,6 +70,7 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
     proto = GraphProto()
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
+    # ``captures`` lists what any body of the node reads; this body may define the name itself.
     own = defined_names(proto)
     _declare(graph, node, proto)
     borrowed = set[str]()
@@ -83,6 +84,7 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
             proto.input.append(_value(graph, name))
     model = graph.shell()
     model.graph.CopyFrom(proto)
+    # Until IR version 3 every initializer had to be an input as well.
     model.ir_version = max(ir_version_for(model), 4)
     return Body(node, attribute, place, model, frozenset(borrowed))
 
@@ -91,6 +93,8 @@ def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
     """Declare missing types of a body's inputs, as the types of the node's inputs."""
     kinds = list(map(graph.elem_type, node.inputs))
     if node.kind == "Loop":
+        # Trip count and condition of a Loop may be omitted; the body takes a number and a
+        # condition.
         kinds[:2] = [TensorProto.INT64, TensorProto.BOOL]
     for value, kind in zip(body.input, kinds, strict=False):
         if kind and not value.type.WhichOneof("value"):
@@ -119,6 +123,7 @@ def put_back(graph: Graph, body: Body, changed: Graph) -> None:
     proto = GraphProto()
     proto.CopyFrom(model.graph)
     # Names of inputs and of initializers are unique.
+    # Captured tensors are read from the outer graph by their names again.
     inputs = without(by_name(proto.input), body.borrowed)
     initializers = without(by_name(proto.initializer), body.borrowed)
     del proto.input[:]
@@ -142,8 +147,10 @@ def in_bodies(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
         The number of rewrites.
     """
     count = 0
+    # Extracted before the first change: putting a body back changes the attributes of the node.
     for body in list(bodies(graph)):
         inner = Graph(body.model, store=graph.store)
+        # A tensor of a body must not hide one of an outer graph.
         inner.reserve(graph.names)
         inside = rewrite(inner)
         if inside:

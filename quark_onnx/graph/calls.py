@@ -36,6 +36,7 @@ def check_calls(model: ModelProto) -> None:
         (function.domain, function.name, function.overload): function
         for function in model.functions
     }
+    # Each function is counted once; calls are multiplied out below, callees first.
     called = {key: _calls(function.node) for key, function in functions.items()}
     graph_calls = _calls(model.graph.node)
     in_file = graph_calls.total() + sum(map(Counter.total, called.values()))
@@ -61,6 +62,7 @@ def _callees_first(
     called: dict[_Key, Counter[_Key]],
 ) -> Iterator[_Key]:
     """Yield functions after their callees, without recursion: chains may be deep."""
+    # Ordered, so that the same function is named in an error in each run.
     waiting = dict.fromkeys(functions)
     open_ = set[_Key]()
     for first in functions:
@@ -78,6 +80,7 @@ def _callees_first(
                 yield key
             else:
                 open_.add(key)
+                # A function that is open lies on the present path: a call to it closes a cycle.
                 if not open_.isdisjoint(callees):
                     raise ModelError(
                         f"function {key[1]!r} calls itself, directly or through"

@@ -19,6 +19,7 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
     result = graph.copy()
     names = list[str]()
     for place, value in enumerate(result.inputs):
+        # An input that is an output as well would need two layouts under one name.
         if _turns(graph, value) and not graph.is_output(value.name):
             inside = result.fresh(f"{value.name}_channels_first")
             result.replace_uses(value.name, inside)
@@ -38,6 +39,7 @@ def channels_last(graph: Graph) -> tuple[Graph, list[str]]:
             names.append(value.name)
     if not names:
         return graph, []
+    # A new graph infers the shapes of the new tensors.
     return Graph.of(result.to_model(), graph.store), names
 
 

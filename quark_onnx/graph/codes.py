@@ -62,6 +62,7 @@ def dequantized(node: Node, values: list[NDArray[Any]]) -> NDArray[np.float32]:
     array([[ 1.,  2.],
            [30., 40.]], dtype=float32)
     """
+    # In float32, as onnxruntime computes a DequantizeLinear with a float32 scale.
     codes = values[0].astype(np.float32)
     axis = int(node.attribute("axis", 1))
     block = int(node.attribute("block_size", 0))
@@ -93,10 +94,12 @@ def spread(
     if part.ndim == 1 and not block:
         # One value per channel: (C,) becomes (1, ..., C, ..., 1).
         return part.reshape(along(axis, len(shape)))
+    # A shape that fits no layout of ONNX: left to numpy's broadcasting.
     if part.ndim != len(shape):
         return part
     # One value per block: repeated along the axis; the padding of the last block is cut off.
     length = shape[axis]
+    # Without the attribute, ceil(length / number of scales) is the least possible block.
     block = block or -(-length // part.shape[axis])
     return np.take(
         np.repeat(part, block, axis),

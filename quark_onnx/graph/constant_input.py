@@ -39,6 +39,7 @@ class ConstantInput:
         """
         name = self.node.input(self.index)
         value = self.value
+        # Nodes that share a weight go on sharing the changed one.
         [changed] = graph.once(
             (name, key),
             lambda: [
@@ -54,6 +55,7 @@ class ConstantInput:
         self.change(
             graph,
             key,
+            # Weight (channels, n) along the first axis, otherwise (..., channels).
             lambda value: value * (factor if self.axis == -1 else factor[:, None]),
         )
 

@@ -54,6 +54,7 @@ def overridable(graph: Graph) -> list[str]:
 def store_constants(graph: Graph) -> int:
     """Convert the Constant nodes of a graph, without bodies, and return their number."""
     nodes = graph.nodes_of(("Constant",))
+    # Strings and sparse tensors stay nodes.
     done = []
     for node in nodes:
         tensor = _value(node)
@@ -84,6 +85,7 @@ def _value(node: Node) -> TensorProto | None:
     """Return the tensor of a Constant node; None for strings and sparse tensors."""
     tensor = node.attribute("value")
     if tensor is not None:
+        # A copy, as the caller names the tensor.
         copy = TensorProto()
         copy.CopyFrom(tensor)
         return copy

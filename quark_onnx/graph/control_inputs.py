@@ -75,6 +75,7 @@ KEEPS_SIZE = frozenset(
 def control_inputs(node: Node, opset: int) -> frozenset[int]:
     """Return the indices of a node's control inputs, by its schema or the table."""
     indices = _known(node.kind, opset, len(node.inputs))
+    # An empty name is an omitted input.
     return frozenset(index for index in indices if node.inputs[index])
 
 
@@ -112,6 +113,7 @@ def _schema(kind: str, opset: int) -> tuple[_Formals, _Formals]:
     domain, _, op_type = kind.rpartition("::")
     try:
         if domain:
+            # Versions of other domains have no relation to the standard opset.
             schema = onnx.defs.get_schema(op_type, domain=domain)
         else:
             schema = onnx.defs.get_schema(op_type, opset)

@@ -57,15 +57,19 @@ def operations(graph: Graph, node: Node) -> int:
 
 
 def _of_conv(graph: Graph, node: Node, results: int) -> int:
+    # Weight (out, in / groups, *kernel): each result sums over all but the first axis.
     return results * prod(_sizes(graph, node.input(1))[1:])
 
 
 def _of_transposed_conv(graph: Graph, node: Node, _results: int) -> int:
+    # Weight (in, out / groups, *kernel): each input value is multiplied by all but the first
+    # axis.
     return _of_conv(graph, node, _size(graph, node.inputs[0]))
 
 
 def _of_gemm(graph: Graph, node: Node, results: int) -> int:
     inputs = _sizes(graph, node.inputs[0]) or [1]
+    # A is (M, K), and (K, M) with transA: each result sums over K.
     return results * inputs[0 if node.attribute("transA", 0) else -1]
 
 

@@ -77,6 +77,7 @@ def check_fields(model: ModelProto) -> None:
     _check_graph(model.graph, versions)
     for function in model.functions:
         own = _versions(function.opset_import, f"function {function.name!r}")
+        # A function imports its own versions; nested domains fall back to those of the model.
         _check_nodes(function.node, {**versions, **own})
     check_calls(model)
 
@@ -89,6 +90,7 @@ def check_text(message: Message) -> None:
     """
     for field, value in message.ListFields():
         if field.type == field.TYPE_STRING:
+            # A repeated field returns a container of its values.
             texts = [value] if isinstance(value, str | bytes) else value
             for text in texts:
                 _require_text(text, field.name, message)
@@ -123,6 +125,7 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
             f"{where} has the unknown element type {tensor.data_type}",
         ) from None
     count = _size(tensor.dims, where)
+    # io.read checks such a tensor again when the values are loaded.
     if uses_external_data(tensor):
         return
     if tensor.HasField("raw_data"):
@@ -148,6 +151,8 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
 def _packed(data_type: int) -> tuple[str, float]:
     """Return the field of a type outside of the table, and its entries per value."""
     # Values of 4 bits and fewer share an entry.
+    # Eight values fill whole bytes in every type; types of a byte or more have an entry per
+    # value.
     return _OTHERS, min(
         tensor_size(TensorProto(data_type=data_type, dims=[8])) / 8, 1.0
     )
@@ -211,6 +216,8 @@ def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> Non
             raise ModelError(f"{where} names no operator")
         for attribute in node.attribute:
             _check_attribute(attribute, where)
+        # A model without the standard operator set has no version; nodes of other domains need
+        # none.
         schema = _schema(node.op_type, node.domain, versions.get("", 1))
         if schema is not None:
             _check_call(node, schema, where)
@@ -232,6 +239,7 @@ def _schema(op_type: str, domain: str, version: int) -> defs.OpSchema | None:
 def _check_attribute(attribute: AttributeProto, where: str) -> None:
     """Check the value of an attribute against the type, and check tensors in it."""
     # An attribute of a function's node may refer to one of the function.
+    # protobuf reads an unset message as an empty one, such as a tensor of type 0.
     if not (attribute.ref_attr_name or _has_value(attribute)):
         kind = AttributeProto.AttributeType.Name(attribute.type)
         raise ModelError(
@@ -294,6 +302,7 @@ def _check_names(
     what: str,
 ) -> None:
     """Check that the names of inputs or outputs fit the operator's parameters."""
+    # Optional parameters may be absent; variadic ones are the matter of ``check_variadic``.
     needed = {
         place: formal.name
         for place, formal in enumerate(formals)

@@ -88,6 +88,7 @@ class Graph:
             store: takes large constants that are added; None keeps them in memory.
         """
         graph = model.graph
+        # The nodes and initializers of the shell become outdated; ``_skeleton`` replaces them.
         self._shell = model
         self.store = store
         # onnx's checker requires a name, onnxruntime does not.
@@ -98,6 +99,7 @@ class Graph:
         self.initializers: dict[str, TensorProto] = by_name(tensors)
         self.inputs: list[ValueInfoProto] = list(graph.input)
         self.outputs: list[ValueInfoProto] = list(graph.output)
+        # Names of bodies, too: a body reads tensors of outer graphs by name.
         self._names = all_names(graph)
         self._values: dict[str, ValueInfoProto] = by_name(graph.value_info)
         # Tensors have no reference to the arrays that hold their values.
@@ -111,12 +113,14 @@ class Graph:
         self._large = ""  # name of the large constant in the cache
         self._counter: Counter[str] = Counter()
         self._made: dict[tuple[str, ...], list[str]] = {}
+        # Plans and messages refer to nodes by name; exporters omit and repeat names.
         name_apart(self.nodes, self.fresh)
         self._index()
         # IR version 3 lists every initializer among the inputs, although nobody feeds it.
         if model.ir_version < 4:
             self.close_inputs()
             model.ir_version = 4
+        # onnx infers the shapes of a node from those of the nodes before it.
         self._sort()
         self.infer()
 
@@ -125,12 +129,14 @@ class Graph:
         """Return the graph of a copy of ``model`` with shared weights."""
         shell = ModelProto()
         copy_fields(model, shell, but="graph")
+        # Initializers are passed on by reference, so that no weight is copied.
         copy_fields(model.graph, shell.graph, but="initializer")
         return cls(shell, model.graph.initializer, store)
 
     def copy(self) -> Graph:
         """Return an independent graph with shared weights."""
         copy = Graph(self._skeleton(), self.initializers.values(), self.store)
+        # Reserved names of outer graphs occur nowhere in the skeleton.
         copy.reserve(self._names)
         return copy
 
@@ -157,6 +163,7 @@ class Graph:
 
     def consumers(self, tensor: str) -> list[Node]:
         """Return the distinct readers of a tensor, also by subgraphs, in graph order."""
+        # A copy: callers rewire the readers while they iterate.
         return list(self._readers.of(tensor))
 
     def followers(self, node: Node) -> list[Node]:
@@ -237,6 +244,7 @@ class Graph:
 
     def elem_type(self, tensor: str) -> int:
         """Return the ``TensorProto.DataType`` of a tensor; 0 (UNDEFINED) if unknown."""
+        # The tensor itself decides: a declaration of the name may be older than the tensor.
         if tensor in self.initializers:
             return self.initializers[tensor].data_type
         return self._values.get(tensor, _UNDECLARED).type.tensor_type.elem_type
@@ -259,6 +267,7 @@ class Graph:
     @property
     def opset(self) -> int:
         """Version of the standard operator set; 0 if the model does not import it."""
+        # Imports under both names of the standard domain agree (``check_fields``).
         return max(
             (
                 entry.version
@@ -284,6 +293,7 @@ class Graph:
     def fresh(self, name: str) -> str:
         """Return an unused name: ``name``, with a number if need be."""
         candidate = name
+        # The counter per name keeps a series of fresh names linear in time.
         while candidate in self._names:
             self._counter[name] += 1
             candidate = f"{name}_{self._counter[name]}"
@@ -315,6 +325,7 @@ class Graph:
 
     def set_constant(self, name: str, array: NDArray[Any]) -> str:
         """Set the value of an initializer, of the array's type, and return the name."""
+        # ascontiguousarray returns a vector of one element for a scalar.
         array = np.ascontiguousarray(array).reshape(array.shape)
         if self.store:
             tensor = self.store.put(name, array)
@@ -346,6 +357,7 @@ class Graph:
 
     def remove(self, nodes: Iterable[Node]) -> None:
         """Remove nodes; inputs and outputs stay."""
+        # Only membership and deletions depend on the set, so that its order has no effect.
         removed = set(nodes)
         for node in removed:
             self._unlink(node)
@@ -403,6 +415,7 @@ class Graph:
 
     def replace_input(self, node: Node, old: str, new: str) -> None:
         """Let a node read ``new`` instead of ``old``."""
+        # A node may read a tensor several times, such as Mul of x and x.
         for _ in range(node.inputs.count(old)):
             self.set_input(node, node.inputs.index(old), new)
 
@@ -413,8 +426,11 @@ class Graph:
         """
         source = node.inputs[0]
         result = node.outputs[0]
+        # ``replace_uses`` leaves bodies unchanged, which would then read a missing tensor.
         if self.captured(result):
             return False
+        # The name of an output is part of the interface: the producer takes the name over, unless
+        # the name of its own result is needed as well.
         if self.is_output(result):
             producer = self.producer(source)
             if producer is None or self.is_output(source) or self.captured(source):
@@ -429,11 +445,13 @@ class Graph:
 
     def drop_unused(self) -> None:
         """Remove unused nodes, then unused initializers."""
+        # Nodes that only bodies read stay: ``leaders`` follows the captures of a node.
         alive = reach(
             present(map(self.producer, names_of(self.outputs))),
             self.leaders,
         )
         self.remove(excluding(self.nodes, alive))
+        # An initializer may be an output itself, or the default value of an input.
         open_names = self._output_names | self._input_names
         self.initializers = {
             name: tensor
@@ -446,7 +464,9 @@ class Graph:
         for entry in self._shell.opset_import:
             if entry.domain in STANDARD_DOMAINS:
                 entry.version = max(entry.version, opset)
+        # A model of other domains alone imports no standard operator set.
         self.import_domain("", opset)
+        # Each operator set has a least IR version (VERSION_TABLE of onnx.helper).
         ir = helper.find_min_ir_version_for(
             [helper.make_opsetid("", self.opset)],
             ignore_unknown=True,
@@ -515,6 +535,7 @@ class Graph:
         """Return the model without initializers."""
         self._sort()
         model = ModelProto()
+        # The shell's own nodes and initializers are outdated, and would be copied for nothing.
         del self._shell.graph.node[:]
         del self._shell.graph.initializer[:]
         model.CopyFrom(self._shell)
@@ -526,6 +547,8 @@ class Graph:
         graph.input.extend(self.inputs)
         graph.output.extend(self.outputs)
         interface = self._input_names | self._output_names
+        # Declarations of removed nodes stay in ``_values``. Inputs and outputs are declared
+        # above.
         graph.value_info.extend(
             value
             for name, value in self._values.items()
@@ -537,6 +560,7 @@ class Graph:
 
     def infer(self) -> None:
         """Infer the types and shapes of tensors, as far as possible."""
+        # The interface is a promise to callers: its declarations override inferred ones.
         declared = by_name((*self.inputs, *self.outputs))
         self._values = (
             self._values
@@ -562,6 +586,7 @@ class Graph:
 
     def _unlink(self, node: Node) -> None:
         for name in node.outputs:
+            # Another node, linked later, may compute this name already.
             if self._producers.get(name) is node:
                 del self._producers[name]
         for name in node.reads:

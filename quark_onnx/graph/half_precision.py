@@ -123,6 +123,7 @@ def cast_interface(
         *results_of(graph.node),
     }
     suffix = TensorProto.DataType.Name(inside).lower()
+    # The interface keeps its names; the tensors inside are renamed.
     inner_names = {
         name: _fresh(f"{name}_{suffix}", taken) for name in (*inputs, *outputs)
     }
@@ -137,6 +138,7 @@ def cast_interface(
         )
         for name in inputs
     ]
+    # Casts of inputs first, those of outputs last: the order stays topological.
     nodes = [*casts, *graph.node]
     nodes += [
         helper.make_node(
@@ -147,10 +149,12 @@ def cast_interface(
             to=kind,
         )
         for name, kind in outputs.items()
+        # An input that is an output as well keeps name, type and value: no Cast back.
         if name not in inputs
     ]
     del graph.node[:]
     graph.node.extend(nodes)
+    # An initializer that is an output itself: the Cast above reads it under its inner name.
     for tensor in graph.initializer:
         if tensor.name in outputs:
             tensor.name = inner_names[tensor.name]
@@ -191,6 +195,7 @@ def upcast_to_float32(
     result = ModelProto()
     result.CopyFrom(model)
     graph = result.graph
+    # Only constants of the main graph are stored in 16 bits again; those of bodies stay wide.
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
     original = OriginalDtypes(
         _halves_among(_elem_types(graph.input)),
@@ -247,6 +252,7 @@ def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
     if tensor.data_type not in HALVES:
         return
     narrow = values(tensor)
+    # Widening doubles the size of a tensor, which a large model has no memory for.
     if store is not None and narrow.nbytes >= LEAST:
         tensor.CopyFrom(store.converted(tensor, narrow, np.float32))
         return

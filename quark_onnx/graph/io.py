@@ -62,10 +62,12 @@ def read(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
         model = loaded(model)
         arrays.clear()
     for tensor, initializer in tensors_with_data(model):
+        # Held tensors use the external fields, too, to refer to an array of this process.
         if not uses_external_data(tensor) or is_held(tensor):
             continue
         file, offset, length = _find(tensor, path)
         size = tensor_bytes(tensor)
+        # A tensor of a short file is loaded, so that ``check_tensor`` reports the missing bytes.
         if large and initializer and size >= store.LEAST and length == size:
             locate(tensor, file, offset, length)
             continue
@@ -117,6 +119,7 @@ def read_stored(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelPr
     """
     _check_file(path)
     found = None
+    # Larger models are worked on in files (``Store``), where held arrays have no use.
     if arrays is not None and path.stat().st_size <= store.LARGE_MODEL:
         found = read_model(path)
     model, held = found or (_parsed(path), [])
@@ -206,6 +209,7 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
         if attribute.HasField("t"):
             yield attribute.t, False
         yield from ((tensor, False) for tensor in attribute.tensors)
+        # An unset field reads as an empty message, whose tensors have no external data.
         for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
             yield from ((sparse.values, False), (sparse.indices, False))
     for graph in subgraphs(node):
@@ -239,6 +243,7 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
     except OSError as error:
         raise ModelError(f"{where} cannot be read: {error.strerror}") from error
     check_tensor(tensor)
+    # The shape decides how many bytes are needed; an explicit length must agree.
     size = tensor_size(tensor)
     if length not in (None, size):
         raise ModelError(
@@ -283,6 +288,7 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
     where = f"tensor {tensor.name!r}: external data {location!r}"
     if "\0" in location:
         raise ModelError(f"{where} is not the name of a file")
+    # Textual, without links: a ".." that is left over climbs out of the folder.
     normalized = Path(os.path.normpath(location))
     try:
         path = (model.parent / location).resolve()
@@ -354,6 +360,7 @@ def staged(
         )
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, as a rename across file systems is not atomic.
         scratch = ScratchFolder(path.parent, path.name)
     with scratch as folder:
         temporary = folder / path.name
@@ -363,12 +370,15 @@ def staged(
             elif source is not None:
                 shutil.copyfile(source, temporary)
             else:
+                # Held and located tensors have their values outside of the message.
                 temporary.write_bytes(loaded(model).SerializeToString())
         yield temporary
         with _writing(path):
+            # The data file goes first: a model without its data cannot be loaded.
             if (folder / data).exists():
                 (folder / data).replace(path.parent / data)
             else:
+                # Before the rename below, since ``_is_own`` reads the earlier model at ``path``.
                 with contextlib.suppress(FileNotFoundError):
                     _remove_stale(path, path.parent / data)
             temporary.replace(path)

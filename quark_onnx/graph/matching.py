@@ -70,6 +70,7 @@ def reduced_axes(graph: Graph, node: Node) -> Set[int]:
         return set()
     axes = np.ravel(given).astype(int)
     rank = len(graph.sizes(node.inputs[0]))
+    # ``sizes`` is empty for an unknown rank.
     if rank:
         axes = axes % rank
     return set(axes.tolist())
@@ -83,6 +84,7 @@ def is_along_last_axis(graph: Graph, node: Node, default: int) -> bool:
         node: any node.
         default: axis if the attribute is absent.
     """
+    # For an unknown rank, -1 is compared with -1.
     rank = len(graph.sizes(node.input(0)))
     return node.attribute("axis", default) in (-1, rank - 1)
 

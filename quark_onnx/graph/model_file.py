@@ -64,6 +64,8 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
     arrays: list[NDArray[Any]] = []
     try:
         with path.open("rb") as file:
+            # A map reads only the pages that are looked at: tags, lengths and what stays in the
+            # message.
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 if len(data) < LEAST_FILE:
                     return None
@@ -71,6 +73,7 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
             model = ModelProto()
             model.ParseFromString(message)
             for values in found:
+                # The values are read once, straight into their final array.
                 array = np.empty(values.length, np.uint8)
                 file.seek(values.start)
                 if file.readinto(array.data) != values.length:
@@ -78,9 +81,12 @@ def read_model(path: Path) -> tuple[ModelProto, list[NDArray[Any]]] | None:
                 tensor = model.graph.initializer[values.place]
                 held = hold_raw(tensor, array)
                 if held is None:
+                    # A type that cannot be held, or a wrong number of values, which
+                    # ``check_tensor`` reports.
                     tensor.raw_data = array.tobytes()
                 else:
                     arrays.append(held)
+    # protobuf reads the file once more, and its errors are reported with the file's name.
     except (OSError, ValueError, DecodeError):
         return None
     return model, arrays
@@ -116,6 +122,7 @@ def hold_raw(tensor: TensorProto, data: NDArray[np.uint8]) -> NDArray[Any] | Non
         return None
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     array = data.view(dtype).reshape(tuple(tensor.dims))
+    # Copies of the tensor share the array.
     array.setflags(write=False)
     hold(tensor, array)
     return array
@@ -130,6 +137,7 @@ def _split(data: mmap.mmap) -> tuple[bytes, list[_Values]]:
     message = bytearray()
     found: list[_Values] = []
     count = 0
+    # Several graph fields are valid, as parsers merge them: ``count`` goes on over all of them.
     for field in _fields(data, 0, len(data)):
         if field.number != _GRAPH or field.kind != _LENGTH:
             message += data[field.tag : field.end]
@@ -160,6 +168,7 @@ def _raw_field(data: mmap.mmap, tensor: _Field) -> _Field | None:
         for field in _fields(data, tensor.start, tensor.end)
         if field.number == _RAW_DATA
     ]
+    # Of repeated values protobuf takes the last; such a tensor stays in the message.
     if len(fields) != 1 or fields[0].end - fields[0].start < LEAST:
         return None
     return fields[0]
@@ -171,6 +180,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
     while position < end:
         tag = position
         key, position = _varint(data, position)
+        # A key is the number of the field, shifted by three bits, and the kind of the value.
         kind = key & 7
         if kind == _VARINT:
             _, stop = _varint(data, position)
@@ -190,6 +200,7 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
 def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
     """Return an integer of seven bits per byte, and the position after it."""
     value = shift = 0
+    # An integer of 64 bits takes ten bytes at most; a longer one would never end.
     while position < len(data) and shift < 64:
         byte = data[position]
         position += 1

@@ -31,6 +31,7 @@ def model_key(model: ModelProto) -> str:
         *graph.node,
         *graph.sparse_initializer,
     ]
+    # Values in files are hashed in place below, without a copy into a message.
     parts += [tensor for tensor in graph.initializer if not is_on_disk(tensor)]
     # part by part: protobuf serializes no message larger than 2 GiB
     for part in parts:

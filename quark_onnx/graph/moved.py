@@ -50,10 +50,12 @@ def pair_moved(graph: Graph) -> int:
     captured = dict.fromkeys(flattened(node.captures for node in graph.nodes))
     moved = {node.outputs[0]: None for node in graph.nodes_of(PROPAGATED)}
     count = 0
+    # An ordered union: names of new tensors do not depend on the order of a set.
     for tensor in {**captured, **moved}:
         dequantize = _moved_from(graph, tensor)
         if dequantize is None:
             continue
+        # The two faults of the module's docstring, in its order.
         if tensor in captured or _retyped(graph, tensor, dequantize):
             _write_pair(graph, tensor, dequantize)
             count += 1
@@ -68,6 +70,7 @@ def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
         return False
     if graph.is_output(tensor):
         return True
+    # The propagation ends at a QuantizeLinear, and goes on after a movement.
     stops = {*QUANTIZE, *PROPAGATED, *_REMOVED}
     return any(node.op_type not in stops for node in graph.consumers(tensor))
 
@@ -76,6 +79,7 @@ def _moved_from(graph: Graph, tensor: str) -> Node | None:
     """Return the per-tensor DequantizeLinear before the movements of a tensor, or None."""
     moved = False
     node = graph.producer(tensor)
+    # Several movements in a row have one DequantizeLinear before them.
     while node is not None and _is_movement(node, tensor):
         moved |= node.kind in PROPAGATED
         tensor = node.inputs[0]
@@ -136,6 +140,7 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     else:
         codes = quantize.outputs[0]
         graph.set_input(quantize, 0, moved)
+        # The pair that followed already computes the same values under another name.
         for other in graph.consumers(codes):
             if other.op_type == dequantize.op_type and other.inputs[1:] == parameters:
                 graph.replace_uses(other.outputs[0], tensor)
@@ -163,6 +168,7 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
         _codes_type(graph, dequantize) or TensorProto.UINT8,
     )
     rank = len(graph.sizes(dequantize.inputs[1]))
+    # ONNX requires the shape of the scale, () or (1,).
     zero_point = graph.add_constant(
         f"{dequantize.name}_zero_point",
         np.zeros((1,) * rank, dtype),

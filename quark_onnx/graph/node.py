@@ -19,6 +19,7 @@ from quark_onnx.containers import excluding, flattened, names_of
 
 #: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")
+#: First opset at which a Softmax normalizes along a single axis.
 _SINGLE_AXIS_OPSET = 13
 #: Operators of ONNX and of vendors that quantize with a given scale, and that dequantize.
 QUANTIZE = frozenset(
@@ -52,6 +53,7 @@ class Node:
         self.name: str = proto.name
         self.inputs: tuple[str, ...] = tuple(proto.input)
         self.outputs: tuple[str, ...] = tuple(proto.output)
+        # dict.fromkeys keeps the first of equal names, in a deterministic order.
         self.captures: tuple[str, ...] = tuple(dict.fromkeys(_captured(proto)))
 
     @property
@@ -91,6 +93,7 @@ class Node:
         for attribute in self._proto.attribute:
             if attribute.name == name:
                 value = helper.get_attribute_value(attribute)
+                # AttributeProto.s holds bytes, which nobody checks for UTF-8.
                 if isinstance(value, bytes):
                     return value.decode(errors="backslashreplace")
                 return value
@@ -123,6 +126,7 @@ class Node:
         for candidate in self._proto.attribute:
             if candidate.name == attribute:
                 graphs_in(candidate)[place].CopyFrom(body)
+        # The new body may read other tensors of outer graphs.
         self.captures = tuple(dict.fromkeys(_captured(self._proto)))
 
     @property
@@ -159,6 +163,7 @@ class Node:
 
     def to_proto(self) -> NodeProto:
         """Return the node as protobuf."""
+        # A copy with the present name and edges, which live outside of the protobuf message.
         proto = onnx.NodeProto()
         proto.CopyFrom(self._proto)
         proto.name = self.name
@@ -276,6 +281,7 @@ def inner_nodes(nodes: Iterable[Node]) -> list[Node]:
     Nodes without a name get one, as in a graph.
     """
     inner = list[Node]()
+    # A stack instead of recursion; the copies keep the protobuf messages of callers unchanged.
     todo = [node.to_proto() for node in nodes if node.has_subgraph]
     while todo:
         for graph in subgraphs(todo.pop()):
@@ -294,6 +300,8 @@ def _captured(proto: NodeProto) -> list[str]:
         defined = {"", *defined_names(graph), *sparse_values(graph)}
         used = list[str]()
         for node in graph.node:
+            # Names that an inner body reads, and this body does not define, come from further
+            # outside.
             used += [*node.input, *_captured(node)]
         used += names_of(graph.output)
         names += excluding(used, defined)
@@ -314,6 +322,7 @@ def name_apart(nodes: Iterable[Node], fresh: Callable[[str], str]) -> None:
 def sparse_names(graph: GraphProto) -> frozenset[str]:
     """Return the names of the sparse constants of a graph."""
     names = set(sparse_values(graph))
+    # A Constant node may hold a sparse tensor instead of a dense one.
     for node in graph.node:
         if any(attribute.name == "sparse_value" for attribute in node.attribute):
             names.update(node.output)

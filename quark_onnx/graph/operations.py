@@ -101,15 +101,18 @@ class Operations:
         for node in graph.nodes:
             for name in filter(None, node.outputs):
                 self._describe(graph, name, tensor(name))
+            # By name, in the order of the node's inputs and then of the captures.
             reads = {name: tensor(name) for name in node.reads}
             if node.has_subgraph:
                 self._add_bodies(graph, node, reads, path)
+            # The joins of ``_add_bodies`` stand for If, Loop and Scan.
             if node.kind not in _CONTROL_FLOW:
                 self._add_node(graph, node, reads, path)
 
     def _describe(self, graph: Graph, name: str, tensor: Tensor) -> None:
         elem_type = graph.elem_type(name)
         shape = graph.shape(name)
+        # Without open dimensions: ``few`` requires a static shape, in which none is missing.
         sizes = of_type(graph.sizes(name), int)
         few = is_static(shape) and prod(sizes) <= FEW
         stored = _is_stored(graph, name)
@@ -135,6 +138,7 @@ class Operations:
     ) -> None:
         """Add an operator; ``reads`` has the inputs of node and bodies, by name."""
         controls = {node.inputs[index] for index in control_inputs(node, graph.opset)}
+        # Without a schema the types tell: integers of 32 and 64 bits, and conditions.
         if not has_schema(node):
             controls |= {
                 name for name in reads if graph.elem_type(name) in CONTROL_TYPES
@@ -157,6 +161,7 @@ class Operations:
         path: Path,
     ) -> None:
         """Add the nodes of a node's bodies, and connect them with the outer graph."""
+        # None for an omitted input, so that positions stay aligned with the body's inputs.
         given = list(map(reads.get, node.inputs))
         for body in bodies(graph, node, weights=False):
             inner = Graph(body.model)
@@ -186,10 +191,13 @@ class Operations:
         """Connect the inputs of a body with the values of the first and of the previous step."""
         carried: list[Tensor | None] = []
         if node.kind == "Loop":
+            # A body takes iteration number, condition and states; it returns condition and
+            # states.
             carried = [None, *results]
         elif node.kind == "Scan":
             if graph.opset < _SCAN_OPSET:
                 given = given[1:]
+            # States come first; the scanned inputs and outputs after them are not carried on.
             carried = list(
                 results[: len(body_inputs) - int(node.attribute("num_scan_inputs", 0))],
             )
@@ -200,6 +208,8 @@ class Operations:
                 for tensor in body_inputs
             ]
             return
+        # Values beyond the inputs of the body, such as scan outputs, are not read by the next
+        # iteration.
         for tensor, *sources in zip_longest(
             body_inputs, given[: len(body_inputs)], carried[: len(body_inputs)]
         ):
@@ -218,9 +228,12 @@ class Operations:
         controls: list[Tensor | None] = []
         initial: list[Tensor | None] = []
         if node.kind == "If":
+            # The condition of the If.
             controls = given[:1]
         elif node.kind == "Loop":
+            # Trip count and condition of the Loop, and the condition that its body computes.
             controls = [*given[:2], *results[:1]]
+            # A Loop of no iterations returns the initial values of the states.
             initial = given[2:]
             results = results[1:]
         steering = tuple(filter(None, controls))

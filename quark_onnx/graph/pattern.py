@@ -57,6 +57,7 @@ class Match:
 
     def is_closed(self, graph: Graph) -> bool:
         """Return whether nothing but the nodes reads the tensors between them."""
+        # The result, of the first node, may have any readers; tensors further in may not.
         inner = flattened(node.results for node in self.nodes[1:])
         readers = set(flattened(map(graph.consumers, inner)))
         return readers.issubset(self.nodes) and all(
@@ -87,6 +88,7 @@ class Pattern(ABC):
             shared: nodes outside of the subgraph may read the tensors inside.
             **known: tensors that stand for names in the pattern.
         """
+        # Matches are generated lazily: the alternatives after the first match are never tried.
         match = next(self.matches(graph, result, Match(known)), None)
         if match is None or shared or match.is_closed(graph):
             return match
@@ -97,6 +99,7 @@ class Pattern(ABC):
         known = partial.tensors.get(self.name)
         if known is None:
             yield from self._matches(graph, result, partial.bind(self.name, result))
+        # The name has occurred before, as x in x * Sigmoid(x): it must stand for the same tensor.
         elif known == result:
             yield partial
 
@@ -204,10 +207,12 @@ class _Operator(Pattern):
             return
         extended = replace(partial, nodes=(*partial.nodes, node))
         yield from _match_all(graph, self.inputs, node.inputs, extended)
+        # Only binary operators are commutative here, so that the reverse is the only other order.
         if node.kind in _COMMUTATIVE:
             yield from _match_all(graph, self.inputs, node.inputs[::-1], extended)
 
     def _fits(self, graph: Graph, node: Node, result: str) -> bool:
+        # Optional inputs after the described ones are permitted.
         if result != node.outputs[0] or len(node.inputs) < len(self.inputs):
             return False
         return self.where is None or self.where(graph, node)
@@ -229,5 +234,7 @@ def _match_all(
     if not patterns:
         yield partial
         return
+    # Each match of the first operand binds names for the others: a failure there tries the next
+    # one.
     for match in patterns[0].matches(graph, tensors[0], partial):
         yield from _match_all(graph, patterns[1:], tensors[1:], match)

@@ -43,6 +43,7 @@ class _Axis:
     @property
     def last(self) -> int:
         """Return the start of the last window with ``ceil_mode``, in the padding or not."""
+        # Rounded up to a multiple of the stride, as ``ceil_mode`` does.
         return -(-self.room // self.stride) * self.stride
 
     @property
@@ -57,6 +58,7 @@ class _Axis:
         No window begins in the padding after the input.
         """
         last = self.last
+        # The specification drops a window that would begin after the input.
         if self.ends_in_padding:
             last -= self.stride
         return max(0, last - self.room)
@@ -106,6 +108,7 @@ def without_those_in_padding(
     axes = _axes(attributes, shape)
     if not any(axis.ends_in_padding for axis in axes):
         return False
+    # Layout of ``pads``: all beginnings, then all ends.
     pads = [axis.before for axis in axes]
     pads += [axis.after + axis.overhang for axis in axes]
     replaced = {"pads": pads, "ceil_mode": 0}
@@ -129,6 +132,7 @@ def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]
     pads = attributes.get("pads", [0] * 2 * rank)
     strides = attributes.get("strides", [1] * rank)
     dilations = attributes.get("dilations", [1] * rank)
+    # An open size makes ``sizes`` shorter; invalid attributes are left to the runtime.
     if not len(sizes) == len(strides) == len(dilations) == rank:
         return []
     if len(pads) != 2 * rank or 0 in strides:

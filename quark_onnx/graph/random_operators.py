@@ -28,6 +28,7 @@ def may_be_random(model: ModelProto) -> bool:
     Args:
         model: the model, with its functions.
     """
+    # Nodes that call a function are as random as the nodes of the function, which are looked at.
     defined = {(f.name, normalized_domain(f.domain)) for f in model.functions}
     nodes = flattened(function.node for function in model.functions)
     return any(

@@ -34,6 +34,7 @@ _RANKS: dict[str, dict[int, tuple[int, int]]] = {
     "MatMul": {0: (1, _ANY), 1: (1, _ANY)},
     "BatchNormalization": dict.fromkeys(range(1, 5), (1, 1)),
     **dict.fromkeys(
+        # X (steps, batch, inputs), W (directions, gates * hidden, inputs), R alike.
         ("GRU", "LSTM", "RNN"),
         dict.fromkeys(range(3), (3, 3)),
     ),
@@ -55,6 +56,7 @@ def check_ranks(
     Raises:
         ModelError: a rank is wrong, or there is no such axis; the message names the node.
     """
+    # A tensor of the body hides an outer one of the same name.
     ranks = {**around, **_ranks(graph)}
     for node in graph.node:
         if node.domain in STANDARD_DOMAINS:
@@ -77,6 +79,7 @@ def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
     inputs = dict(enumerate(node.input))
     for place, (least, greatest) in bounds.items():
         name = inputs.get(place, "")
+        # An unknown rank counts as the least one, and passes.
         if not least <= ranks.get(name, least) <= greatest:
             raise ModelError(
                 f"{described(node)}: its input {name!r} has the rank {ranks[name]}; it"

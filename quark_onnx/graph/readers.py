@@ -26,6 +26,7 @@ class Readers:
     def remove(self, node: Node, tensor: str) -> None:
         """Remove an edge, if present."""
         readers = self._counts.get(tensor, {})
+        # A node may read a tensor at several inputs, and in its bodies.
         if readers.get(node, 0) > 1:
             readers[node] -= 1
         else:

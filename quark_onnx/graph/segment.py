@@ -59,11 +59,13 @@ def _declared(
     sized: bool,
 ) -> ValueInfoProto:
     kind = graph.elem_type(name)
+    # Inference has not reached the tensor; the given value has the type.
     if kind == TensorProto.UNDEFINED:
         kind = helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype)
     sizes: list[int | str | None] = [None] * np.ndim(value)
     shape = graph.sizes(name)
     if sized and len(shape) == len(sizes):
+        # A size that differs from the value stays open: the segment may run on other batches.
         sizes = [
             dim if dim == size or isinstance(dim, str) else None
             for dim, size in zip(shape, value.shape, strict=True)

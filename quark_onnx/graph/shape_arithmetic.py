@@ -95,10 +95,14 @@ class ShapeArithmetic:
     def of(cls, graph: Graph) -> ShapeArithmetic:
         """Analyze a graph with the bodies."""
         operations = Operations.of(graph)
+        # Positions computed from a signal, such as those of NonZero, count as signals for sizes,
+        # but are integers where rounding is concerned.
         raw = _origins(operations, integers_stay_integers=False)
         origins = _origins(operations, integers_stay_integers=True)
         reasons = dict[Tensor, str]()
         shared = set[Tensor]()
+        # Neither integers nor constants become activations with Q/DQ pairs, so that a reason is
+        # not needed.
         never_rounded = operations.integers | operations.constants
         for tensor in _read_as_shapes(operations, origins) - never_rounded:
             origin = origins.get(tensor, Origin.SIGNAL)
@@ -107,6 +111,7 @@ class ShapeArithmetic:
                 shared.add(tensor)
         for tensor in operations.small - never_rounded:
             if origins.get(tensor) is Origin.SIZES:
+                # The reason of a reader is more specific, and stays.
                 reasons.setdefault(tensor, _SIZE_ALONE)
         return cls(reasons, shared, _sized_by_data(operations, raw))
 
@@ -164,6 +169,7 @@ def _origins(
         integers_stay_integers: an integer computed from a signal, such as the position of a
             maximum, counts as an integer and not as a signal.
     """
+    # A tensor without an entry has not been reached yet, and counts as constant.
     origins = dict.fromkeys(operations.constants, Origin.CONSTANTS)
     for tensor in operations.inputs - operations.constants:
         origins[tensor] = Origin.SIGNAL
@@ -177,6 +183,7 @@ def _origins(
             origin = _origin(operation, operations, origins)
             for tensor in operation.outputs:
                 bounded = integers_stay_integers and tensor in operations.integers
+                # An origin only grows, so that the rounds end.
                 new = max(
                     min(origin, Origin.INTEGERS) if bounded else origin,
                     origins.get(tensor, Origin.CONSTANTS),
@@ -193,6 +200,7 @@ def _origin(
 ) -> Origin:
     if operation.kind in _SIZES:
         return Origin.SIZES
+    # Random values and dequantized codes are signals even if all inputs are constants.
     if operation.kind in RANDOM or operation.kind in DEQUANTIZE:
         return Origin.SIGNAL
     origin = max(
@@ -200,6 +208,7 @@ def _origin(
         default=Origin.CONSTANTS,
     )
     learned = not operations.learned.isdisjoint(operation.inputs)
+    # The first input is the table; indices are no table.
     if operation.kind in _LOOKING_UP:
         learned |= operation.inputs[0] in operations.tables
     if learned and origin > Origin.CONSTANTS:
@@ -222,6 +231,7 @@ def _read_as_shapes(
         for tensor in operation.outputs:
             read[tensor] += inputs
 
+    # A signal of a few values may be a computed scale or position; more values are data.
     def is_exact(tensor: Tensor) -> bool:
         origin = origins.get(tensor, Origin.CONSTANTS)
         return origin < Origin.SIGNAL or tensor in operations.flat
@@ -238,6 +248,7 @@ def _read_as_shapes(
 def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Tensor]:
     """Return the tensors whose shape depends on values of a signal."""
     sized = set[Tensor]()
+    # A body's input may depend on a result further down in the sequence, by the next iteration.
     changed = True
     while changed:
         changed = False
@@ -250,6 +261,7 @@ def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Ten
             if decided or not sized.isdisjoint(operation.inputs):
                 sized.update(operation.outputs)
                 changed = True
+    # A declared or inferred static shape is the better evidence.
     return sized - operations.static
 
 

@@ -83,6 +83,7 @@ def infer_values(
     for tensor in initializers:
         if tensor_bytes(tensor) <= LARGE:
             skeleton.graph.initializer.append(tensor)
+        # Inference needs only type and shape of a weight, as an input declares them.
         elif tensor.name not in declared:
             value = helper.make_tensor_value_info(
                 tensor.name,
@@ -90,6 +91,7 @@ def infer_values(
                 tensor.dims,
             )
             skeleton.graph.input.append(value)
+    # onnx has no shape rules for operators of these domains.
     for node in skeleton.graph.node:
         if node.domain in _DOMAINS and node.op_type in _TWINS:
             node.domain = ""
@@ -108,12 +110,15 @@ def import_all(model: ModelProto) -> None:
     known = {normalized_domain(entry.domain) for entry in model.opset_import}
     used = {normalized_domain(node.domain) for node in nested_nodes(model.graph.node)}
     for domain in sorted(used - known):
+        # Inference has no operators of other domains, so that any version of them will do.
         version = 1 if domain else onnx.defs.onnx_opset_version()
         model.opset_import.append(helper.make_opsetid(domain, version))
 
 
 def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
     values = dict[str, ValueInfoProto]()
+    # Plain inference first: its result tells whether data propagation is safe, and stays if that
+    # fails.
     for propagate in (False, True):
         if propagate and has_long_vector((*model.graph.input, *values.values())):
             break
@@ -211,6 +216,7 @@ def _has_too_many_windows(
         node for node in model.graph.node if node.op_type in POOLS and not node.domain
     )
     known = by_name(model.graph.input) | dict(values)
+    # One pool at a time: a changed pool changes the shapes that the next one reads.
     return any(
         without_those_in_padding(node, sizes_of(known[node.input[0]]))
         for node in pools

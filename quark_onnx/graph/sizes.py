@@ -89,12 +89,15 @@ def check_sizes(model: ModelProto) -> None:
     light = _light(model)
     for propagate, rounds in ((False, _PLAIN), (True, _PROPAGATED)):
         for _ in range(rounds):
+            # Sizes are checked before ``_add_constants`` lets onnxruntime allocate any of the
+            # tensors.
             inferred = _inferred(light, propagate=propagate)
             for graph in all_graphs(inferred.graph):
                 _check_graph(graph, limit)
             check_ranks(inferred.graph)
             if not _add_constants(light, light.graph, inferred.graph):
                 break
+            # Shapes inside bodies may depend on the constants of this round.
             _hand_down(light.graph, {})
 
 
@@ -134,6 +137,7 @@ def _light(model: ModelProto) -> ModelProto:
     graph = light.graph
     graph.name = "sizes"
     graph.node.extend(model.graph.node)
+    # An initializer that is an input as well is declared already.
     fed = set(names_of(model.graph.input))
     graph.input.extend(map(_closed, model.graph.input))
     # Declared shapes of outputs may be wrong.
@@ -141,6 +145,8 @@ def _light(model: ModelProto) -> ModelProto:
     for tensor in model.graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             graph.initializer.append(tensor)
+        # The type and shape of a large weight are enough; its values would be copied in each
+        # round.
         elif tensor.name not in fed:
             graph.input.append(
                 helper.make_tensor_value_info(
@@ -165,6 +171,7 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
     defined = defined_names(graph)
     missing = sorted(read_by(graph.node) - defined)
     graph.initializer.extend(subset(around, missing).values())
+    # A tensor that the graph defines hides an outer one of the same name.
     known = without(around, defined)
     for tensor in graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
@@ -214,7 +221,9 @@ def _check_graph(graph: GraphProto, limit: int) -> None:
     for value in filter(is_tensor, declared_values(graph)):
         kind = value.type.tensor_type
         dims = kind.shape.dim
+        # A tensor with an empty axis takes no memory.
         if not any(map(_is_empty, dims)):
+            # An unset dim_value reads as 0; a dimension of unknown size counts as 1.
             sizes = [max(1, dim.dim_value) for dim in dims]
             what = _described(value.name, producers.get(value.name))
             _require(what, kind.elem_type, sizes, limit)
@@ -251,6 +260,7 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
         Whether there are new constants.
     """
     added = False
+    # Inference keeps the nodes and their order, so that both can be walked in parallel.
     for node, inferred_node in zip(graph.node, inferred.node, strict=True):
         bodies = zip(subgraphs(node), subgraphs(inferred_node), strict=True)
         for body, inferred_body in bodies:
@@ -260,6 +270,7 @@ def _add_constants(light: ModelProto, graph: GraphProto, inferred: GraphProto) -
         return added
     shapes = by_name((*known.values(), *inferred.input))
     computed = _computed_constants(light, graph, known, shapes)
+    # Nodes with known values become initializers, which the next round of inference can use.
     open_nodes = [
         node for node in graph.node if computed.keys().isdisjoint(node.output)
     ]
@@ -285,6 +296,7 @@ def _computed_constants(
         shapes: the same, and those of the inputs.
     """
     constant = set(names_of(graph.initializer))
+    # A caller may override an initializer that is an input.
     constant -= set(names_of(graph.input))
     nodes = list[NodeProto]()
     computed = dict[str, NDArray[Any]]()
@@ -293,6 +305,8 @@ def _computed_constants(
         if value is not None:
             computed[node.output[0]] = value
             constant.add(node.output[0])
+        # Nodes are in topological order: a computable result is a constant for the nodes after
+        # it.
         elif _is_computable(node, constant, known):
             nodes.append(node)
             constant.update(filter(None, node.output))
@@ -332,6 +346,7 @@ def _measured(
         # dimensions may have a product that int64 does not hold
         return np.array(min(math.prod(sizes), 2**63 - 1), np.int64)
     bounds = {attribute.name: attribute.i for attribute in node.attribute}
+    # Slices clamp positions and count negative ones from the end, as Shape does from opset 15 on.
     return np.array(sizes[bounds.get("start", 0) : bounds.get("end")], np.int64)
 
 
@@ -386,6 +401,7 @@ def _values(
         "constants",
         [],
         [ValueInfoProto(name=name) for name in wanted],
+        # The session would copy constants that no node reads, too.
         [tensor for tensor in constants if tensor.name in read],
     )
     model = helper.make_model(
@@ -402,5 +418,6 @@ def _values(
     return {
         name: value
         for name, value in zip(wanted, values, strict=True)
+        # A sequence is returned as a list.
         if isinstance(value, np.ndarray)
     }

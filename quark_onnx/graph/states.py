@@ -112,6 +112,7 @@ class _Words:
         stem = list[str]()
         sides = set[str]()
         state = False
+        # Words end at underscores, dots and the humps of camel case.
         parted = (
             re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().replace("key_values", "")
         )
@@ -125,6 +126,7 @@ class _Words:
                 word = short[1]
                 state |= word in _STATE
                 sides.add(_SIDES.get(short[2], short[2]))
+            # Plural and singular mean the same state.
             stem.append(word.removesuffix("s") if word in _STATE else word)
         return cls(
             tuple(stem),
@@ -168,6 +170,7 @@ def _pairs_by_name(
 ) -> dict[str, str]:
     """Return the inputs that have an output of the same name, apart from its side."""
     paired = dict[str, str]()
+    # An output is the next value of one input at most.
     free = dict(outputs)
     for name, words in inputs.items():
         for output, output_words in free.items():
@@ -188,10 +191,12 @@ def _pairs_in_order(
     states = [name for name, words in inputs.items() if words.pure and not words.after]
     results = [name for name, words in outputs.items() if not words.before]
     before = excluding(states, paired)
+    # Results proper come before the states among the outputs, as exporters list them.
     after = excluding(results, paired.values())[-len(before) :]
     if len(after) < len(before):
         return {}
     pairs = dict(zip(before, after, strict=False))
+    # All or nothing: one pair that does not fit means that the order is a different one.
     if not all(_follows(graph, name, output) for name, output in pairs.items()):
         return {}
     return pairs
@@ -220,6 +225,7 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
         return False
     if not _shaped_alike(graph.shape(before), graph.shape(after)):
         return False
+    # An output that does not depend on the input starts anew in each step.
     upstream = reach(present([graph.producer(after)]), graph.leaders)
     return any(reader in upstream for reader in graph.consumers(before))
 

@@ -57,6 +57,7 @@ def fixed(
     if changed:
         notes = [_shape_note("input", name, sizes) for name, sizes in changed.items()]
         model = graph.to_model()
+        # Declarations of inner tensors carry the open dimensions; inference writes new ones.
         del model.graph.input[:]
         del model.graph.value_info[:]
         model.graph.input.extend(
@@ -74,6 +75,7 @@ def fixed(
     inferred = _inferred(model, graph, open_outputs)
     known = {
         name: inferred[name]
+        # The order of a set differs between runs; notes are sorted.
         for name in sorted(open_outputs & inferred.keys())
         if _is_static(inferred[name])
     }
@@ -93,6 +95,7 @@ def _sizes_by_name(
     """Return the sizes that the named dimensions of inputs have got."""
     known = dict[str, int]()
     for name, sizes in wanted.items():
+        # An undeclared shape has no names to bind.
         for dim, size in zip(declared[name] or (), sizes, strict=False):
             if isinstance(dim, str) and isinstance(size, int):
                 known[dim] = size
@@ -137,6 +140,7 @@ def _inferred(
         forgotten: the outputs whose declared shapes are not used.
     """
     skeleton = ModelProto()
+    # ``infer_values`` consumes its argument, and takes the initializers apart.
     skeleton.CopyFrom(model)
     del skeleton.graph.initializer[:]
     del skeleton.graph.output[:]
@@ -177,6 +181,7 @@ def _wanted(
         wanted[name] = list(sizes)
     unset = present_values(without(declared, wanted))
     for shape in unset.values():
+        # A name that the caller's shapes have bound already keeps the size.
         for dim in of_type(_batch_of(shape), str):
             known.setdefault(dim, batch)
     for name, shape in unset.items():
@@ -224,6 +229,7 @@ def _bind(
         if isinstance(dim, int):
             bound = dim
         elif isinstance(dim, str):
+            # The first input with the name binds the size for all others.
             bound = known.setdefault(dim, size)
             other = f"{dim} = {bound}"
         if bound != size:
@@ -243,6 +249,7 @@ def _declared(
 
     Without a shape the declaration is unchanged, unless its shape is to be removed (``forget``).
     """
+    # Sequences and optionals have no tensor shape to replace.
     if not (shape or forget) or not is_tensor(value):
         return value
     copy = ValueInfoProto()

@@ -32,6 +32,7 @@ class Store:
         """Create the file in the folder of ``near``, or in the system's temporary folder."""
         folder = Path(gettempdir())
         if near is not None:
+            # The output folder may not exist yet: the nearest one above is on the same disk.
             folder = next(
                 parent for parent in near.absolute().parents if parent.exists()
             )
@@ -57,6 +58,7 @@ class Store:
         kind = int(TensorProto.FLOAT)
         with self._writing(), self.weights_path.open("ab") as file:
             offset = file.seek(0, os.SEEK_END)
+            # Zeros up to the next multiple of PAGE.
             offset += file.write(bytes(-offset % PAGE))
             for part in parts:
                 # Packs types of less than a byte.
@@ -77,6 +79,7 @@ class Store:
         flat = source.reshape(-1)
         step = PART
         parts = (
+            # A part at a time, so that source and result are never both whole in memory.
             flat[start : start + step].astype(dtype)
             for start in range(0, flat.size, step)
         )

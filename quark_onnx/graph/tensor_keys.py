@@ -29,6 +29,7 @@ def tensor_keys(graph: Graph) -> dict[str, str]:
         read = list(map(key_of, (*node.inputs, *node.captures)))
         for position, name in enumerate(node.outputs):
             if name:
+                # The position tells the results of one node apart.
                 keys[name] = _digest(operator, *read, str(position).encode())
     return keys
 
@@ -38,6 +39,7 @@ def _node_text(node: Node) -> bytes:
     proto = node.to_proto()
     proto.name = proto.doc_string = ""
     del proto.input[:], proto.output[:], proto.metadata_props[:]
+    # The order of attributes has no meaning.
     attributes = sorted(proto.attribute, key=lambda attribute: attribute.name)
     del proto.attribute[:]
     proto.attribute.extend(attributes)
@@ -57,6 +59,7 @@ def _constant_key(graph: Graph, name: str) -> str:
 def _digest(*parts: bytes | memoryview) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
+        # Lengths mark the ends of the parts: ("ab", "c") and ("a", "bc") differ.
         digest.update(f"{len(part)} ".encode())
         digest.update(part)
     return digest.hexdigest()

@@ -41,6 +41,7 @@ def drop_traces(model: ModelProto) -> int:
         traced = [entry for entry in entries if entry.key.startswith(_TRACED)]
         if not traced:
             continue
+        # A key without a prefix is torch's only next to prefixed ones.
         traced += [entry for entry in entries if entry.key in _BESIDE]
         dropped += sum(entry.ByteSize() for entry in traced)
         kept = excluding(entries, traced)

@@ -31,6 +31,7 @@ def reach(
     step: Callable[[T], Iterable[T]],
 ) -> dict[T, None]:
     """Return every node or tensor that repeated steps reach, as an ordered set with ``start``."""
+    # A dict is a set in the order of insertion, the same in each run.
     seen = dict.fromkeys(start)
     todo = list(seen)
     while todo:
@@ -53,6 +54,7 @@ def in_order(
     done: set[Node] = set()
     order: list[Node] = []
     for root in nodes:
+        # Depth first without recursion: a chain of nodes may be longer than Python's stack.
         stack = [(root, False)]
         path = set[Node]()
         while stack:
@@ -69,6 +71,7 @@ def in_order(
                     f"the graph has a cycle through node {node.name!r} ({node.op_type})",
                 )
             path.add(node)
+            # The node comes up again, ready, after its leaders.
             stack.append((node, True))
             stack += [(other, False) for other in leaders(node) if other not in done]
     return order

@@ -50,11 +50,13 @@ def _check(
 ) -> None:
     """Check nodes, also in subgraphs."""
     opsets = {normalized_domain(entry.domain): entry.version for entry in imports}
+    # A stack, as bodies may be nested deeply.
     todo = list(nodes)
     while todo:
         node = todo.pop()
         for graph in subgraphs(node):
             todo += graph.node
+        # Most nodes have all names; a look-up of the schema costs more than this check.
         if "" not in node.input and "" not in node.output:
             continue
         if (normalized_domain(node.domain), node.op_type) in functions:
@@ -90,6 +92,7 @@ def _first_variadic(
 ) -> tuple[int | None, int | None]:
     """Return the positions of the first variadic input and output, or None."""
     domain = normalized_domain(node.domain)
+    # A domain that is not imported is looked up in its newest version.
     version = min(opsets.get(domain, _NEWEST), _NEWEST)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain)
