@@ -43,6 +43,8 @@ _EVERY, _AT_MOST = 4, 256
 #: Maximum share of float nodes before 16 bits are tried.
 _FLOAT_SHARE = 0.25
 #: Figures of verdicts that are shares, with a loss in percent.
+#: The other figures (divergence in nats, PSNR and SQNR in dB) have no upper end from which a loss
+#: could be counted.
 _SHARES = frozenset({"agreement", "f1", "cosine", "equal"})
 _TARGET = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(%|dB)\s*", re.IGNORECASE)
 
@@ -75,6 +77,7 @@ class Target:
         >>> Target.of("0.5 %"), Target.of(25)
         (Target(value=0.5, percent=True), Target(value=25.0, percent=False))
         """
+        # A bool is no number here: Target.of(True) is an error, and not 1 dB.
         if is_number(text):
             return cls(float(text), False)  # type: ignore[arg-type]
         found = _TARGET.fullmatch(text) if isinstance(text, str) else None
@@ -212,8 +215,11 @@ def quantize_to_accuracy(  # noqa: PLR0913
     choice = choose(model)
     if recipe != "auto":
         row = RECIPES[recipe]
+        # The automatic choice above also rejects a model that cannot be loaded, before samples are
+        # read.
         choice = Choice(row, row.config, "as asked for")
     with (
+        # Two spools share the memory of one; samples beyond it lie on the disk.
         Spool(memory=MEMORY // 2) as calibration,
         Spool(memory=MEMORY // 2) as judges,
     ):
@@ -223,6 +229,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
     if output is not None:
         path = destination(model, output)
         assert path is not None
+        # The output has its weights in a file of their own if the input model has.
         beside = keeps_weights_beside(model, path)
         with staged(found.result.model, path, external=beside):
             pass  # the result was checked and run when it was created
@@ -240,6 +247,8 @@ def _read(
     reader = reader_for(Graph.of(inlined(load(model))), data)
     with data_errors(), Progress(progress, reader.length, "reading", "sample") as bar:
         for index, sample in enumerate(reader):
+            # The second sample, and not the first, is held out: a single sample is then left for
+            # calibration.
             held_out = index % _EVERY == 1 and len(judges) < _AT_MOST
             (judges if held_out else calibration).append(sample)
             bar.update(index + 1)
@@ -269,6 +278,7 @@ def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
         share=_FLOAT_SHARE,
     )
     mixed = plain.with_(optimizers=(some_float, *corrected))
+    # A recipe may equal one of the other configurations.
     tried = list[QConfig]()
     for name, config in (
         ("A8W8", plain),
@@ -298,7 +308,11 @@ class _Ladder:
         self._start = perf_counter()
         self._model, self._calibration, self._judges = model, calibration, judges
         self._target, self._task, self._budget = target, task, budget
+        # Statistics of activations are shared by the attempts: a tensor that no optimizer changed
+        # is measured once.
         self._ranges = Calibration("")
+        # The shortfall to the target (negative if met), its attempt and the model: one model stays
+        # in memory.
         self._best: tuple[float, Attempt, Result] | None = None
 
     def climb(self, choice: Choice, progress: bool | None) -> AccuracyResult:
@@ -318,6 +332,7 @@ class _Ladder:
                 bar.update(done)
                 if attempt.met:
                     break
+        # The first attempt has no time limit, so that attempts is not empty here.
         if self._best is None:
             first = attempts[0]
             raise ModelError(
@@ -338,6 +353,8 @@ class _Ladder:
         """Return whether the fastest attempt so far would end within the budget."""
         if self._budget is None or not attempts:
             return True
+        # The fastest is a lower bound: later configurations do more, and a slow one is stopped at
+        # the limit.
         fastest = min(attempt.seconds for attempt in attempts)
         return perf_counter() - self._start + fastest < self._budget
 
@@ -346,11 +363,13 @@ class _Ladder:
         start = perf_counter()
         limit = None
         if self._budget is not None and not first:
+            # The budget counts from the start of the search, and not of this attempt.
             limit = max(self._budget - (start - self._start), 0.0)
         try:
             with time_limit(limit):
                 result = quantize(
                     self._model,
+                    # Weight-only configurations read no samples.
                     self._calibration if config.measures else None,
                     config,
                     ranges=self._ranges if config.measures else None,
@@ -359,6 +378,7 @@ class _Ladder:
                 found = compare(
                     self._model, result.model, self._judges, task=self._task
                 )
+        # Before QuarkError, its base class: a late attempt is no failed one.
         except TimeLimitError:
             return None
         except QuarkError as error:
@@ -367,7 +387,9 @@ class _Ladder:
             return Attempt(name, config, None, None, "", seconds, False, text)
         loss = self._loss(found)
         if self._target.percent:
+            # _loss raises for a target in percent without a share.
             assert loss is not None
+            # Both shortfalls fall with accuracy; 0 meets the target.
             shortfall = loss - self._target.value
         else:
             shortfall = self._target.value - found.sqnr

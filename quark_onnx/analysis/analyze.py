@@ -92,6 +92,7 @@ def _analyzed(
             " operator of a number format: it is not quantized; the float model comes"
             " first",
         )
+    # Additional outputs of the quantized model are allowed: some tools expose intermediate tensors.
     missing = _outputs(before) - _outputs(after)
     if missing:
         raise ModelError(
@@ -110,6 +111,7 @@ def _analyzed(
     )
     for name, reason in matching.unmatched.items():
         uncompared.append(Unmatched(name, reason))
+    # Tensors that were matched, and could not be compared on some sample.
     for name, watch in measured.tensors.items():
         if watch.reason:
             uncompared.append(Unmatched(name, watch.reason))
@@ -139,6 +141,8 @@ def _read(model: ModelProto) -> tuple[Reading, ModelProto]:
     Vendor operators without a function body get a body.
     """
     graph = Graph.of(inlined(with_bodies(model)))
+    # Constant nodes become initializers, so that a weight is found under one name whatever the
+    # exporter.
     gather_constants(graph)
     return Reading(graph), graph.to_model()
 
@@ -164,11 +168,15 @@ class _Figures:
         """Return the errors of compared tensors in the order of execution."""
         graph = self._reference.graph
         errors = list[TensorError]()
+        # Inputs of the model come first, without noise from upstream.
         for value in graph.inputs:
             errors += self._error(value.name, "", "Input", _EXACT, len(errors))
         for node in graph.nodes:
+            # Tensors that a body of If, Loop or Scan reads count as inputs of its node. Nodes are
+            # in topological order, so that the figures of all inputs are known.
             source = self._worst([*node.inputs, *node.captures])
             for name in node.outputs:
+                # Before the tensor's own figure: a tensor without a comparison hands its source on.
                 self._sources[name] = source
                 errors += self._error(
                     name,
@@ -213,6 +221,7 @@ class _Figures:
         statistic = watch.statistic
         grid = watch.view.grid or _NO_GRID
         rescaled = statistic.rescaled
+        # The fit removes the channel factors of equalization, which are no error.
         sqnr = statistic.fitted if rescaled else statistic.sqnr
         self._sqnr[name] = sqnr
         before, of_grid, local = _ratios_of_parts(
@@ -251,6 +260,7 @@ class _Figures:
                 step=step,
                 clipped_low=statistic.low / statistic.count,
                 clipped_high=statistic.high / statistic.count,
+                # own is None for a grid that was not observed, and 0.0 for an exact one.
                 clip_noise=statistic.clipped / statistic.own if statistic.own else 0.0,
                 rescaled=rescaled,
             ),
@@ -289,6 +299,8 @@ def _explained(
     """Add causes to errors."""
     between = _Between(reference, set(names_of(errors)))
     grids = dict[str, float | None]()  # noise of each grid; None if it is not known
+    # None marks a format whose noise was not measured; tensors that stay float are absent, and add
+    # nothing.
     for error in errors:
         if error.sqnr_grid is not None:
             grids[error.name] = nsr(error.sqnr_grid)
@@ -298,10 +310,13 @@ def _explained(
     for error in errors:
         watch = measured.tensors[error.name]
         nodes, reads = between.of(error.name)
+        # Weights of all nodes up to the next compared tensors: an intermediate result that the
+        # quantized model lacks has its weights counted here.
         own = [weight for weight in weights if weight.node in nodes]
         noise = _total_noise(grids, reads)
         evidence = Evidence(error, watch.view.grid, watch.statistic, own, noise)
         explained.append(
+            # The evidence subtracts the noise of the input grids, which _error could not yet know.
             replace(error, added=evidence.added, causes=causes_of(evidence)),
         )
     return explained
@@ -311,6 +326,7 @@ def _total_noise(grids: dict[str, float | None], tensors: set[str]) -> float | N
     """Return the sum of the noise of tensors' grids; None if a part is not known."""
     total = 0.0
     for tensor in tensors:
+        # A tensor without an entry has no grid.
         noise = grids.get(tensor, 0.0)
         if noise is None:
             return None
@@ -334,11 +350,14 @@ class _Between:
     def _before(self, tensor: str) -> list[str]:
         """Return the tensors without a comparison that the producer of a tensor reads."""
         node = self._graph.producer(tensor)
+        # Compared tensors end the walk. Operands include the tensors that bodies read.
         return [] if node is None else excluding(node.operands, self._compared)
 
 
 def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
     """Add histograms to the worst tensors and the related weights."""
+    # Histograms of weights are computed here, for the pictured nodes alone: each reads the whole
+    # weight.
     worst = set(names_of(found.ranking[:PICTURED]))
     between = _Between(reference, set(names_of(found.tensors)))
     nodes = set[str]().union(*(between.of(name)[0] for name in worst))

@@ -73,6 +73,8 @@ class Evidence:
     @property
     def noise(self) -> float:
         """Return the noise-to-signal ratio of the tensor as seen by consumers."""
+        # Errors may cancel in the full run. The maximum keeps every share, a part by this noise, at
+        # most 1.
         return max(nsr(self.error.sqnr), self.local)
 
     @property
@@ -90,6 +92,7 @@ class Evidence:
         """
         if self.error.sqnr_local is None:
             return self.error.added
+        # A difference of two estimates can be slightly negative.
         return self.own + max(0.0, self.operator - (self.grids_before or 0.0))
 
     @property
@@ -99,6 +102,7 @@ class Evidence:
             return 0.0
         if self.error.sqnr_grid is not None:
             return nsr(self.error.sqnr_grid)
+        # Not observed: what inputs and weights do not explain is left to the grid.
         return max(0.0, self.noise - nsr(self.error.sqnr_inputs) - self.of_weights)
 
     @property
@@ -110,6 +114,7 @@ class Evidence:
 
     def of_bias(self, weight: WeightError) -> float:
         """Return the noise-to-signal ratio due to the error of a bias."""
+        # Mean square of the tensor over all samples and channels.
         signal = self.statistic.total("signal") / max(1, self.statistic.count)
         if not signal:
             return 0.0
@@ -132,6 +137,8 @@ class Evidence:
         biases = sum(
             self.of_bias(weight) for weight in self.weights if weight.role == "bias"
         )
+        # Relative noise powers of independent errors add up. In a product each factor's ratio
+        # counts fully, so that a factor of 1 is expected.
         brought = self.of_weights + biases + self.grids_before
         if not brought:
             return 1.0
@@ -153,6 +160,7 @@ def nsr(sqnr: float) -> float:
     """
     if math.isfinite(sqnr):
         noise: float = 10.0 ** (-sqnr / 10)
+        # The limit is -30 dB, where nothing of the signal is left. Sums and shares stay finite.
         return min(1e3, noise)
     return 0.0 if sqnr > 0 else 1e3
 
@@ -166,6 +174,7 @@ def causes_of(evidence: Evidence) -> list[Cause]:
     Returns:
         Causes; empty without noise.
     """
+    # Without noise all shares would be 0 / 0.
     if not evidence.noise:
         return []
     if evidence.error.rescaled:
@@ -187,6 +196,8 @@ def causes_of(evidence: Evidence) -> list[Cause]:
         *_of_shift(evidence),
         *_from_upstream(evidence),
     ]
+    # A tensor that adds noise itself shows its own causes before the inherited ones, whatever their
+    # shares: the inherited ones are fixed elsewhere.
     own_first = added > _LEAST / 2
     return sorted(
         causes,
@@ -214,6 +225,7 @@ def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
 def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
     """Yield the clipping and the rounding of a tensor by its own grid."""
     error, grid = evidence.error, evidence.grid
+    # The parts are measured apart, and may exceed the noise of the full run a little.
     own = min(1.0, evidence.own / evidence.noise)
     if grid is None or own <= least:
         return
@@ -223,6 +235,7 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
     clipped = own * clip_share
     if clipped > least and (error.clipped_low or error.clipped_high):
         yield _clipping(error, clipped)
+    # What is not clipping is rounding: both come from one grid, and their squared errors add up.
     rounded = own - clipped
     if rounded <= least:
         return
@@ -252,6 +265,7 @@ def _delicate_operator(error: TensorError, grid: Grid, share: float) -> Cause | 
 
 def _clip_guess(error: TensorError) -> float:
     """Estimate the share of clipping in the grid's noise from clipped values."""
+    # 2 % of clipped values or more count as all of the noise.
     return min(1.0, 50 * (error.clipped_low + error.clipped_high))
 
 
@@ -288,6 +302,7 @@ def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | No
         return None
     if statistic.axis is None or len(statistic.lo) < _MANY_CHANNELS:
         return None
+    # Shape (channels,): the range of each channel over all samples.
     reach: NDArray[np.float64] = statistic.hi - statistic.lo
     median = float(np.median(reach))
     worst = int(reach.argmax())
@@ -300,6 +315,7 @@ def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | No
     which = f"one outlier channel (#{worst}) has"
     if outliers != 1:
         which = f"{outliers} outlier channels (the worst is #{worst}) reach up to"
+    # A channel with 1/ratio of the range uses 1/ratio of the codes: log2(ratio) bits fewer.
     kept = max(0.0, grid.bits - math.log2(ratio))
     text = (
         f"{which} {ratio:.0f} times the median range: the others keep {kept:.1f}"
@@ -327,6 +343,7 @@ def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
         return None
     if grid.granularity != "tensor" or not histogram.lo.size:
         return None
+    # Below a third of the grid, more than 1.5 bits are unused.
     whole = error.grid_hi - error.grid_lo
     used = min(error.hi, error.grid_hi) - max(error.lo, error.grid_lo)
     if 0 < used < whole / 3:
@@ -341,6 +358,8 @@ def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
             " tensor, exclude this node"
         )
         return Cause("unused-range", text, share, remedy, _exclude(error))
+    # The middle 99.9 % of the values, extended to 0, which every range contains. A sixth costs 2.6
+    # bits.
     low = _quantile(histogram, 0.0005)
     high = _quantile(histogram, 0.9995)
     bulk = max(high, 0.0) - min(low, 0.0)
@@ -387,6 +406,7 @@ def _rounding_text(error: TensorError, grid: Grid) -> str:
 def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
     """Yield the weights and biases whose rounding makes a share of the noise."""
     for weight in evidence.weights:
+        # heavier is 1 where it was not observed.
         share = min(1.0, evidence.heavier * nsr(weight.sqnr) / evidence.noise)
         if weight.role == "bias":
             yield from _of_bias(weight, evidence, least)
@@ -402,6 +422,7 @@ def _of_weight(
 ) -> Cause:
     """Return the rounding of a weight as a cause, with the amplification by the operator."""
     cause = _weight_cause(weight, share)
+    # Dead channels name the cause where they make most of the weight's noise.
     of_dead = share * weight.dead_noise
     if of_dead > max(least, share / 2):
         cause = _dead_cause(weight, of_dead)
@@ -442,6 +463,7 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
             f" {weight.outlier_ratio:.0f} times"
         )
         remedy += ", or equalize the channels"
+    # Above 4 times the median, the median channel loses two bits.
     elif one_scale and weight.outlier_ratio > 4 and weight.channels > 1:
         text = (
             f"weight at {kind}: {ratio}; channel #{weight.outlier_channel} reaches"
@@ -476,6 +498,7 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
             f"bias saturates: {percentage(weight.clipped)} of it lies beyond what"
             f" {weight.format} holds"
         )
+    # A saturated bias is reported from 1 % on: it is an error of the tool, and cheap to fix.
     if share > least or (weight.clipped and share > 0.01):
         yield Cause(
             "bias",
@@ -516,6 +539,8 @@ def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
 def _of_shift(evidence: Evidence) -> Iterator[Cause]:
     """Yield a constant error of channels, which a correction of biases removes."""
     error, shifted = evidence.error, evidence.statistic.shifted
+    # Place 0 is the first input of the model, without a bias. A shift that comes with the inputs is
+    # fixed there.
     if shifted > 0.5 and error.place > 0 and evidence.inherited < 0.5 * evidence.noise:
         text = (
             f"a constant shift of channels makes {percentage(shifted)} of its noise (mean"
@@ -524,6 +549,8 @@ def _of_shift(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             "shift",
             text,
+            # The noise of a shift is counted by the causes of grid and weights already. A fixed,
+            # small share puts the shift after them.
             _LEAST / 2,
             "correct the bias, or use more bits",
             ("--optimize", "bias_correction"),
@@ -536,6 +563,7 @@ def _from_upstream(evidence: Evidence) -> Iterator[Cause]:
     if share <= _LEAST or not error.source:
         return
     text = f"input noise from {error.source} ({error.sqnr_inputs:.1f} dB)"
+    # The floor stands for inputs without noise (nsr 0), from which nothing should be inherited.
     times = evidence.inherited / max(nsr(error.sqnr_inputs), 1e-30)
     if times >= _AMPLIFIED:
         text += f" is amplified {times:.0f}x by {error.op_type}"

@@ -37,6 +37,7 @@ def check_budget(budget: Any) -> None:
         ConfigError: the budget is no number of seconds above 0.
     """
     require(
+        # NaN compares false with both ends, so the chain rejects NaN too.
         budget is None or (is_number(budget) and 0 < budget < inf),
         "budget",
         budget,

@@ -139,12 +139,14 @@ def compare(  # noqa: PLR0913
     check_limit(limit)
     with crash_errors(reference, other), isolated(isolate):
         before, after = load(reference), load(other)
+        # Labels are read before any model runs, so that a wrong file costs no time.
         scorer = None if labels is None else scorer_for(labels, data)
         check = PreprocessingCheck(before, task) if preprocessing else None
         found, sample = _compared(before, after, data, limit, task, scorer, check)
         if scorer is not None:
             found = replace(found, scores=scorer.scores(), labelled=scorer.count)
         if not time or sample is None:
+            # The data may be empty; without a first sample there is nothing to time.
             return found
         latency = measure_latency(before, after, sample, threads=threads)
         return replace(found, latency=latency)
@@ -161,6 +163,7 @@ def _compared(  # noqa: PLR0913
 ) -> tuple[Comparison, Any]:
     """Return the comparison and the first sample."""
     collector = VerdictCollector(before, task)
+    # Sessions, and their memory, are shared by the measurement and the check of the preprocessing.
     sessions = _opened(before, after)
     reader = reader_for(Graph.of(before), data)
     counter = _Counter(islice(iter(reader), limit))
@@ -171,9 +174,11 @@ def _compared(  # noqa: PLR0913
         found: Mapping[str, Any],
     ) -> None:
         collector.add(feeds, expected, found)
+        # One entry for each row of the batch; None for a row without a label.
         classes: list[int | None] = []
         if scorer is not None and collector.task is not None:
             classes = scorer.add(collector.task, expected, found)
+        # Random numbers are preprocessed in no way.
         if check is not None and not reader.random:
             check.add(feeds, expected, classes)
 
@@ -187,6 +192,7 @@ def _compared(  # noqa: PLR0913
         raise ModelError(
             f"the two models cannot be run on the same data: {error}",
         ) from error
+    # Checked after the run: open dimensions are known from the data alone.
     require_same_shapes(outputs, partial(sized_by_data, before))
     verdict = collector.verdict(
         outputs,
@@ -196,6 +202,7 @@ def _compared(  # noqa: PLR0913
         settings=settings_of_model(after),
     )
     findings = () if check is None else check.findings(sessions[0])
+    # Agreement on wrongly preprocessed data says little about the model in use.
     if findings and verdict is not None:
         verdict = verdict.doubted(findings[0].next_step)
     comparison = Comparison(
@@ -214,6 +221,8 @@ def _opened(before: ModelProto, after: ModelProto) -> list[Any]:
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:
+            # with_bodies adds function bodies of AMD's operators, without which onnxruntime rejects
+            # the model.
             sessions.append(open_session(with_bodies(model), what=f"the {name} model"))
         except Exception as error:
             raise ModelError(
@@ -238,5 +247,7 @@ class _Counter:
     def __iter__(self) -> Iterator[Any]:
         for sample in self._samples:
             self.count += 1
+            # The first sample is kept for the measurement of the latency; a reader may yield
+            # samples only once.
             self.first = sample if self.first is None else self.first
             yield sample

@@ -24,6 +24,8 @@ class Constants:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._computed: set[str] = set()
+        # Bodies (If, Loop, Scan) may read outer tensors, and random operators have other values in
+        # each run: neither is constant.
         for node in graph.nodes:  # in topological order
             free = node.has_subgraph or node.op_type.startswith(_RANDOM)
             if not free and all(map(self.known, node.operands)):
@@ -43,6 +45,7 @@ class Constants:
         if stored is not None:
             return stored
         node = self.graph.producer_of_kind(tensor, {"DequantizeLinear"})
+        # Most weights are Q/DQ constants: numpy dequantizes them without a session.
         if node is not None and all(map(self.graph.is_constant, node.inputs)):
             return dequantized(node, list(map(self.value, node.inputs)))
         return self._run(tensor)
@@ -50,6 +53,8 @@ class Constants:
     def _run(self, tensor: str) -> NDArray[Any]:
         """Compute a tensor by a model that contains only the required nodes."""
         # No node with a body is constant, so that all that is read are inputs.
+        # All nodes upstream of the tensor, in no particular order; the model below takes them in
+        # graph order.
         nodes = reach(present([self.graph.producer(tensor)]), self.graph.leaders)
         names = set(flattened(node.inputs for node in nodes))
         model: ModelProto = self.graph.shell()

@@ -216,6 +216,7 @@ class Analysis(Reported):
     @property
     def ranking(self) -> list[TensorError]:
         """Return tensors with added noise, noisiest first."""
+        # Equal noise keeps the order of execution (sorted is stable).
         return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
 
     def lines(self) -> list[str]:
@@ -232,6 +233,7 @@ class Analysis(Reported):
         """Return the result as plain values; numbers may be infinite."""
         return {
             "worst_sqnr": self.sqnr,
+            # asdict copies fields alone; properties are added by name.
             **asdict(self),
             "ranking": names_of(self.ranking),
         }

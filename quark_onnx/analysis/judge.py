@@ -33,6 +33,8 @@ class Judge:
     def __init__(self, reference: Reference, samples: Spool) -> None:
         self._session = reference.session
         self._samples = samples
+        # The float model against itself on one sample: an integer output has no SQNR, nor has a
+        # random one.
         itself = measure(self._session, self._session, [samples[0]])
         self._names = [error.name for error in itself if error.sqnr is not None]
         if not self._names:
@@ -41,6 +43,7 @@ class Judge:
                 f"no output ({names}) is float and repeatable, so none has an SQNR;"
                 " give a metric",
             )
+        # Float outputs by sample, which every candidate of a search is compared with.
         self._kept: dict[int, list[Any]] = {}
         self._room = _MEMORY
 
@@ -70,12 +73,14 @@ class Judge:
         count = 0
         try:
             session = open_session(model, what="the quantized model")
+            # A quantized model may lack an input that only removed nodes read.
             inputs = names_of(session.get_inputs())
             for count, sample in enumerate(self._samples, 1):
                 feed = subset(sample, inputs)
                 outputs = session.run(self._names, feed)
                 expected = self._expected(count - 1, sample)
                 errors.add(sample, expected, outputs)
+                # After the last sample nothing is saved by ending early, and the score is exact.
                 last = count == len(self._samples)
                 if count % every == 0 and not last and hopeless(errors.worst(), count):
                     return errors.worst(), count, True
@@ -92,6 +97,7 @@ class Judge:
         names = names_of(self._session.get_inputs())
         feed = subset(sample, names)
         outputs: list[Any] = self._session.run(self._names, feed)
+        # A sequence or a map has no nbytes, and counts as the whole cache.
         size = sum(getattr(output, "nbytes", _MEMORY) for output in outputs)
         if size <= self._room:
             self._room -= size
@@ -118,5 +124,6 @@ class _Errors:
         """Return the SQNR of the worst output in dB."""
         results = (total.result(name) for name, total in self._totals.items())
         worst = self._parts.least_sqnr(results)
+        # Only outputs that have an SQNR on the first sample are compared.
         assert worst is not None
         return worst

@@ -17,6 +17,8 @@ def config_key(config: QConfig) -> str:
     Args:
         config: the configuration.
     """
+    # Sorted keys: two dictionaries with the same settings in another order are the same
+    # configuration.
     text = json.dumps(to_dict(config), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -27,6 +29,8 @@ def function_key(function: Callable[..., Any]) -> str:
     Args:
         function: the function.
     """
+    # A callable object has neither a qualified name nor code of its own; those of its class stand
+    # for it.
     named = function if hasattr(function, "__qualname__") else type(function)
     code = getattr(function, "__code__", None) or getattr(
         type(function).__call__,
@@ -42,6 +46,7 @@ def function_key(function: Callable[..., Any]) -> str:
 
 def _code_text(code: CodeType) -> str:
     """Return a text of a code object that is independent of file and line."""
+    # The repr of a nested code object holds the file and the address, which change from run to run.
     constants = [
         _code_text(each) if isinstance(each, CodeType) else repr(each)
         for each in code.co_consts

@@ -122,6 +122,7 @@ class Latency:
         )
         if scatter <= _STEADY:
             return ""
+        # Two intervals overlap if each one begins before the other one ends.
         overlap = reference[0] <= other[1] and other[0] <= reference[1]
         if overlap:
             return (
@@ -162,6 +163,7 @@ def _shown(middle: float, quartiles: tuple[float, float] | None) -> str:
 
 def _spread(quartiles: tuple[float, float], middle: float) -> float:
     """Return the distance of the quartiles as a share of the median."""
+    # A clock of low resolution may give a median of 0.
     return (quartiles[1] - quartiles[0]) / max(middle, 1e-9)
 
 
@@ -195,14 +197,18 @@ def measure_latency(
         _Timed("reference", load(reference), sample, threads),
         _Timed("other", quantized, sample, threads),
     ]
+    # The first run, which allocates memory, is slower than the measured ones: the total stays below
+    # _SECONDS.
     slowest = max(1e-6, *(model.first_run for model in timed))
     runs = min(_RUNS, int(_SECONDS / 2 / slowest))
+    # Equal turns of at least one run; a model that takes longer than half of _SECONDS runs once.
     turns = [max(1, runs // _TURNS)] * min(_TURNS, max(1, runs))
     reference_seconds, other_seconds = seconds_in_turns(
         [model.run for model in timed], turns
     )
     before, after = 1000 * median(reference_seconds), 1000 * median(other_seconds)
     slower = after > _SLOWER * before
+    # The reasons read the graph as it was written, before with_bodies expands operators of vendors.
     why = tuple(reasons(quantized, before)) if slower else ()
     return Latency(
         before,
@@ -217,6 +223,7 @@ def measure_latency(
 
 def _quartiles(seconds: Sequence[float]) -> tuple[float, float] | None:
     """Return the quartiles in milliseconds; None for fewer than four runs."""
+    # Quartiles of fewer runs are extrapolated or equal to single runs.
     if len(seconds) < _FEWEST:
         return None
     first, _, third = quantiles(seconds, n=4, method="inclusive")
@@ -237,12 +244,17 @@ class _Timed:
             self._session = open_session(
                 with_bodies(model),
                 threads=threads,
+                # The kernels of an application on this processor, saturating sums included:
+                # accuracy does not matter here.
                 integers=True,
                 in_turns=True,
                 what=f"the {name} model",
             )
             self._feeds = subset(sample, names_of(self._session.get_inputs()))
+            # onnxruntime allocates and packs weights in the first run, which is therefore not part
+            # of the result.
             self.first_run: float = self._session.seconds(self._feeds, 1)[0]
+        # The caller reports a crash with the model and the signal.
         except RuntimeCrash:
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
@@ -258,6 +270,8 @@ class _Timed:
 
 def _cores() -> int:
     """Return the number of cores available to this process."""
+    # A container or taskset may grant fewer cores than the machine has. macOS and Windows lack the
+    # call.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -270,6 +284,8 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
         model: the quantized model.
         float_ms: latency of the float model in milliseconds.
     """
+    # 16 bits explain all operators at once, so that the reasons of single operators would only
+    # repeat it.
     if _has_wide_activations(model):
         yield (
             "16-bit activations: onnxruntime has no integer kernels for them on the CPU,"
@@ -292,6 +308,8 @@ def reasons(model: ModelProto, float_ms: float) -> Iterator[str]:
 
 def _slow_operators(model: ModelProto) -> Iterator[str]:
     """Yield reasons that lie in the operators of a model with 8-bit activations."""
+    # Types of weights and zero points; a dequantized weight of 4 bits has an initializer of that
+    # type.
     types = {tensor.data_type for tensor in model.graph.initializer}
     if types & _FOUR_BITS:
         yield (
@@ -326,6 +344,7 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
 
 def _has_wide_activations(model: ModelProto) -> bool:
     """Return whether activations have 16 bits."""
+    # The zero point, the third input, has the type of the codes.
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     return any(
         kinds.get(node.input[2]) in _WIDE
@@ -347,6 +366,8 @@ def _unfused(model: ModelProto) -> Counter[str]:
     for node in model.graph.node:
         if node.op_type in _FUSED or not node.input or not node.output:
             continue
+        # An operator between a dequantization and a quantization runs in float, and both
+        # conversions cost time.
         if node.input[0] in dequantized and node.output[0] in quantized:
             kinds[node.op_type] += 1
     return kinds
@@ -358,6 +379,7 @@ def _silu(model: ModelProto) -> int:
 
     def is_gate(name: str) -> bool:
         node = producers.get(name)
+        # Through the Q/DQ pairs of the gate, up to the operator that computes the gate.
         while node is not None and node.op_type in _PAIR:
             node = producers.get(node.input[0])
         return node is not None and node.op_type == "Sigmoid"

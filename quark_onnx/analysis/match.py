@@ -19,6 +19,8 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph import Node
 
 #: Suffixes that tools add to tensor names.
+#: The plain name comes first, and values before codes, so that the tensor with real values is
+#: found.
 SUFFIXES = (
     "",
     "_DequantizeLinear_Output",
@@ -33,6 +35,7 @@ _SATURATING = ("Relu", "Clip")
 FOLDED = ("BatchNormalization", "Identity", "Dropout", "Cast")
 #: Folded operators whose result equals their input.
 _UNCHANGING = ("Identity", "Dropout", "Cast")
+#: Tools may exchange the two operands of these.
 _COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Sum")
 
 
@@ -87,6 +90,8 @@ def match(reference: Reading, other: Reading) -> Matching:
     walk = _Walk(reference, other)
     walk.match_inputs()
     walk.match_names()
+    # In topological order: inputs of a node are paired before the node. match_names comes first,
+    # because names are certain, and structure only closes the gaps.
     for node in filter(walk.computes, reference.graph.nodes):
         walk.match_node(node)
     walk.explain()
@@ -97,7 +102,9 @@ class _Walk:
     def __init__(self, reference: Reading, other: Reading) -> None:
         self.reference, self.other = reference, other
         self.found = Matching()
+        # Nodes of the quantized model that have a partner; one node has one partner at most.
         self._taken: set[Node] = set()
+        # Place in graph order, which breaks ties between equal weights.
         self._place = {node: place for place, node in enumerate(other.graph.nodes)}
         self._names = set(other.graph.results())
         self._reasons: dict[str, str] = {}
@@ -112,6 +119,7 @@ class _Walk:
         others = set(names_of(self.other.graph.inputs))
         missing = excluding(inputs, others)
         if missing:
+            # Initializers may be inputs as well (always up to IR version 3), which no caller feeds.
             known = sorted(others - self.other.graph.initializers.keys())
             raise ModelError(
                 f"the quantized model lacks the input {missing[0]!r} of the float"
@@ -126,10 +134,13 @@ class _Walk:
         Names are ignored if most tensors with equal names are computed by other operators.
         """
         sure, doubtful = self._same_names()
+        # A tool that renumbers tensors ("123" is another tensor then) makes most namesakes
+        # doubtful.
         trusted = len(sure) >= len(doubtful)
         for tensor, raw in sure + doubtful * trusted:
             producer = self.reference.graph.producer(tensor)
             fused = ""
+            # Another operator computes the namesake, so the float operator must have been fused.
             if producer is not None and not self._alike(producer, raw):
                 fused = producer.op_type
             self._pair(tensor, raw, "name", fused=fused)
@@ -146,8 +157,11 @@ class _Walk:
         for node in filter(self.computes, self.reference.graph.nodes):
             for tensor in node.results:
                 name = self._namesake(tensor)
+                # The float tensor depends on the data: a constant of that name is another tensor.
                 if not name or self.other.constants.known(name):
                     continue
+                # The namesake may be the output of a DequantizeLinear; the pair is of results
+                # before the grid.
                 raw = self.other.origin(name)
                 certain = self._certain(node, tensor, raw)
                 (sure if certain else doubtful).append((tensor, raw))
@@ -167,6 +181,7 @@ class _Walk:
 
     def match_node(self, node: Node) -> None:
         """Pair results of a node without a counterpart by structure."""
+        # Some outputs may be paired by name already.
         missing = excluding(node.results, self.found.pairs)
         if not missing:
             return
@@ -176,6 +191,7 @@ class _Walk:
             return
         self._taken.add(chosen)
         self.found.nodes[node] = chosen
+        # The optional outputs that the quantized node lacks (empty names) stay without a partner.
         for name in missing:
             counterpart = chosen.output(node.outputs.index(name))
             if counterpart:
@@ -198,6 +214,7 @@ class _Walk:
 
     def _before_fused(self, node: Node, raw: str) -> bool:
         """Return True if the operator before a fused operator computes a tensor."""
+        # Chains such as Conv, BatchNormalization, Relu fuse into the first operator.
         while node.op_type in _SATURATING or node.op_type in FOLDED:
             before = self.reference.graph.producer(node.inputs[0])
             if before is None:
@@ -216,11 +233,14 @@ class _Walk:
         producer = self.other.graph.producer(raw)
         if node is None or producer is None:
             return
+        # The operators agree, or the names alone pair the results.
         if not self._before_fused(node, raw):
             if self._alike(node, raw) and producer not in self._taken:
                 self.found.nodes[node] = producer
             self._taken.add(producer)
             return
+        # Walk up the fused chain, as _before_fused did. The results inside it do not exist in the
+        # quantized model.
         while not self._alike(node, raw):
             source = node.inputs[0]
             self._reasons[source] = _fused_reason(node)
@@ -230,6 +250,7 @@ class _Walk:
             if before is None:
                 return
             node = before
+        # The first pairing of a node stays: an earlier name was found first.
         self.found.nodes.setdefault(node, producer)
         self._taken.add(producer)
 
@@ -239,6 +260,8 @@ class _Walk:
     def _choose(self, node: Node) -> Node | None:
         """Return the quantized model's node with equal operator and inputs, or None."""
         inputs = list(map(self._counterpart, node.inputs))
+        # Candidates read at least one paired input: a search in the neighbourhood, and not in the
+        # whole graph.
         readers = dict[Node, None]()  # in the order of the inputs
         for raw in filter(None, inputs):
             readers.update(dict.fromkeys(self.other.readers(raw)))
@@ -247,6 +270,7 @@ class _Walk:
             for reader in excluding(readers, self._taken)
             if self._fits(node, inputs, reader)
         ]
+        # Weights are read only where several candidates fit; large ones cost time.
         if len(fitting) < 2:
             return fitting[0] if fitting else None
         return min(
@@ -266,11 +290,15 @@ class _Walk:
         origins = [self.other.origin(operand.tensor) for operand in operands]
         if _are_read(inputs, origins):
             return True
+        # Reversed for two operands; a Sum or Max of three or more in another order is not
+        # recognized.
         return kind in _COMMUTATIVE and _are_read(inputs, origins[::-1])
 
     def _distance(self, node: Node, reader: Node) -> float:
         """Return the relative distance of two nodes' weights; 0 without weights."""
         operands = self.other.operands(reader)[1]
+        # The quantized node may lack trailing inputs, or have more of them. The first weight
+        # decides.
         for name, operand in zip(node.inputs, operands, strict=False):
             if not self._is_weight(name, operand):
                 continue
@@ -278,7 +306,9 @@ class _Walk:
             a = self.reference.constants.value(name).astype(np.float64)
             b = self.other.reals(operand)
             if a.shape != b.shape:
+                # Another shape never wins against a candidate of equal shape.
                 return float("inf")
+            # Relative to the float weight; weights of zeros must not divide by zero.
             norm = max(float(np.linalg.norm(a)), 1e-30)
             return float(np.linalg.norm(a - b) / norm)
         return 0.0
@@ -295,10 +325,14 @@ class _Walk:
         before = self.found.pairs.get(source)
         if before is None or not node.outputs:
             return
+        # A Relu disappears where the grid itself begins at zero: quantization then clips negative
+        # values.
         saturates = node.op_type in _SATURATING and self._at_zero(before.raw)
         if not saturates and node.op_type not in FOLDED:
             return
         is_computed = self.reference.graph.producer(source) is not None
+        # The input of the fused operator no longer exists; its name in the quantized model holds
+        # the fused result.
         if is_computed and node.op_type not in _UNCHANGING:
             self._reasons[source] = _fused_reason(node)
             del self.found.pairs[source]
@@ -309,9 +343,11 @@ class _Walk:
         grid = self.other.view(raw).grid
         if grid is None or grid.ends is None:
             return False
+        # Less than a step below zero: no code stands for a negative value.
         return bool(np.all(grid.ends.lo > -grid.ends.step))
 
     def _float(self, tensor: str) -> bool:
+        # 0 (UNDEFINED): the type was not inferred.
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)
 
     def _pair(self, tensor: str, raw: str, how: str, *, fused: str = "") -> None:

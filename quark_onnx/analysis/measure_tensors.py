@@ -68,15 +68,19 @@ class Side:
         optimize: bool = False,
     ) -> None:
         given = set(names_of(model.graph.input))
+        # Inputs are not exposed: run() returns the fed values of those.
         self._names = excluding(dict.fromkeys(tensors), given)
         exposed = ModelProto()
         exposed.CopyFrom(model)
+        # An output must not be declared twice.
         shown = set(names_of(exposed.graph.output))
         exposed.graph.output.extend(untyped(excluding(self._names, shown)))
         self._title = title
         try:
             self._session = open_session(
                 exposed,
+                # Without fusions the quantized model is computed as its graph says. The float model
+                # is optimized: exposed tensors are outputs, which optimizations keep.
                 optimize=optimize,
                 what=f"the {title} model with its tensors exposed",
             )
@@ -123,16 +127,23 @@ def measure_tensors(
         ModelError: onnxruntime cannot load or run a model.
     """
     reading = other[0]
+    # Integer tensors (shapes, indices) are paired to lead the walk further, and have no noise.
     watched = {
         name: _watch(reference[0], reading, pair)
         for name, pair in matching.pairs.items()
         if reference[0].graph.elem_type(name) in (*FLOATS, TensorProto.UNDEFINED)
     }
+    # Both sides of each grid: the value that consumers read, and the operator's result before the
+    # grid.
     needed = list[str]()
     for watch in watched.values():
         needed += [watch.view.value, watch.view.raw]
+    # Three sessions stay open: the float model, the quantized model, and the quantized model on
+    # float inputs (local).
     before = Side("float", reference[1], watched, optimize=True)
     after = Side("quantized", other[1], needed)
+    # Raw tensor of the quantized model -> name of the new input that replaces it for all of its
+    # readers.
     fed = {
         watch.view.raw: f"{watch.view.raw}::float"
         for watch in watched.values()
@@ -144,9 +155,11 @@ def measure_tensors(
     for index, sample in enumerate(samples):
         expected = before.run(sample, index)
         found = after.run(sample, index)
+        # Errors of the outputs include integer ones, which watched lacks.
         for name, total in totals.items():
             total.add(expected[name], found[name])
         for name, watch in watched.items():
+            # The first sample that cannot be compared ends the comparison of a tensor for good.
             if not watch.reason:
                 watch.reason = _observe(watch, reading, expected[name], found)
         feeds = {
@@ -158,6 +171,8 @@ def measure_tensors(
         # those that cannot be observed have a reason now
         for name, watch in watched.items():
             if not watch.reason:
+                # Without a replacement the second run computes with quantized inputs, and says
+                # nothing about the operator alone.
                 replaceable = watch.view.raw in fed
                 _observe_alone(watch, expected[name], alone if replaceable else {})
         count += 1
@@ -171,6 +186,7 @@ def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
     """Return a pair of tensors with the statistic that samples fill."""
     view = other.view(pair.raw)
     axis = _channel_axis(reference.graph, pair.tensor)
+    # Statistics per channel of the grid where there is one.
     if view.grid is not None and view.grid.granularity == "channel":
         axis = view.grid.axis
     return ObservedPair(pair, view, TensorStatistic(view.grid, axis))
@@ -201,6 +217,7 @@ def replaced(model: ModelProto, inputs: Mapping[str, str]) -> ModelProto:
     for node in result.graph.node:
         rename_entries(node.input, inputs)
     result.graph.input.extend(
+        # None leaves the shape, even the rank, open.
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
         for name in inputs.values()
     )
@@ -224,6 +241,8 @@ def _fed(
 
     Other tensors keep the quantized model's values.
     """
+    # A tensor must be fed in every run, since it is an input now; where the float values do not
+    # fit, the tensor's own values change nothing.
     value = expected[watch.pair.tensor]
     own = found[watch.view.raw]
     if getattr(value, "shape", None) != getattr(own, "shape", None):
@@ -282,5 +301,6 @@ def _computed(
         return None
     if fused == "Clip" and expected.size:
         # the range of the float values stands for the bounds
+        # The bounds themselves are lost with the fused operator.
         return np.clip(computed, expected.min(), expected.max())
     return np.maximum(computed, 0) if fused == "Relu" else computed

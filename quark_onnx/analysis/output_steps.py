@@ -38,9 +38,11 @@ def _widest(
     """Return the widest step on the way back to tensors that have one."""
 
     def sources(tensor: str) -> Iterable[str]:
+        # A tensor with a step ends the walk: its own grid decides, whatever is before it.
         node = graph.producer_of_kind(tensor, HANDING_ON | {"Concat"})
         if node is None or steps.get(tensor) is not None:
             return ()
+        # Further inputs of the moving operators are shapes and indices.
         return node.inputs if node.kind == "Concat" else node.inputs[:1]
 
     return max(present(map(steps.get, reach([output], sources))), default=None)

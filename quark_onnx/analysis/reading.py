@@ -51,10 +51,12 @@ _ON_INTEGERS = ("MatMulInteger", "ConvInteger", "NBits", "Bnb4", "BlockQuantized
 #: Operators on codes: input indices of the data, each followed by scale and zero point, and of the
 #: result's scale and zero point.
 _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
+    # x, x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B
     "QLinearConv": ((0, 3), 6),
     "QLinearMatMul": ((0, 3), 6),
     "QLinearAdd": ((0, 3), 6),
     "QLinearMul": ((0, 3), 6),
+    # com.microsoft: A, a_scale, a_zero_point, B, b_scale, b_zero_point, C, y_scale, y_zero_point
     "QGemm": ((0, 3), 7),
     "QLinearSigmoid": ((0,), 3),
     "QLinearLeakyRelu": ((0,), 3),
@@ -62,6 +64,7 @@ _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
     "QLinearAveragePool": ((0,), 3),
     "QLinearGlobalAveragePool": ((0,), 3),
     "QLinearReduceMean": ((0,), 3),
+    # Input 0 is the condition, which has no scale.
     "QLinearWhere": ((1, 4), 7),
 }
 #: Input index of the bias, whose scale is the product of the other scales.
@@ -112,6 +115,7 @@ class Grid:
     @property
     def bits(self) -> int:
         """Return the width of a code in bits; 0 if unknown."""
+        # The first number of the name: 8 for uint8, 8 for float8e4m3fn, 16 for bfloat16.
         digits = re.search(r"\d+", self.format)
         return int(digits[0]) if digits else 0
 
@@ -210,6 +214,7 @@ class Reading:
 
     def origin(self, tensor: str) -> str:
         """Return the computed tensor before all changes of format."""
+        # A constant may be quantized and dequantized in the graph; the walk ends at the constant.
         for node in self._formats_before(tensor):
             if self.constants.known(tensor):
                 break
@@ -218,6 +223,7 @@ class Reading:
 
     def _formats_before(self, tensor: str) -> Iterator[Node]:
         """Yield the nodes in front of a tensor that only change its format, the last one first."""
+        # Backwards along the first input, the data; the others are scales and zero points.
         node = self.graph.producer(tensor)
         while node is not None and self.formats(node):
             yield node
@@ -240,16 +246,23 @@ class Reading:
         """
         scale = self.scale_of(raw)
         if scale is not None:
+            # The operator itself computes codes (QLinearConv, ...): no node after it rounds.
             return View(raw, raw, scale, self.grid(scale, self.graph.elem_type(raw)))
         tensor = value = raw
         grid: Grid | None = None
+        # Forward through the nodes that change the format, up to the value that operators compute
+        # with. A graph has no cycles, so the walk ends.
         while True:
             step = self._next_format(tensor)
+            # A second Q/DQ pair after the first belongs to other consumers; where a node computes
+            # with the value directly, the walk must not go on to that pair.
             ends = grid is not None and tensor == value and self._ends(tensor)
             if step is None or ends:
                 return View(raw, value, scale, grid)
             tensor = step.outputs[0]
+            # A DequantizeLinear or an Identity has no grid of its own, and keeps the one before.
             grid = self._format(step) or grid
+            # Codes are no value to compare; the next tensor is.
             if not self._is_codes(tensor):
                 value, scale = tensor, None
             elif self._next_format(tensor) is None:  # read by an operator on codes
@@ -274,10 +287,12 @@ class Reading:
     def _format(self, node: Node) -> Grid | None:
         """Return the grid that a node rounds to; None if the node does not round."""
         if node.op_type == "DynamicQuantizeLinear":
+            # The scale is computed from each sample's range, so that there are no fixed ends.
             return Grid("dynamic uint8")
         if node.op_type in _QUANTIZE:
             scale = self._scale(node)
             if scale.zero_point:
+                # ONNX: the zero point has the type of the codes.
                 return self.grid(scale, self.graph.elem_type(scale.zero_point))
             return self.grid(scale, self._code_type(node))
         if _rounds(node.op_type):
@@ -304,12 +319,14 @@ class Reading:
 
     def scale_of(self, codes: str) -> Scale | None:
         """Return the scale of a tensor's codes; None without codes or a known scale."""
+        # At most one step for each node, so that the loop ends whatever the graph.
         for _ in range(len(self.graph.nodes)):
             node = self.graph.producer(codes)
             if node is None or self.graph.elem_type(codes) in FLOATS:
                 return None
             if node.op_type not in _MOVING:
                 return self._written_scale(node)
+            # The first input of Where is the condition.
             codes = node.inputs[1 if node.op_type == "Where" else 0]
         return None
 
@@ -323,6 +340,7 @@ class Reading:
             return Scale(node.inputs[0], node.inputs[1])
         if node.op_type not in _ON_CODES:
             return None
+        # QGemm without an output scale returns float values.
         place = _ON_CODES[node.op_type][1]
         if not node.input(place):
             return None
@@ -333,6 +351,7 @@ class Reading:
         # The zero point has the type of the codes; an omitted one has none.
         kind = kind or self.graph.elem_type(scale.zero_point) or TensorProto.UINT8
         name = TensorProto.DataType.Name(kind).lower()
+        # Scales that the graph computes (dynamic quantization) have no value without a sample.
         names = filter(None, (scale.scale, scale.zero_point, scale.factor))
         ends = _ends_of(kind)
         if ends is None or not all(map(self.constants.known, names)):
@@ -340,9 +359,11 @@ class Reading:
         step = self._doubles(scale.scale)
         if scale.factor:
             step = step * self._doubles(scale.factor)
+        # float64 from here on: zero points of uint32 and products of two scales are exact enough.
         zero = np.zeros_like(step)
         if scale.zero_point:
             zero = self._doubles(scale.zero_point)
+        # Some tools store a scale of shape () with a zero point of shape (1,).
         if zero.size == step.size:
             zero = zero.reshape(step.shape)
         first = (ends[0] - zero) * step
@@ -364,11 +385,13 @@ class Reading:
         """Return the float operator of a node, and its operands."""
         name = _FUSED.get(node.op_type, node.op_type.removeprefix("QLinear"))
         if node.op_type == "QLinearConcat":
+            # After the output's scale and zero point: tensor, scale and zero point of each input.
             places: tuple[int, ...] = tuple(range(2, len(node.inputs), 3))
         elif node.op_type in _ON_CODES:
             places = _ON_CODES[node.op_type][0]
         else:
             return name, list(map(Operand, node.inputs))
+        # Axis of the output channels of the weight; without channels the axis has no effect.
         transposed = node.op_type == "QGemm" and bool(node.attribute("transB", 0))
         axis = 0 if transposed or node.op_type == "QLinearConv" else 1
         found = [
@@ -378,6 +401,8 @@ class Reading:
         bias = node.input(_BIAS.get(node.op_type, len(node.inputs)))
         if bias:
             found.append(
+                # ONNX, QLinearConv: the bias is int32 with scale x_scale * w_scale and zero point
+                # 0.
                 Operand(bias, Scale(node.inputs[4], "", 0, factor=node.inputs[1])),
             )
         return name, found
@@ -390,9 +415,11 @@ class Reading:
 
     def decoded(self, codes: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
         """Return the dequantized values of codes."""
+        # The default axis 1 of QuantizeLinear has no meaning for vectors with one scale.
         axis = scale.axis if scale.axis < codes.ndim else codes.ndim - 1
         step = spread(self._doubles(scale.scale), codes.shape, axis, scale.block)
         if scale.factor:
+            # The factor is the per-tensor scale of the activation.
             step = step * self._doubles(scale.factor).reshape(())
         values = codes.astype(np.float64)
         if scale.zero_point:
@@ -449,6 +476,7 @@ def _ends_of(kind: int) -> tuple[float, float] | None:
     name = TensorProto.DataType.Name(kind)
     integer = re.fullmatch(r"(U?)INT(\d+)", name)
     if integer is not None:
+        # A float, exact up to 32 bits and more.
         codes = 2.0 ** int(integer[2])
         # half of the signed ones are negative
         least = 0.0 if integer[1] else -codes / 2

@@ -130,6 +130,8 @@ class SearchResult(Reported):
 
         A candidate is on the front if no other candidate is both smaller and better.
         """
+        # One pass over candidates by falling score; O(n), as the last one on the front is the
+        # smallest so far.
         front = list[Candidate]()
         for candidate in self.candidates:  # in falling order of scores
             if candidate.bytes is None or candidate.pruned:
@@ -267,9 +269,11 @@ class Search:
         original = load(model)
         graph = Graph.of(inlined(original))
         gather_constants(graph)
+        # Equalization is tried second where SiLU or Relu6 separates layers.
         early = "cle" if _has_gates(graph) else ""
         self._probes, self._others = self._space.order(early)
         self._total = len(self._probes) + len(self._others)
+        # Never more than the space has, so that the progress bar reaches its end.
         self._most = self._total if trials is None else min(trials, self._total)
         self._left: dict[str, Trial] = {}
         self._reference = Reference(
@@ -281,6 +285,8 @@ class Search:
         try:
             data_key = self._read(graph, data)
             self._judge = None if metric else Judge(self._reference, self._judges)
+            # All that a record depends on besides the configuration: with another version, model,
+            # data or metric, the journal's records are not valid.
             identity = {
                 "version": __version__,
                 "model": model_key(original),
@@ -293,6 +299,7 @@ class Search:
                 identity,
                 {axis: list(labels) for axis, labels in self._space.axes.items()},
             )
+        # Spools hold files; a failed constructor has no with block that would close them.
         except BaseException:
             self.close()
             raise
@@ -301,6 +308,7 @@ class Search:
         """Run the search; return the candidates, best first."""
         with Progress(self._progress, self._most, "searching", "candidate") as bar:
             for asked in self._candidates():
+                # A record of an earlier search in the journal costs nothing.
                 record = self._study.known(asked.trial) or self._try(asked)
                 if record is not None:
                     asked.keep(record)
@@ -309,6 +317,7 @@ class Search:
                     )
                 bar.update(len(self._found()))
         ranked = sorted(self._found(), key=_rank)
+        # Failed candidates rank last: the first failed, so all did.
         if ranked[0][1].score is None:
             trial, record = self._found()[0]
             raise ModelError(
@@ -340,6 +349,8 @@ class Search:
             ConfigError: the output may not be written.
             ModelError: the model cannot be written; no partial file is left.
         """
+        # Only the best model is kept in memory. Another one is quantized again, on the ranges
+        # measured before.
         if self._best is None or self._best[0] != config_key(candidate.config):
             quantize(
                 self._model,
@@ -388,6 +399,7 @@ class Search:
                 wanted = self._metric is None and len(self._judges) < _AT_MOST
                 held_out = wanted and index % _EVERY == 1
                 (self._judges if held_out else self._calibration).append(sample)
+                # The key of all samples so far is chained into the next one: order matters, too.
                 key = sample_key(sample, key)
                 bar.update(index + 1)
         if self._metric is None and not len(self._judges):
@@ -415,11 +427,14 @@ class Search:
         """Yield candidates until the end of the search."""
         duplicates = 0
         while not self._is_reached():
+            # Read again in each round: other processes may add records to the journal.
             found = self._found()
             if len(found) >= self._most:
                 return
             done = self._done(found)
             probe = self._next(self._probes, done, found)
+            # The sampler is asked only after all probes, whose scores it learns from. Without it,
+            # and after repeated duplicates, the other combinations come in their order.
             trial = probe or self._next(self._others, done, found)
             if trial is None:
                 return
@@ -427,6 +442,8 @@ class Search:
                 trial = None  # the sampler chooses
             asked = self._study.ask(trial, self._space.trial)
             key = config_key(asked.trial.config)
+            # A proposal of the sampler may equal a configuration tried before, under other choices,
+            # or be too slow.
             if key not in done and self._fits(asked.trial, found):
                 duplicates = 0
                 yield asked
@@ -439,6 +456,7 @@ class Search:
     def _done(self, found: list[tuple[Trial, Record]]) -> set[str]:
         """Return the keys of configurations that must not be tried again."""
         done = {config_key(trial.config) for trial, _ in found}
+        # Other processes are busy with the running ones.
         done.update(self._study.running(), self._left)
         # a preset that fails alone also fails with optimizers or calibrators
         working = {_preset(trial) for trial, record in found if not record.error}
@@ -466,6 +484,7 @@ class Search:
 
     def _fits(self, trial: Trial, found: list[tuple[Trial, Record]]) -> bool:
         """Return True if a trial is estimated to end within the budget."""
+        # The first candidate always runs, and known records take no time.
         if self._budget is None or not found or self._study.known(trial) is not None:
             return True
         return self._elapsed() + _estimate(trial, found) < self._budget
@@ -477,6 +496,7 @@ class Search:
         """Quantize and evaluate a candidate; return None if its time ran out."""
         start = perf_counter()
         limit = None
+        # The first candidate has no limit: a search returns at least one model.
         if self._budget is not None and self._found():
             remaining = max(self._budget - self._elapsed(), 0.0)
             limit = min(_SHARE * self._budget, remaining)
@@ -485,10 +505,14 @@ class Search:
                 return self._measured(asked, start)
         except TimeLimitError:
             name = f"{asked.trial.name} (ended after {perf_counter() - start:.0f} s)"
+            # The name tells the report why the candidate is missing; the key keeps it from being
+            # tried again.
             trial = Trial(name, asked.trial.config, asked.trial.choices)
             self._left[config_key(trial.config)] = trial
             asked.drop()
             return None
+        # A candidate that stays "running" in the journal would block its configuration for other
+        # processes.
         except BaseException:
             asked.drop()
             raise
@@ -513,11 +537,13 @@ class Search:
                     asked.report,
                     WARM_SAMPLES,
                 )
+        # A subclass of QuarkError that _try handles.
         except TimeLimitError:
             raise
         except QuarkError as error:
             text = " ".join(str(error).split())
             return Record(None, perf_counter() - start, None, text)
+        # numpy's scalars are Real, and float() of them is stored in JSON.
         if not is_number(score, Real):
             raise ConfigError(
                 f"the metric returned {score!r}; it must be a number that a float can"
@@ -528,6 +554,7 @@ class Search:
             return Record(None, seconds, None, "the metric is not a number (NaN)")
         size = model_bytes(model)
         record = Record(float(score), seconds, size, "", judged, pruned)
+        # Strictly better: of equal candidates the first stays, as in the sorted result.
         if all(_rank((asked.trial, record)) < _rank(each) for each in self._found()):
             self._best = config_key(asked.trial.config), model
         return record
@@ -548,9 +575,11 @@ def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
     """Estimate the runtime of a trial in seconds from earlier trials."""
     alike = [record.seconds for other, record in found if _takes_as_long(other, trial)]
     if alike:
+        # The longest of equal work: a candidate that is too slow wastes the rest of the budget.
         return max(alike)
     plain = [pair for pair in found if not pair[0].kinds]  # trials without optimizers
     closest = plain or found
+    # Seconds of a plain candidate, from the table of relative costs.
     unit = max(record.seconds / other.relative_cost for other, record in closest)
     return unit * trial.relative_cost
 

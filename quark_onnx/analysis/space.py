@@ -54,6 +54,7 @@ class Trial:
     def relative_cost(self) -> float:
         """Estimate the runtime relative to a run without optimizers."""
         costs = [_RELATIVE_COST.get(kind, _OTHER_COST) for kind in self.kinds]
+        # Each cost includes the plain run, which happens once.
         return 1.0 + sum(cost - 1.0 for cost in costs)
 
 
@@ -116,6 +117,7 @@ class Space:
                 f"target of a space is {self.target!r}; it must be the name of a"
                 f" target{nearest('', TARGETS)}",
             )
+        # The dataclass is frozen, so that fields are set through object.
         if self.presets is None:
             presets = TARGETS[self.target].presets if self.target else _PRESETS
             object.__setattr__(self, "presets", tuple(presets))
@@ -169,6 +171,7 @@ class Space:
         ]
         return {
             "preset": presets,
+            # Labels are keys: equal choices, written in two ways, fall together.
             "calibrator": {PLAIN: None}
             | {format_call(calibrator): calibrator for calibrator in calibrators},
             "granularity": {PLAIN: None}
@@ -179,6 +182,7 @@ class Space:
 
     def _config(self, preset: Any) -> QConfig:
         """Return the configuration of a preset, without default optimizers."""
+        # Equalization by default would hide the effect of the choice "cle".
         config = _naming("presets", QConfig.of, preset).with_(equalize=False)
         if self.target:
             config = config.with_(target=self.target)
@@ -203,6 +207,7 @@ class Space:
             config = config.with_(per_channel=per_channel)
             name.append(choices["granularity"])
         if picked["optimizers"]:
+            # The preset's own optimizers come first.
             chain = (*config.optimizers, *picked["optimizers"])
             config = config.with_(optimizers=chain)
             name.append(choices["optimizers"])
@@ -221,14 +226,17 @@ class Space:
         labels = {axis: list(choices) for axis, choices in self.axes.items()}
         probes, others = list[Trial](), list[Trial]()
         seen = set[str]()  # a choice may equal a preset's own setting
+        # The default space has 108 combinations; a configuration is a value without a model.
         for combination in product(*labels.values()):
             trial = self.trial(dict(zip(labels, combination, strict=True)))
             key = config_key(trial.config)
             if key in seen:
                 continue
             seen.add(key)
+            # The first label of an axis is the plain choice, or the first preset.
             changes = sum(label != labels[axis][0] for axis, label in trial.choices)
             (probes if changes <= 1 else others).append(trial)
+        # Stable sorts: of equal cost, the order of the axes stays.
         probes.sort(key=lambda trial: trial.relative_cost)
         others.sort(key=lambda trial: trial.relative_cost)
         promising = [trial for trial in probes if early in trial.kinds]
@@ -250,6 +258,7 @@ def _calibrator(choice: Any) -> Any:
 
 def _checked(calibrator: Any) -> Any:
     """Check a calibrator object by a configuration, and return the calibrator."""
+    # QConfig checks its calibrator; the error then has the words of a configuration's error.
     activation = QConfig().with_(calibrator=calibrator).activation
     assert activation is not None
     return activation.calibrator
@@ -258,6 +267,7 @@ def _checked(calibrator: Any) -> Any:
 def _optimizers(choice: Any) -> tuple[Any, ...]:
     """Return a chain of optimizers from a text, an object, or a tuple."""
     if isinstance(choice, str):
+        # A plus before a digit is part of a number, such as 1e+3.
         return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
     chain = tuple(choice) if isinstance(choice, list | tuple) else (choice,)
     return QConfig().with_(optimizers=chain).optimizers
@@ -273,6 +283,7 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
     """Return True if weights have a scale per tensor or channel, and not as given."""
     weight = config.weight
+    # Blocks have a granularity of their own, and formats without scales have none.
     if weight is None or weight.block_size or not weight.dtype.scaled:
         return False
     return weight.per_channel is not per_channel
@@ -284,6 +295,7 @@ def _preset_name(preset: object, place: int) -> str:
         if str(preset).upper() in PRESETS:
             return str(preset).upper()
         return str(preset)
+    # A configuration that equals a preset has the name of the preset.
     for name in PRESETS:
         if PRESETS[name] == preset:
             return name

@@ -69,6 +69,7 @@ class TensorStatistic:
         """
         if not reference.size:
             return
+        # Shapes (channels, values), or (1, values) without channels.
         a, b = self._channel_rows(reference, seen)
         usual = (np.abs(a) < _MASK) & (np.abs(b) < _MASK)
         # Masks count as 0 in both models, and so as no error.
@@ -89,13 +90,16 @@ class TensorStatistic:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return two tensors as matrices with a row for each channel, or a single row."""
         axis = self.axis
+        # The rank of a tensor may differ from the inferred one.
         if axis is not None and axis >= reference.ndim:
             axis = None
+        # float64: squares of float16 values overflow, and float32 sums over samples lose digits.
         a = rows(reference, axis).astype(np.float64)
         b = rows(seen, axis).astype(np.float64)
         if self.sums and len(self.lo) != len(a):
             # the number of channels depends on the sample
             self._forget_channels()
+        # Once forgotten, later samples have to be a single row, too.
         forgotten = bool(self.sums) and len(self.lo) == 1
         if axis is None or forgotten:
             return a.reshape(1, -1), b.reshape(1, -1)
@@ -141,6 +145,7 @@ class TensorStatistic:
         if local is not None:
             self.operator = (self.operator or 0.0) + _noise(local, exact, usual)
         if rounded is not None and self.grid is not None:
+            # None until the first observation: 0.0 would mean an exact grid.
             self.own = (self.own or 0.0) + _noise(rounded, exact, usual)
             if beyond.any():
                 self.clipped += _noise(rounded, exact, beyond)
@@ -163,6 +168,7 @@ class TensorStatistic:
     def _forget_channels(self) -> None:
         """Add up the channels, for tensors with a varying number of channels."""
         self.axis = None
+        # keepdims keeps the shape (1,), so that later samples add up.
         self.lo, self.hi = self.lo.min(keepdims=True), self.hi.max(keepdims=True)
         self.sums = {
             name: value.sum(keepdims=True) for name, value in self.sums.items()
@@ -179,6 +185,7 @@ class TensorStatistic:
 
     @property
     def sqnr(self) -> float:
+        # Energies over all channels, so that strong channels weigh more.
         return decibels(self.total("signal"), self.total("noise"))
 
     @property
@@ -218,6 +225,7 @@ class TensorStatistic:
         product = self.sums["product"]
         gain = self.gains
         # |b - gain a|^2, which rounding can make slightly negative
+        # Expanded, because the sums are kept and the values are not.
         distance = np.maximum(
             energy - 2 * gain * product + gain * gain * signal,
             0,
@@ -235,11 +243,14 @@ class TensorStatistic:
         """
         if self.axis is None or not self.sums or self.sqnr > _FAITHFUL:
             return False
+        # Weak channels are mostly noise, and have factors of any size.
         strong = self.sums["signal"] > 0.01 * self.sums["signal"].mean()
         gain = self.gains[strong]
+        # Nearly equal factors are the shrinking of rounding, and no equalization.
         if gain.size < 2 or gain.max() < _UNEVEN**2 * gain.min():
             return False
         both_ways = gain.max() > _UNEVEN and gain.min() < 1 / _UNEVEN
+        # Factors to one side alone need twice the evidence.
         improvement = _BETTER if both_ways else 2 * _BETTER
         return self.fitted > max(_CLOSE, self.sqnr + improvement)
 
@@ -247,6 +258,7 @@ class TensorStatistic:
     def shifted(self) -> float:
         """Return the share of the noise due to a constant shift of each channel."""
         noise = self.total("noise")
+        # Values of each channel; all channels have as many.
         count = self.count / max(1, len(self.lo))
         if noise <= 0 or not count:
             return 0.0
@@ -277,6 +289,7 @@ def limits(
         return low.reshape(()), high.reshape(())
     if grid.axis >= rank:
         return None
+    # (1, ..., C, ..., 1) broadcasts against the tensor.
     shape = [1] * rank
     shape[grid.axis % rank] = -1
     return low.reshape(shape), high.reshape(shape)

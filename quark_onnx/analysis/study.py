@@ -81,6 +81,8 @@ class Study:
         self._journal = journal
         self._axes = {axis: list(labels) for axis, labels in axes.items()}
         self._identity = dict(identity)
+        # Optuna fixes the choices of a parameter for a study's life, so that another space is
+        # another study.
         text = json.dumps([self._identity, self._axes], sort_keys=True)
         name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         with self.quiet():
@@ -88,6 +90,7 @@ class Study:
             self.optuna = self._optuna.create_study(
                 study_name=f"quark_onnx {name}",
                 storage=self._storage,
+                # Scores are SQNR or a metric: higher is better.
                 direction="maximize",
                 pruner=self._optuna.pruners.MedianPruner(
                     n_startup_trials=_WARM_TRIALS,
@@ -95,7 +98,9 @@ class Study:
                 ),
                 load_if_exists=True,
             )
+            # The name is a hash; the identity itself is stored to be compared by later searches.
             self.optuna.set_user_attr(_IDENTITY, self._identity)
+            # Before the first candidate: those of killed processes would count as running.
             self._give_up_abandoned()
             self._known = self._records_elsewhere()
 
@@ -107,6 +112,8 @@ class Study:
         """Return the choices and the record of each candidate, in starting order."""
         found = []
         for trial in self._trials():
+            # The record is stored before the state, so that a trial with a record counts even if
+            # the process died between.
             if _RECORD in trial.user_attrs:
                 found.append((trial.params, Record(**trial.user_attrs[_RECORD])))
         return found
@@ -139,14 +146,17 @@ class Study:
                 constant_liar=True,  # parallel processes avoid equal trials
             )
             if wanted is not None:
+                # The next ask() returns an enqueued trial instead of a proposal.
                 self.optuna.enqueue_trial(dict(wanted.choices))
             asked = self.optuna.ask()
+            # Every axis is asked for, in one order: the sampler models all of them.
             choices = {
                 axis: asked.suggest_categorical(axis, labels)
                 for axis, labels in self._axes.items()
             }
             trial = make(choices)
             asked.set_user_attr("name", trial.name)
+            # A process number means something on its own machine alone.
             asked.set_user_attr(_OWNER, f"{socket.gethostname()}:{os.getpid()}")
             asked.set_user_attr(_KEY, config_key(trial.config))
         return Asked(self, trial, asked)
@@ -155,6 +165,7 @@ class Study:
         """Store a record; the record is on the disk on return."""
         states = self._optuna.trial.TrialState
         with self.quiet():
+            # For readers of the journal and of the dashboard; this package reads the record.
             asked.set_user_attr("config", to_dict(trial.config))
             asked.set_user_attr(_RECORD, asdict(record))
             if record.score is None:
@@ -172,6 +183,7 @@ class Study:
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         with self.quiet():
             trials: list[optuna.trial.FrozenTrial] = self.optuna.get_trials(
+                # Copies of all trials would cost time in each round; the trials are only read.
                 deepcopy=False,
             )
         return trials
@@ -182,6 +194,7 @@ class Study:
         for trial in self.optuna.get_trials(deepcopy=False, states=[states.RUNNING]):
             owner = trial.user_attrs.get(_OWNER, "")
             started = trial.datetime_start
+            # Optuna stores local times without a zone.
             recent = started is None or datetime.now() - started < _ABANDONED
             if not (recent and _is_alive(owner)):
                 self.optuna.tell(trial.number, state=states.FAIL)
@@ -192,6 +205,8 @@ class Study:
             return {}
         found: dict[str, Record] = {}
         for summary in self._optuna.get_all_study_summaries(self._storage):
+            # Another space on the same model, data and metric: equal configurations have equal
+            # records.
             same = summary.user_attrs.get(_IDENTITY) == self._identity
             if not same or summary.study_name == self.optuna.study_name:
                 continue
@@ -202,6 +217,7 @@ class Study:
             for trial in other.get_trials(deepcopy=False):
                 if _RECORD in trial.user_attrs:
                     record = Record(**trial.user_attrs[_RECORD])
+                    # The key is set by ask(), before any record.
                     found[trial.user_attrs[_KEY]] = record
         return found
 
@@ -218,6 +234,7 @@ class Study:
                     self._optuna.exceptions.ExperimentalWarning,
                 )
                 yield
+        # Optuna's journal raises these for files that are unreadable or damaged.
         except (OSError, ValueError, KeyError) as error:
             if self._journal is None:
                 raise
@@ -278,11 +295,14 @@ def _open_journal(path: Path) -> Any:
 
     lock = JournalFileOpenLock(str(path))
     if path.exists():
+        # Before the lock, so that a file of another kind gets no lock file beside it.
         _check_journal(path, path.read_bytes())
         lock.acquire()
         try:
+            # Read again under the lock: another process may have appended a line.
             content = path.read_bytes()
             with path.open("ab") as file:
+                # rfind is -1 without a line, which empties the file: the first line was partial.
                 file.truncate(content.rfind(b"\n") + 1)
         finally:
             lock.release()
@@ -292,11 +312,14 @@ def _open_journal(path: Path) -> Any:
 def _check_journal(path: Path, content: bytes) -> None:
     """Raise ConfigError if a file is no journal of Optuna, or is damaged."""
     lines = content[: content.rfind(b"\n") + 1].splitlines()
+    # An empty file, or the beginning of a journal's first line (11 bytes), is a journal of a killed
+    # process.
     if not lines and not b'{"op_code":'.startswith(content[:11]):
         raise _no_journal(path)
     for number, line in enumerate(lines, 1):
         try:
             entry = json.loads(line)
+        # RecursionError: deeply nested brackets in a file that is no journal.
         except (ValueError, RecursionError):
             entry = None
         if isinstance(entry, dict) and {"op_code", "worker_id"} <= set(entry):
@@ -317,6 +340,7 @@ def _no_journal(path: Path) -> ConfigError:
 def _is_alive(owner: str) -> bool:
     """Return True if the process that started a candidate may still be running."""
     host, _, number = owner.rpartition(":")
+    # On Windows, os.kill ends a process. There, and for other machines, the age alone decides.
     if host != socket.gethostname() or not number.isdigit() or os.name != "posix":
         return bool(owner)
     if int(number) == os.getpid():  # an earlier search of this process
@@ -326,6 +350,7 @@ def _is_alive(owner: str) -> bool:
         os.kill(int(number), 0)
     except ProcessLookupError:
         return False
+    # The process exists, and belongs to another user.
     except PermissionError:
         return True
     return True

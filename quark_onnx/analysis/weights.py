@@ -76,6 +76,7 @@ def weight_errors(
         for place, name in enumerate(node.inputs):
             if not _is_float_constant(reference, name):
                 continue
+            # A fused operator may have fewer inputs.
             operand = dict(enumerate(operands)).get(place, _NO_OPERAND)
             if not other.constants.known(operand.tensor):
                 reason = f"input {place} of {twin!r} is no constant"
@@ -105,6 +106,7 @@ def _compared(
     Returns:
         The error; or a reason why it was not compared; or an empty text without a relevant error.
     """
+    # Shapes: the float constant, the dequantized values; a quantized Gemm may store the transpose.
     codes = other.stored(operand)
     values = reference.constants.value(node.inputs[place]).astype(np.float64)
     dequantized = other.reals(operand)
@@ -117,6 +119,7 @@ def _compared(
         # the tool changed transB of a Gemm; the channels of the codes are not known then
         dequantized = dequantized.T
         codes = None
+    # Constants that stay float have no entry; codes have one even where rounding changed nothing.
     unchanged = codes is None and np.array_equal(values, dequantized)
     if unchanged or not values.size:
         return ""
@@ -128,6 +131,7 @@ def _compared(
 def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     """Return the error of a constant that a node reads."""
     values = constant.values
+    # exact, stored: (channels, values of a channel); a bias has one value in each row.
     axis = _channel_axis(node, values.ndim) if constant.is_weight else 0
     exact = _channel_rows(values, axis)
     stored = _channel_rows(constant.dequantized, axis)
@@ -141,6 +145,7 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     signal = np.square(exact).sum(axis=1)
     energy = np.square(fitted).sum()
     noise = np.square(fitted - exact).sum(axis=1)
+    # Shape (channels,).
     ratios = np.array(_channel_ratios(signal, noise))
     least, greatest, step = grid.extremes()
     reach = np.abs(exact).max(axis=1)
@@ -177,12 +182,14 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
 
 def _channel_rows(values: Floats, axis: int | None) -> Floats:
     """Return a matrix with a row for each output channel."""
+    # A scalar has no axis.
     return rows(values, axis) if values.ndim else values.reshape(1, 1)
 
 
 def _inputs_per_channel(node: Node, values: Floats, axis: int | None) -> int:
     """Return the number of input channels along a row; 1 if factors per input are unknown."""
     grouped = int(node.attribute("group", 1)) != 1
+    # Grouped convolutions: the same row index is another input channel in each group.
     if axis is None or axis > 1 or values.ndim < 2 or grouped:
         return 1
     return int(values.shape[1 - axis])
@@ -200,6 +207,7 @@ def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
     """Return the share of some channels in the noise."""
     if not channels.any():
         return 0.0
+    # A dead channel with float values has noise, so that the sum is above 0.
     return float(noise[channels].sum() / noise.sum())
 
 
@@ -235,10 +243,12 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
     Returns:
         The fitted ``b``, and True if factors were removed.
     """
+    # (outputs, inputs, kernel): each factor applies to all values of a kernel.
     shape = (a.shape[0], inputs, -1)
     product = (a * b).reshape(shape).sum(axis=2)
     energy = (a * a).reshape(shape).sum(axis=2)
     # b = left * a * right, with a factor per output (rows) and per input channel (columns).
+    # Shapes (outputs, 1) and (1, inputs).
     left = np.ones((shape[0], 1))
     right = np.ones((1, inputs))
     for _ in range(_ROUNDS):  # least squares for one side at a time
@@ -254,6 +264,7 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
     signal = float(energy.sum())
     before = decibels(signal, float(np.square(b - a).sum()))
     after = decibels(signal, float(np.square(fitted - a).sum()))
+    # Any fit improves a little; only a large gain shows factors that a tool has applied.
     if after > max(before, 0.0) + _RESCALED:
         return fitted, True
     return b, False
@@ -282,9 +293,11 @@ def _grid(
     tensor, scale = codes
     grid = other.grid(scale, other.graph.elem_type(tensor))
     ends = grid.ends
+    # The tests below compare with the step, which only uniform grids have.
     if ends is None or not grid.uniform or not other.constants.known(tensor):
         return grid, 0.0, 0.0
     reals = other.decoded(other.constants.value(tensor), scale)
+    # As in Reading.decoded.
     axis = scale.axis if scale.axis < reals.ndim else reals.ndim - 1
     lo, hi, step = (
         spread(part, reals.shape, axis, scale.block)
@@ -293,6 +306,7 @@ def _grid(
     # Dequantized values are multiples of the step, up to float rounding: a quarter is safe.
     at_an_end = (reals <= lo + step / 4) | (reals >= hi - step / 4)
     saturated = float(np.mean(at_an_end))
+    # Float values of another scale or layout cannot be compared with the ends.
     if rescaled or reals.shape != values.shape:
         return grid, saturated, 0.0
     # Up to half a step beyond the last code, a value rounds to it and is not clipped.
@@ -309,6 +323,7 @@ def with_histogram(weight: WeightError, reference: Reading) -> WeightError:
     """
     histogram = Histogram()
     histogram.observe(
+        # One row: the histogram of the whole weight.
         reference.constants.value(weight.name).reshape(1, -1).astype(np.float32),
     )
     return replace(weight, histogram=bins(histogram))
@@ -329,12 +344,14 @@ def bins(histogram: Histogram) -> Bins | None:
         return None
     lo, hi = float(histogram.lo[0]), float(histogram.hi[0])
     if hi <= lo:
+        # A constant tensor still gets bins of positive width.
         lo, hi = lo - 0.5, hi + 0.5
     centres, counts = histogram.signed(0)
     # Bins narrower than those that were counted would be empty in turn.
     width = max((hi - lo) / _BINS, float(histogram.width[0]))
     edges = np.linspace(lo, hi, max(1, round((hi - lo) / width)) + 1)
     places = np.clip(
+        # The value hi lies on the last edge, and belongs to the last bin: hence the clip.
         np.searchsorted(edges, centres, side="right") - 1,
         0,
         len(edges) - 2,

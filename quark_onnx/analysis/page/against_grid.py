@@ -47,6 +47,8 @@ def against_grid(  # noqa: PLR0913
         powers = math.log10(max(values.counts))
     else:
         powers = 1.0
+    # Logarithmic; a bar of a single value (log10 = 0) still has a height. The axis has a decade at
+    # least.
     y = linear(math.log10(0.5), max(1.0, powers) * 1.04, _BOTTOM, _TOP)
     parts = []
     if lo is not None and hi is not None:
@@ -116,11 +118,13 @@ def _bars(  # noqa: PLR0913
             continue
         wide = max(0.8, x(right) - x(left) - 0.4)
         bar = f"M{x(left):.1f} {_BOTTOM:.1f}V{y(math.log10(count)):.1f}h{wide:.1f}V{_BOTTOM:.1f}z"
+        # Up to half a step beyond the end, a value rounds to the last code.
         outside = (
             lo is not None
             and hi is not None
             and (right < lo - step / 2 or left > hi + step / 2)
         )
+        # All bars of a kind form one path, which keeps the page small.
         (beyond if outside else inside).append(bar)
     return [
         tag("path", class_=name, d="".join(bars))
@@ -145,6 +149,7 @@ def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
         tag("line", class_="end", x1=x(end), x2=x(end), y1=_TOP - 6, y2=_BOTTOM)
         for end in (lo, hi)
     ]
+    # hi - lo is a multiple of the step, up to float rounding.
     if step and (hi - lo) / step < _CODES:
         marks = "".join(
             f"M{x(lo + i * step):.1f} {_BOTTOM:.0f}v5"
@@ -164,6 +169,7 @@ def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
                 text_anchor=anchor,
             ),
         ]
+    # Labels at the border of the drawing are not cut off.
     low = max(x(lo), _LEFT + 12)
     anchors = (
         "start" if low < _LEFT + 40 else "middle",

@@ -98,6 +98,7 @@ def family(op_type: str) -> tuple[str, str]:
     >>> family("ConvTranspose")[0], family("MaxPool")[0], family("Relu")[0]
     ('product', 'reduce', 'activation')
     """
+    # The longest prefix wins: "MaxPool" is a pooling, and no "Max".
     fitting = [
         (len(p), name, title)
         for name, title, begins in FAMILIES
@@ -121,10 +122,12 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
     Returns:
         The plot as SVG.
     """
+    # Exact tensors (infinite) and lost ones (minus infinite) have no point.
     shown = [tensor for tensor in found.tensors if math.isfinite(tensor.sqnr)]
     ratios = [min(t.sqnr, _CEILING) for t in shown] + [
         min(t.sqnr_local or 0.0, _CEILING) for t in shown if t.sqnr_local
     ]
+    # Multiples of 5 dB, with room for numbers below the points.
     lo, hi = (
         math.floor((min(ratios, default=0.0) - 4) / 5) * 5,
         math.ceil((max(ratios, default=40.0) + 2) / 5) * 5,
@@ -196,6 +199,8 @@ def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
         local = tensor.sqnr_local
         if local is not None and math.isfinite(local):
             high = y(min(max(local, lo), _CEILING))
+            # Ratios of tensors that are exact in the full run may lie below the axis: they are
+            # drawn at its end.
             alone.append(tag("circle", class_="alone", cx=x(place), cy=high, r=2.2))
         if not math.isfinite(tensor.sqnr):
             continue
@@ -228,6 +233,7 @@ def _apart(labels: list[tuple[float, float, str]]) -> list[tuple[float, float, s
     """
     result: list[tuple[float, float, str]] = []
     for at, high, text in labels:
+        # A merged label is as many labels wide as it has numbers.
         if result and at - result[-1][0] < _LABEL * (1 + result[-1][2].count(",")):
             before = result.pop()
             result.append(

@@ -122,6 +122,7 @@ def _actions(found: SearchResult) -> list[Action]:
 def _smaller(found: SearchResult) -> Action | None:
     """Return the smallest candidate that is hardly worse than the best, if any."""
     best = found.best
+    # The front falls in score, so that the last of it is the smallest.
     for candidate in reversed(found.front):
         if candidate is best or candidate.score is None or best.score is None:
             continue
@@ -186,6 +187,7 @@ def _plot(  # noqa: PLR0913
 
     parts = _axes(xs, scores, x, y, unit)
     if len(front) > 1:
+        # From left to right; on the front, size and score rise together.
         parts.append(_steps(sorted(map(position, front))))
     labels = list[Position]()
     # from the last to the first, so that the best candidates are drawn on top
@@ -235,6 +237,7 @@ def _scale(values: Sequence[float], start: float, end: float) -> Scale:
 
 
 def _bounds(values: Sequence[float]) -> tuple[float, float]:
+    # Equal values still get a range of positive width.
     margin = 0.08 * (max(values) - min(values)) or max(1e-6, 0.1 * abs(max(values)))
     return min(values) - margin, max(values) + margin
 
@@ -268,6 +271,7 @@ def _axes(
 
 def _table(found: SearchResult) -> str:
     front = found.front
+    # Failed candidates are listed below the table, by reason.
     shown = [candidate for candidate in found.candidates if not candidate.error]
     head = "<th>#</th><th>configuration</th>"
     for title in ("SQNR, dB", "size", "time"):

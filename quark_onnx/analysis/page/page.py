@@ -24,6 +24,7 @@ from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.wording import byte_size, tally
 
+#: Tensors in the ranking (as many have histograms), and causes shown of each.
 _TOP = 12
 _CAUSES = 4
 
@@ -111,10 +112,12 @@ def _size_before(found: Analysis) -> str:
 
 
 def _graph(found: Analysis) -> str:
+    # The key names the families that occur, in the order of the graph.
     used = dict.fromkeys(family(tensor.op_type) for tensor in found.tensors)
     key = "".join(f'<li><i class="{name}"></i>{title}</li>' for name, title in used)
     if math.isfinite(found.sqnr):
         key += f'<li><i class="dash"></i>output, {_ratio(found.sqnr)}</li>'
+    # Both are drawn; the style sheet shows the one that fits the screen.
     plots = along(found, 1000, 330, "wide") + along(found, 380, 300, "narrow")
     return (
         '<section>\n<h2>Error along the graph</h2>\n<p class="note">Filled: the error'
@@ -191,7 +194,9 @@ def _origin(tensor: TensorError) -> str:
 
 
 def _cause(cause: Cause) -> str:
+    # A bar of 0 or 1 % would not be visible.
     percent = max(2, round(100 * cause.share))
+    # One span for each word: the style sheet keeps the option unbroken.
     words = [f"<span>{escape(shlex.quote(word))}</span>" for word in cause.options]
     option = ""
     if words:
@@ -294,6 +299,7 @@ def actions(found: Analysis) -> list[Action]:
                 # exclusions of several nodes form one action
                 options, node = cause.options
             fix = (cause.remedy, options)
+            # The noise that a fix may remove, summed over tensors: larger effects come first.
             effects[fix] = effects.get(fix, 0.0) + cause.share * tensor.added
             concerned = nodes.setdefault(fix, [])
             if node not in concerned:
@@ -307,6 +313,7 @@ def actions(found: Analysis) -> list[Action]:
 def _action(remedy: str, options: str, nodes: list[str]) -> Action:
     """Return a remedy with options and affected nodes."""
     if options == "--exclude":
+        # A command with more names would not fit on the page; "and N more" tells of the others.
         options = shlex.join(["--exclude", *nodes[:_CAUSES]])
     effect = f"concerns {nodes[0]}"
     if len(nodes) > 1:
