@@ -56,6 +56,7 @@ def params_for(
         scale = round_scale(_legal(_symmetric_scale(lo, hi, grid), grid), grid)
         zero = np.full(lo.shape, grid.zero, np.float64)
     else:
+        # The denominator counts steps between codes: 255 for uint8, so that both ends are codes.
         # first: the zero point must belong to it
         scale = round_scale(_legal((hi - lo) / grid.levels, grid), grid)
         zero = np.rint(grid.qmin - lo / scale)
@@ -66,6 +67,8 @@ def params_for(
             (grid.qmin + grid.qmax + 1) // 2,
             zero,
         )
+    # A zero point lies beyond the grid where ``short`` steps may be missing, or where the scale is
+    # the greatest legal one.
     zero = np.clip(zero, grid.qmin, grid.qmax)
     scale = _lowered(scale, zero, lo, hi, grid)
     if axis is None:
@@ -88,6 +91,7 @@ def round_scale(scale: Floats, grid: Grid) -> Floats:
     """
     if not grid.half:
         return scale.astype(np.float32).astype(np.float64)
+    # The cast rounds to nearest even; the comparison is in float64, where both sides are exact.
     near = np.clip(scale, *grid.scales).astype(np.float16)
     short = (near < scale) & (near < grid.scales[1])
     return np.where(
@@ -102,7 +106,9 @@ def round_scale(scale: Floats, grid: Grid) -> Floats:
 def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid, short: int = 0) -> Floats:
     """Return the smallest scale for a symmetric grid to reach the farther end."""
     if grid.even:
+        # Half a step beyond the greatest code: levels / 2 is 127.5 for int8.
         return np.maximum(hi, -lo) / (grid.levels / 2 + short)
+    # Per end, as the codes below and above the zero point differ in number: 128 and 127 for int8.
     return np.maximum(
         hi / (grid.qmax + short - grid.zero),
         lo / (grid.qmin - short - grid.zero),
@@ -118,16 +124,19 @@ def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) ->
     """Lower scales whose extreme code would dequantize to more than the greatest float32."""
     below = zero - grid.qmin
     above = grid.qmax - zero
+    # The magnitude of the code that the farther end rounds to, saturated to the grid.
     largest_code = np.maximum(
         np.minimum(np.rint(-lo / scale), below),
         np.minimum(np.rint(hi / scale), above),
     )
     fits = largest_code * scale.astype(np.float32) <= _FLOAT32_MAX
+    # One float32 below the quotient, which may have been rounded up.
     lower = np.nextafter(
         np.float32(_FLOAT32_MAX / np.maximum(below, above)),
         np.float32(0),
     )
     if grid.pow2:
+        # The greatest power of two that is not above.
         lower = np.ldexp(1.0, np.frexp(lower)[1] - 1)
     return np.where(fits, scale, lower)
 
@@ -156,6 +165,7 @@ def _pow2(lo: Floats, hi: Floats, grid: Grid, short: int) -> tuple[Floats, Float
 
 def _pow2_at_least(scale: Floats, grid: Grid) -> Floats:
     """Round scales up to powers of two."""
+    # frexp gives 0.5 <= mantissa < 1: a mantissa of 0.5 is an exact power of two, which stays.
     mantissa, exponent = np.frexp(_legal(scale, grid))
     return np.ldexp(1.0, np.where(mantissa == 0.5, exponent - 1, exponent))
 
@@ -222,6 +232,7 @@ def quantize(
     else:
         count = 1
     step = max(1, count * SLAB // max(1, x.nbytes))
+    # Whole blocks, as ``QParams.part`` requires.
     step += -step % max(1, params.block_size)
     # In slabs, as there are several intermediate copies between the floats and the codes.
     if step < count:
@@ -230,6 +241,8 @@ def quantize(
             part = slice(start, start + step)
             codes[part] = quantize(x[part], params.part(part), grid, dtype)
         return codes
+    # Division in float32, the type of x and of y_scale in QuantizeLinear: float64 would round some
+    # ties to another code.
     scale, zero = params.spread(x.shape)
     # The type in which a zero point is added without rounding.
     exact = np.float32 if max(-grid.qmin, grid.qmax) < _EXACT_INTEGERS else np.float64
@@ -247,6 +260,7 @@ def quantize(
 
 def dequantize(codes: NDArray[Any], params: QParams) -> NDArray[np.float32]:
     """Return the float32 values of integer codes, in the shape of ``codes``."""
+    # The difference is computed in int64: that of two 8-bit integers would wrap around.
     scale, zero = params.spread(codes.shape)
     reals: NDArray[np.float32] = (codes - zero).astype(np.float32) * scale
     return reals

@@ -110,6 +110,8 @@ def create(name: str, /, **settings: Any) -> Calibrator:
     Percentile(percentile=99.9)
     """
     cls = CALIBRATORS[name]
+    # Checked here, as the TypeError of a dataclass names neither the calibrator nor similar
+    # settings.
     known = [field.name for field in dataclasses.fields(cls)]
     for setting in settings:
         if setting not in known:

@@ -55,11 +55,14 @@ class Best:
 
     def range(self, statistic: GroupedHistogram, grid: Grid) -> Range:
         """Return the candidate range with the least error, for each row."""
+        # The full range comes first: argmin takes the first of equal errors, and ``_least``
+        # handicaps the others.
         candidates = [
             Range(statistic.lo, statistic.hi),
             Percentile().range(statistic.whole(), grid),
             Range(*statistic.means()),
         ]
+        # Shape (rows, candidates).
         lo = np.stack([candidate.lo for candidate in candidates], axis=1)
         hi = np.stack([candidate.hi for candidate in candidates], axis=1)
         # A percentile can leave nothing but zero: the full range stands in for an empty one.
@@ -96,9 +99,11 @@ def _least(statistic: GroupedHistogram, row: int, candidates: Range, grid: Grid)
         if group is None:
             continue
         values = HistogramRow(group, 0, grid)
+        # A group whose values all lie in the bin around zero has no relative error.
         if values.energy > 0:
             total += statistic.samples[place, row] * np.sqrt(
                 values.errors(scale, zero) / values.energy,
             )
+    # A handicap for the candidates that may clip.
     total[1:] /= 1 - _GAIN
     return int(np.argmin(total))

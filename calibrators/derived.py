@@ -22,6 +22,7 @@ def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
     >>> derived(measured, Extremes())
     Extremes(lo=array([-3.]), hi=array([4.]), nonfinite=0)
     """
+    # A moving average depends on the order of the batches, which no other statistic keeps.
     if isinstance(wanted, MovingExtremes):
         if not isinstance(statistic, MovingExtremes):
             return None
@@ -30,7 +31,9 @@ def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
         return statistic
     found: Statistic | None = None
     if type(wanted) is Extremes and isinstance(statistic, Extremes | Histogram):
+        # All of these statistics track the exact extremes next to their counts or sums.
         found = Extremes(statistic.lo, statistic.hi, statistic.nonfinite)
+    # A grouped histogram is measured sample by sample, as the means are.
     elif type(wanted) is MeanExtremes and isinstance(statistic, MeanExtremes):
         found = MeanExtremes(
             statistic.lo,
@@ -40,5 +43,6 @@ def derived(statistic: Statistic, wanted: Statistic) -> Statistic | None:
             statistic.batches,
         )
     elif type(wanted) is Histogram and isinstance(statistic, GroupedHistogram):
+        # Without values there are no rows to add up.
         found = statistic.whole() if statistic.lo.size else Histogram()
     return found

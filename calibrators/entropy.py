@@ -80,10 +80,12 @@ class Entropy:
         else:
             used = 0
         # With values of both signs, each sign has half of the levels.
+        # The histogram is one of magnitudes, from zero outwards.
         if not grid.symmetric and (lo >= 0 or hi <= 0):
             levels = grid.levels
         else:
             levels = grid.levels // 2
+        # Each bin has a level of its own: clipping would bring nothing.
         if used <= levels:
             return largest
         counts = counts.copy()
@@ -107,12 +109,15 @@ def _divergence(counts: Floats, end: int, levels: int) -> float:
 
     The quantization merges the bins into ``levels`` groups of equal width.
     """
+    # P has the clipped values, Q does not: otherwise clipping would cost nothing.
     kept = counts[:end]
     reference = kept.copy()
     # Clipped values pile up at the threshold.
     reference[-1] += counts[end:].sum()
+    # Group of each bin, shape (end,).
     group = np.arange(end) * levels // end
     occupied = (reference > 0).astype(np.float64)
+    # The mass of a group is spread evenly over the bins that P occupies, as in the paper.
     mass = np.bincount(group, weights=kept, minlength=levels)
     share = mass / np.maximum(
         np.bincount(group, weights=occupied, minlength=levels),

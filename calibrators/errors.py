@@ -89,6 +89,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
     '; known: image, mask'
     """
     names = sorted(map(str, known))
+    # ``word`` comes from users and files, and may be of any type.
     similar = get_close_matches(str(word), names, n=1)
     if similar:
         return f"; did you mean {similar[0]!r}?"

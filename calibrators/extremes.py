@@ -23,12 +23,15 @@ def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
         return np.zeros(len(rows)), np.zeros(len(rows)), 0
     lo = rows.min(axis=1).astype(np.float64)
     hi = rows.max(axis=1).astype(np.float64)
+    # The minimum of values with a NaN is NaN: two reductions tell whether all values are finite,
+    # without a mask as large as the data.
     if np.isfinite(lo).all() and np.isfinite(hi).all():
         return lo, hi, 0
     finite = np.isfinite(rows)
     lo = np.where(finite, rows, np.inf).min(axis=1).astype(np.float64)
     hi = np.where(finite, rows, -np.inf).max(axis=1).astype(np.float64)
     empty = ~finite.any(axis=1)
+    # A row without a finite value gets the interval of zero, which every range contains anyway.
     lo[empty] = hi[empty] = 0.0
     return lo, hi, int(finite.size - finite.sum())
 
@@ -58,6 +61,8 @@ class Extremes:
             nonfinite: number of non-finite values in the batch.
         """
         if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+            # Extremes that another program has computed, with ReduceMin and ReduceMax for instance,
+            # pass NaN and infinity on.
             bad = ~(np.isfinite(lo) & np.isfinite(hi))
             nonfinite += int(bad.sum())
             lo = np.where(bad, 0.0, lo)
@@ -90,10 +95,12 @@ _TO_INTEGER = 2.0**149
 
 
 def _as_integers(values: Floats) -> list[int]:
+    # Exact: the greatest float32 times 2**149 is below 2**277, and float64 reaches 2**1023.
     return [int(value * _TO_INTEGER) for value in values]
 
 
 def _averages(sums: NDArray[np.object_], counts: list[int]) -> Floats:
+    # The division by a power of two, which comes second, rounds nothing.
     # Python rounds the quotient of two integers correctly, whatever their size.
     means = [
         total / count / _TO_INTEGER for total, count in zip(sums, counts, strict=True)
@@ -121,6 +128,7 @@ class MeanExtremes(Extremes):
         if not rows.shape[1]:
             return
         lo, hi, nonfinite = bounds(rows)
+        # Rows with a finite value: the extremes of the others, zeros, are no part of a mean.
         seen = np.ones(len(rows), np.bool_)
         if nonfinite:
             seen &= np.isfinite(rows).any(axis=1)
@@ -230,6 +238,7 @@ class MovingExtremes:
         # average this batch has weight c (1 - c)^(n-1), and the difference, (1 - c)^n, is exactly
         # the weight of the average before.
         decay = (1 - self.constant) ** other.batches
+        # Rows without a finite value so far start at the first batch of ``other``.
         unseen = self.batches == 0
         self.lo = np.where(
             unseen, other.lo, decay * (self.lo - other.first[0]) + other.lo

@@ -52,6 +52,7 @@ class Grid:
         Normal numbers of float32, or any of float16.
         """
         if self.half:
+            # The least denormal float16, and the greatest power of two.
             return (2.0**-24, 2.0**15)
         return (SMALLEST_SCALE, 2.0**127)
 
@@ -124,6 +125,7 @@ class QParams:
                [2., 5., 8.]], dtype=float32)
         """
         axis %= len(shape)
+        # ``layout.rows`` moves the axis of the blocks to the end; -(-a // b) rounds up.
         lines = (*shape[:axis], *shape[axis + 1 :], -(-shape[axis] // block_size))
         scale = np.moveaxis(self.scale.reshape(lines), -1, axis)
         zero = np.moveaxis(self.zero_point.reshape(lines), -1, axis)
@@ -147,6 +149,7 @@ class QParams:
         if self.axis is None:
             return self.scale, self.zero_point
         if self.block_size and self.scale.ndim < len(shape):
+            # Blocks over several axes in one, such as inputs and kernel of a convolution.
             flat = self.spread((*shape[: self.axis], prod(shape[self.axis :])))
             return flat[0].reshape(shape), flat[1].reshape(shape)
         if self.block_size:
@@ -158,6 +161,7 @@ class QParams:
                 np.take(scale, places, self.axis),
                 np.take(zero, places, self.axis),
             )
+        # Per channel: (1, channels, 1, 1) for axis 1 of four.
         ones = [1] * len(shape)
         ones[self.axis] = -1
         return self.scale.reshape(ones), self.zero_point.reshape(ones)
@@ -167,6 +171,7 @@ class QParams:
 
         Rows start and end with a block.
         """
+        # Channels of another axis than the first belong to every part.
         if self.axis is None or (self.axis != 0 and not self.block_size):
             return self
         if self.axis == 0 and self.block_size:

@@ -45,11 +45,13 @@ class GroupedHistogram(MeanExtremes):
             return
         sample = Histogram()
         sample.observe(rows)
+        # Only the slower path finds the rows that have no finite value.
         if sample.nonfinite:
             super().observe(rows)
         else:
             seen = np.ones(len(rows), np.bool_)
             self._follow(sample.lo, sample.hi, seen, nonfinite=0)
+        # A sample of zeros has no error relative to itself, and is not counted.
         occupied = ((sample.lo < 0) | (sample.hi > 0)).astype(np.int64)
         self._widen(sample.exponent)
         self._add(
@@ -69,6 +71,8 @@ class GroupedHistogram(MeanExtremes):
             zip(other.positive, other.negative, strict=True),
         ):
             if positive is not None and negative is not None:
+                # Octaves from the first group of this statistic down to the group ``place`` of the
+                # other one.
                 below = self.exponent - other.exponent + place
                 self._add(below, positive, negative, other.samples[place])
 
@@ -79,6 +83,7 @@ class GroupedHistogram(MeanExtremes):
         if positive is None or negative is None or not self.samples[place, row]:
             return None
         part = slice(row, row + 1)
+        # Each group has bins half as wide as the group before.
         exponent = self.exponent[part] - place
         return Histogram(
             self.lo[part],
@@ -100,6 +105,7 @@ class GroupedHistogram(MeanExtremes):
                 by = np.full(len(self.lo), place)
                 result.positive += coarser(positive, by)
                 result.negative += coarser(negative, by)
+        # Coarser bins move small negative values into negative[:, 0], which has to stay empty.
         result.tidy()
         return result
 
@@ -131,6 +137,7 @@ class GroupedHistogram(MeanExtremes):
     ) -> None:
         """Add the samples of a group, ``below`` octaves below the first group, per row."""
         last = GROUPS - 1
+        # Samples below the last group share its bins, coarsened by the missing octaves.
         by = np.maximum(below - last, 0)
         merged = Histogram(
             positive=coarser(positive, by),
@@ -139,6 +146,7 @@ class GroupedHistogram(MeanExtremes):
         merged.tidy()
         groups = np.minimum(below, last)
         # Rows belong to different groups: a sample may be loud in one channel, quiet in another.
+        # np.unique sorts, so that the order is the same on every run.
         for place in np.unique(groups):
             rows = groups == place
             for counts, more in (

@@ -109,7 +109,10 @@ class Histogram:
         again waits
         each time for the previous store.
         """
+        # One-sided rows, as after a ReLU, have room for four sets instead of two.
         offsets = _SIGNED if signed else _UNSIGNED
+        # A product with a power of two is exact outside of bin 0. int32 suffices: magnitudes are
+        # below BINS.
         scaled = values * np.ldexp(np.float32(1), -self.exponent[row])
         index = scaled.astype(np.int32)  # truncates towards zero
         index += offsets[: len(index)]
@@ -117,6 +120,7 @@ class Histogram:
             bins = 2 * BINS
         else:
             bins = BINS
+        # The sets are added up: shape (bins,), with zero in the middle of a signed row.
         counts = (
             np.bincount(
                 index,
@@ -127,6 +131,7 @@ class Histogram:
         )
         self.positive[row] += counts[-BINS:]
         if signed:
+            # From -1 downwards: negative counts are stored from zero outwards.
             self.negative[row, 1:] += counts[BINS - 1 : 0 : -1]
 
     def _count(self, span: slice, rows: NDArray[np.float32]) -> None:
@@ -136,6 +141,8 @@ class Histogram:
             dtype=np.float32,
         )
         index = scaled.astype(np.int64)  # truncates towards zero
+        # One bincount for all rows: each has a stretch of 2 * BINS counters, with zero in its
+        # middle.
         index += (np.arange(len(rows)) * (2 * BINS) + BINS)[:, None]
         counts = np.bincount(
             index.reshape(-1),
@@ -154,6 +161,7 @@ class Histogram:
             return
         self._reserve(other.lo, other.hi)
         shift = self.exponent - other.exponent
+        # After ``_reserve`` the own bins are at least as wide as the other ones: shift >= 0.
         self.positive += coarser(other.positive, shift)
         self.negative += coarser(other.negative, shift)
         self.tidy()
@@ -163,10 +171,13 @@ class Histogram:
 
         The counts move to the wider bins.
         """
+        # Most batches change nothing after the first few.
         if self.lo.size and (self.lo <= lo).all() and (hi <= self.hi).all():
             return
         exponent = np.frexp(np.maximum(-lo, hi))[1].astype(np.int64) - _LOG2_BINS
         exponent = np.maximum(exponent, LEAST_EXPONENT)
+        # frexp(0) has exponent 0, which would make the bins of an all-zero row too wide for later
+        # values.
         exponent[(lo == 0) & (hi == 0)] = LEAST_EXPONENT
         if not self.lo.size:
             self.lo = lo
@@ -201,12 +212,15 @@ class Histogram:
 
     def signed(self, row: int) -> tuple[Floats, NDArray[np.float64]]:
         """Return centres and counts of the occupied bins of one row, in rising order."""
+        # Shape (2 * BINS - 1,): bins -(BINS - 1) to BINS - 1.
         counts = np.concatenate([self.negative[row, :0:-1], self.positive[row]]).astype(
             np.float64,
         )
         index = np.arange(1 - BINS, BINS)
+        # The bin around zero is two widths wide, and has its centre at zero.
         centres = (index + 0.5 * np.sign(index)) * self.width[row]
         occupied = counts > 0
+        # The centre of an outermost bin may lie beyond the extreme value.
         return centres[occupied].clip(
             self.lo[row],
             self.hi[row],
@@ -218,6 +232,7 @@ def coarser(counts: Counts, shift: NDArray[np.int64]) -> Counts:
     if not shift.any():
         return counts
     result = np.zeros_like(counts)
+    # From log2(BINS) octaves on, all values lie in bin 0.
     for row, by in enumerate(np.minimum(shift, _LOG2_BINS)):
         result[row, : BINS >> by] = counts[row].reshape(BINS >> by, 1 << by).sum(axis=1)
     return result

@@ -17,6 +17,7 @@ class HistogramRow:
         self.grid = grid
         self.lo = float(statistic.lo[row])
         self.hi = float(statistic.hi[row])
+        # Every range includes zero.
         self.lo = min(self.lo, 0.0)
         self.hi = max(self.hi, 0.0)
         self.width = float(statistic.width[row])
@@ -46,6 +47,7 @@ class HistogramRow:
             scale: shape (candidates,).
             zero: zero points, shape (candidates,).
         """
+        # Against centres of shape (1, bins): errors have the shape (candidates, bins).
         scale = scale[:, None]
         zero = zero[:, None]
         centres = self.centres[None, :]
@@ -59,6 +61,7 @@ class HistogramRow:
             np.square(rounded - centres),
             np.square(scale) / 12,
         )
+        # A clipped value has the error of clipping alone, not that of rounding as well.
         clipped = np.square(centres - centres.clip(lo, hi))
         total: Floats = np.maximum(clipped, within * (clipped == 0)) @ self.counts
         return total

@@ -61,8 +61,10 @@ class LayerwisePercentile:
     @property
     def percentiles(self) -> tuple[float, ...]:
         """Percentiles to try, in falling order: of two equally good ones, the wider range wins."""
+        # A geometric series cannot start at 0, the clipped share of the percentile 100.
         first, last = (max(100 - end, _FINEST) for end in (self.greatest, self.least))
         between = 100 - np.geomspace(first, last, self.count)[1:-1]
+        # The ends are returned as given: 100 - geomspace would round them.
         return (float(self.greatest), *map(float, between), float(self.least))
 
     def statistic(self) -> Histogram:
@@ -75,6 +77,7 @@ class LayerwisePercentile:
             _extended(Percentile(percentile).range(statistic, grid), statistic)
             for percentile in self.percentiles
         ]
+        # Shape (rows, candidates).
         lo = np.stack([candidate.lo for candidate in candidates], axis=1)
         hi = np.stack([candidate.hi for candidate in candidates], axis=1)
         rows = range(len(statistic.lo))

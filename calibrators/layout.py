@@ -43,9 +43,12 @@ def rows(
         return array.reshape(1, -1)
     if block_size:
         if array.ndim == 2 and axis % 2 == 0:
+            # The usual weight matrix with blocks along its first axis, (inputs, outputs), is
+            # transposed.
             lines = turned(array)
         else:
             lines = np.moveaxis(array, axis, -1)
+        # Up to the next multiple of the block size.
         fill = -lines.shape[-1] % block_size
         if fill:
             lines = np.pad(
@@ -54,6 +57,7 @@ def rows(
             )
         return lines.reshape(-1, block_size)
     moved = np.moveaxis(array, axis, 0)
+    # reshape cannot infer -1 for an array without values.
     if moved.size:
         return moved.reshape(moved.shape[0], -1)
     return np.zeros((moved.shape[0], 0), array.dtype)

@@ -35,6 +35,7 @@ def tensor_limit() -> int:
         gigabytes = float(text)
     except ValueError:
         gigabytes = 0.0
+    # NaN fails both comparisons; infinity and numbers that overflow an int fail the second one.
     if not 0 < gigabytes < 1e9:
         raise CalibrationError(
             f"{VARIABLE} is {text[:80]!r}; it must be a number of gigabytes above 0",

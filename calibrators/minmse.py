@@ -67,10 +67,12 @@ class MinMSE:
             search = self._symmetric
         else:
             search = self._asymmetric
+        # Row by row: the candidates depend on the range of the row.
         ends = [
             search(HistogramRow(statistic, row, grid))
             for row in range(len(statistic.lo))
         ]
+        # The reshape keeps two columns for a statistic without rows.
         intervals = np.array(ends).reshape(-1, 2)
         return Range(intervals[:, 0], intervals[:, 1])
 
@@ -105,6 +107,7 @@ class MinMSE:
 
     def _pow2(self, row: HistogramRow) -> tuple[float, float]:
         grid = row.grid
+        # The largest useful scale clips nothing.
         widest = float(
             params_for(
                 Range(
@@ -122,6 +125,7 @@ class MinMSE:
             zeros = np.full((_OCTAVES, 1), grid.zero, np.float64)
         else:
             # From the zero point that reaches the low end to the one that reaches the high end.
+            # Shape (octaves,); nine zero points between the ends make (octaves, 9).
             low_end = grid.qmin + np.ceil(-row.lo / scales)
             high_end = grid.qmax - np.ceil(row.hi / scales)
             zeros = np.rint(
@@ -135,6 +139,7 @@ class MinMSE:
                 grid.qmin,
                 grid.qmax,
             )
+        # All pairs of a scale and a zero point, flat, as candidates of one search.
         scale = np.broadcast_to(scales[:, None], zeros.shape).reshape(-1)
         reach = covered(
             QParams(

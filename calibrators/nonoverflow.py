@@ -25,4 +25,6 @@ class NonOverflow:
     def range(self, statistic: Extremes, grid: Grid) -> Range:
         """Return the interval for ``grid`` to cover, per row."""
         seen = Range(statistic.lo, statistic.hi)
+        # The interval is widened to what the codes reach, so that ``params_for`` finds the same
+        # scale again.
         return covered(params_for(seen, replace(grid, pow2=True), axis=0), grid)

@@ -84,7 +84,11 @@ class Registry(Generic[T]):
     def _load(self) -> None:
         if self._home:
             import_module(self._home)
+            # Only after a successful import: with a missing package every look-up reports the
+            # reason.
             self._home = ""
+        # Plug-ins import quark_onnx, and a look-up during the import of quark_onnx would be
+        # circular.
         if not self._plugins_loaded and _plugins_can_be_imported():
             self._plugins_loaded = True
             for entry in _entry_points(self._plugins):
@@ -118,6 +122,7 @@ class Registry(Generic[T]):
         if override:
             self._replaced.add(name)
         elif name in self._registered:
+            # The user's replacement came before ``home``, whose value is the one to drop.
             if self._home and name in self._replaced:
                 return value
             raise self.error(
@@ -199,6 +204,7 @@ class Registry(Generic[T]):
 
 def _entry_points(group: str) -> list[EntryPoint]:
     """Return the entry points of a group, in an order that is the same everywhere."""
+    # Imported here: importlib.metadata takes time, and not every registry takes plug-ins.
     from importlib.metadata import entry_points
 
     entries = entry_points(group=group)

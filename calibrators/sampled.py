@@ -36,6 +36,8 @@ class Sampled(Extremes):
     def observe(self, rows: NDArray[np.float32]) -> None:
         """Take in vectors as the columns of an array of shape (channels, n)."""
         super().observe(rows)
+        # Equal vectors have equal hashes: a vector that comes twice is kept once, in whichever
+        # order.
         marks = _hashes(rows)
         if len(self.marks) == self._most(len(rows)):
             # Later hashes are mostly too great: only the others are sorted and copied.
@@ -59,6 +61,7 @@ class Sampled(Extremes):
         if not vectors.size:
             return
         limit = self._most(vectors.shape[1])
+        # np.unique sorts the hashes and drops repeated vectors.
         hashes, places = np.unique(marks, return_index=True)
         places = places[:limit]
         joined = np.concatenate([self.marks, hashes[:limit]])
@@ -66,6 +69,7 @@ class Sampled(Extremes):
             chosen = np.concatenate([self.vectors, vectors[places]])
         else:
             chosen = vectors[places]
+        # Of two equal hashes the first place wins, which is the vector that is kept already.
         hashes, order = np.unique(joined, return_index=True)
         self.marks = hashes[:limit]
         self.vectors = chosen[order[:limit]]
@@ -74,6 +78,7 @@ class Sampled(Extremes):
 def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
     """Return hashes of the bits of vectors, the columns of an array of shape (channels, n)."""
     channels = len(rows)
+    # The seed depends on the length alone, so that hashes of several processes can be merged.
     generator = np.random.default_rng(channels)
     # Odd factors keep all bits of a value in the sum modulo 2**64.
     factors = (
@@ -93,7 +98,8 @@ def _hashes(rows: NDArray[np.float32]) -> NDArray[np.uint64]:
         dtype=np.uint64,
         casting="unsafe",
     )
-    # The finalizer of SplitMix64: each bit of the sum changes about half of the bits of the hash.
+    # Shifts and a multiplication by 2**64 divided by the golden ratio, as in SplitMix64: high bits
+    # of the sum reach low bits of the hash, and low bits reach high ones.
     marks ^= marks >> np.uint64(31)
     marks *= np.uint64(0x9E3779B97F4A7C15)
     marks ^= marks >> np.uint64(29)

@@ -70,6 +70,7 @@ def sweep_folders(parent: Path, name: str) -> None:
     """Remove the temporary folders of a name that no process uses."""
     pattern = re.compile(rf"\.{re.escape(name)}\.{_RANDOM}")
     with contextlib.suppress(OSError):
+        # A list, as the folder changes while it is swept.
         for path in list(parent.iterdir()):
             if (
                 pattern.fullmatch(path.name)
@@ -83,8 +84,10 @@ def sweep_folders(parent: Path, name: str) -> None:
 def _is_stale(folder: Path) -> bool:
     try:
         with (folder / _LOCK).open("r+b") as file:
+            # A lock that can be taken has no owner: the process that created the folder is gone.
             return lock(file)
     except FileNotFoundError:
+        # No lock file: the folder may have been created a moment ago by another process.
         return _is_old(folder)
     except OSError:
         return False
@@ -124,6 +127,8 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         with os.fdopen(os.open(temporary, _FLAGS, 0o666), "wb") as file:
             lock(file)
             yield file
+            # Data first, then the name: a rename that reaches the disk before the data would leave
+            # an empty file after a power failure.
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -131,6 +136,7 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         with contextlib.suppress(OSError):
+            # After the rename there is nothing to remove.
             temporary.unlink(missing_ok=True)
 
 
@@ -158,6 +164,7 @@ def _is_free(path: Path) -> bool:
     """
     try:
         with path.open("r+b") as file:
+            # Closing the file drops the lock again.
             return lock(file) and time.time() - path.stat().st_mtime > 1.0
     except OSError:
         return False

@@ -41,6 +41,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def _escaped(character: str) -> str:
+    # Lone surrogates stand for undecodable bytes of a file name (PEP 383).
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
@@ -64,5 +65,6 @@ def clipped(text: str, most: int = 2000) -> str:
     """
     if len(text) <= most:
         return text
+    # Eight characters leave room for the " ... " in the middle.
     half = (most - 8) // 2
     return f"{text[:half]} ... {text[-half:]}"

@@ -66,6 +66,7 @@ def from_plain(values: Any) -> Statistic:
 def _check_shapes(statistic: Any) -> None:
     """Raise ValueError unless all arrays belong to the same number of rows."""
     rows = len(statistic.lo)
+    # bool is a subclass of int, and JSON has both.
     if statistic.hi.shape != (rows,) or type(statistic.nonfinite) is not int:
         raise ValueError("ends of different lengths")
     counts: list[Any] = []
@@ -107,10 +108,12 @@ def _from_plain(value: Any) -> Any:
         return value
     shape = tuple(map(int, value["shape"]))
     if "integers" in value:
+        # np.array of Python integers would choose int64, and overflow.
         numbers = np.empty(len(value["integers"]), np.object_)
         numbers[:] = [int(text) for text in value["integers"]]
         return numbers.reshape(shape)
     dtype = np.dtype(value["dtype"])
+    # Objects and structures do not come from ``_to_plain``.
     if dtype.kind not in "iuf":
         raise ValueError(f"numbers of the type {dtype}")
     try:
@@ -121,4 +124,5 @@ def _from_plain(value: Any) -> Any:
     # The limit keeps a small malicious file from expanding to the whole memory.
     data = unpacker.decompress(packed, _MOST_BYTES)
     array = np.frombuffer(data, dtype).reshape(shape)
+    # A copy in native order: the array of frombuffer is read-only, and merging writes to counts.
     return array.astype(dtype.newbyteorder("="))

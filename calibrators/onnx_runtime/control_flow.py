@@ -103,8 +103,10 @@ class Control:
             yield from self._scan(given)
 
     def _scan(self, given: list[Any]) -> Steps:
+        # Inputs of a Scan: N state variables, then M sequences.
         states = given[: len(given) - self.scanned]
         sequences = [
+            # A view; each slice is copied below, as onnxruntime takes contiguous arrays.
             np.moveaxis(value, axis, 0)
             for value, axis in zip(
                 given[len(states) :],
@@ -119,11 +121,14 @@ class Control:
                 row = sequence[~step if backwards else step]
                 slices.append(np.ascontiguousarray(row))
             outputs = yield "body", [*states, *slices]
+            # The outputs behind the states are rows of the scan outputs, which the main graph
+            # computes itself.
             states = outputs[: len(states)]
 
 
 def _loop(given: list[Any]) -> Steps:
     trip_count = given[0]
+    # Trip count and condition are both optional; np.all accepts scalars and arrays of one element.
     condition = given[1] is None or bool(np.all(given[1]))
     carried = given[2:]
     steps: Iterable[int] = count()
@@ -136,5 +141,6 @@ def _loop(given: list[Any]) -> Steps:
             "body",
             [np.array(step, np.int64), np.array(condition), *carried],
         )
+        # Outputs of the body: condition, carried values, rows of the scan outputs.
         condition = bool(np.all(outputs[0]))
         carried = outputs[1 : 1 + len(carried)]

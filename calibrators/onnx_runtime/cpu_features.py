@@ -64,4 +64,5 @@ def saturates() -> bool:
         None,
         {"x": np.full((4, _PRODUCTS), 255, np.uint8)},
     )
+    # Two products, 2 * 255 * 127 = 64770, exceed the 32767 of a 16-bit sum.
     return bool((sums != 255 * 127 * _PRODUCTS).any())

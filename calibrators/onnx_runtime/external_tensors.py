@@ -106,6 +106,7 @@ def place(tensor: TensorProto, name: str, offset: int, length: int) -> None:
 
 def location(tensor: TensorProto) -> tuple[Path, int, int]:
     """Return file, offset and length in bytes of the values of a tensor in a file."""
+    # Offset and length are always there: ``place`` has written them.
     info = {entry.key: entry.value for entry in tensor.external_data}
     return Path(info["location"]), int(info["offset"]), int(info["length"])
 
@@ -133,6 +134,7 @@ def values(tensor: TensorProto) -> NDArray[Any]:
                 ),
             )
     mapped = np.memmap(path, dtype, "r", offset, math.prod(tensor.dims))
+    # np.asarray drops the subclass, which later operations would carry along.
     return np.asarray(mapped).reshape(tuple(tensor.dims))
 
 
@@ -162,6 +164,7 @@ def load_values(tensor: TensorProto) -> None:
         with path.open("rb") as file:
             file.seek(offset)
             tensor.raw_data = file.read(length)
+    # A tensor with values and a reference would be ambiguous.
     del tensor.external_data[:]
     tensor.ClearField("data_location")
 

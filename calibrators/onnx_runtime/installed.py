@@ -34,6 +34,7 @@ def require_onnxruntime() -> None:
             that install it.
     """
     try:
+        # Found, but not imported: the import takes longer than most commands.
         spec = find_spec("onnxruntime")
     except ValueError:  # a module without a spec stands in for it
         return

@@ -33,6 +33,7 @@ class _Stops:
     def add(self, stop: Callable[[], object]) -> None:
         """Register the callback of starting work; after ``stop``, call the callback at once."""
         self._running.add(stop)
+        # ``stop`` may have come between the decision to start and this registration.
         if self._stopped:
             stop()
 
@@ -43,6 +44,7 @@ class _Stops:
     def stop(self) -> None:
         """Stop running and future work."""
         self._stopped = True
+        # A copy: threads that end meanwhile remove their callbacks.
         for stop in list(self._running):
             stop()
 
@@ -119,6 +121,7 @@ def waited(future: Future[T], stop: Callable[[], object]) -> T:
 def _fulfil(future: Future[T], work: Callable[[], T]) -> None:
     try:
         result = work()
+    # Also SystemExit and KeyboardInterrupt: the waiting thread raises whatever ended the work.
     except BaseException as error:
         future.set_exception(error)
     else:
@@ -155,6 +158,8 @@ class Lanes(ThreadPoolExecutor):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # KeyboardInterrupt and SystemExit stop runs; after an ordinary error the short remainder is
+        # awaited.
         if kind is not None and not issubclass(kind, Exception):
             self._stops.stop()
         try:

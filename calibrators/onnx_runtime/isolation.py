@@ -112,6 +112,8 @@ class Isolation:
             CalibrationError: the temporary folder has no room for them.
         """
         with self._lock:
+            # A session opens with the weights that earlier sessions wrote, and adds only the
+            # others.
             unknown = {
                 key: array for key, array in arrays.items() if key not in self._stored
             }
@@ -156,6 +158,7 @@ class Isolation:
             RuntimeCrash: the process died while opening it.
         """
         number = next(self._numbers)
+        # Large models would fill the pipe; a file is also there for the next process after a crash.
         if isinstance(source, bytes):
             temporary = self.folder / f"{number}.onnx"
             with self._writing("model"):
@@ -169,6 +172,7 @@ class Isolation:
             (number, str(path), isinstance(source, bytes), settings),
             what,
         )
+        # At the exit of the interpreter the worker removes the whole folder.
         weakref.finalize(session, self._discard, number, temporary).atexit = False
         session.open()
         return session
@@ -181,6 +185,7 @@ class Isolation:
         if not self.usable:
             return
         if self._process is not None:
+            # A list append needs no lock, which a finalizer that runs inside ``ask`` could not get.
             self._process.closed.append(number)
         if temporary is not None and temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
@@ -340,6 +345,7 @@ class IsolatedSession:
         """Return the process of the session; a new process opens the session again."""
         with self._lock:
             process = self._isolation.process()
+            # The process was restarted after a crash, and knows no session.
             if process is not self._process:
                 self._interface = self._ask(process, "loading", "open", *self._recipe)
                 self._process = process
@@ -365,6 +371,7 @@ class _Process:
         self._waiting: dict[int, Future[Any]] = {}
         # open as long as the process runs
         self._printed = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        # The other process finds the same modules, also in an environment that changed sys.path.
         path = [str(entry) for entry in sys.path]
         call = (
             f"from calibrators.onnx_runtime.worker import serve; serve({str(folder)!r})"
@@ -413,6 +420,8 @@ class _Process:
                 self._waiting[ticket] = future
                 closed = self.closed
                 self.closed = []
+                # The listener has failed the pending requests already: this one came too late for
+                # it.
                 if self.dead:
                     self._fail()
                 else:
@@ -435,6 +444,7 @@ class _Process:
             self._popen.kill()
         self._requests.close()
         try:
+            # The closed pipe is the end of the worker's standard input, at which it exits.
             self._popen.wait(_GRACE)
         except subprocess.TimeoutExpired:
             self._popen.kill()
@@ -456,6 +466,7 @@ class _Process:
                     future.set_result(value)
                 else:
                     future.set_exception(value)
+                # The arrays of an answer must not live until the next answer.
                 del future, value
         except Exception:
             # End of file, or the incomplete last message of a process that died.

@@ -51,6 +51,7 @@ class RememberingSession:
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:
         """Return the outputs, computed only for new inputs."""
+        # All outputs are computed at once, as the next call may want others of the same sample.
         wanted = self._names if names is None else names
         key = self._key(feeds)
         known = self._known.get(key) if key else None
@@ -86,6 +87,7 @@ class RememberingSession:
             value = feeds[name]
             if not isinstance(value, np.ndarray) or value.dtype.hasobject:
                 return b""
+            # Type and shape are hashed too: equal bytes can be different arrays.
             state.update(repr((name, value.dtype.str, value.shape)).encode())
             state.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         return state.digest()

@@ -90,6 +90,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
     """
     if executor is not None and not threads:
         # The executors of the standard library have this attribute.
+        # Each worker has a session: with all cores for each of them they would fight for the cores.
         workers = getattr(executor, "_max_workers", 1)
         threads = max(1, (os.cpu_count() or 1) // workers)
     scope = Scope(
@@ -167,7 +168,9 @@ class _Watch:
             data = onnx.ModelProto()
             data.CopyFrom(model)
             data.MergeFrom(extra)
+            # Hashing gigabytes of weights takes longer than opening the session once more.
             key = uuid.uuid4().hex
+        # A default value is known to the runtime, but not to the bodies that run outside of it.
         read = set().union(*(control.reads for control in scope.controls))
         inputs = {value.name for value in model.graph.input} & read
         defaults = {
@@ -208,6 +211,7 @@ class _Watch:
             while True:
                 shard = list(islice(iterator, _SHARD))
                 if shard:
+                    # The position of the first sample, for messages of the worker.
                     under_way.append((len(shard), _submit(executor, self, shard, sent)))
                     sent += len(shard)
                 if not under_way:
@@ -272,6 +276,7 @@ def _local(
                 busy[running] = (sent, statistics)
                 sent += 1
             elif busy:
+                # All lanes are busy, or the samples have ended.
                 for finished in wait(busy, return_when=FIRST_COMPLETED).done:
                     position, statistics = busy.pop(finished)
                     idle.append(statistics)
@@ -343,10 +348,13 @@ class _Session:
         types = {value.name: value.type for value in self._session.get_outputs()}
         self._outputs = []
         for name, kind in types.items():
+            # Integers and booleans have no range; float16 models are calibrated in float32.
             observed = name in self._readers and kind == "tensor(float)"
             if name not in self._inputs and (name in self._needed or observed):
                 self._outputs.append(name)
         self._bodies = list[tuple[Control, str, _Body]]()
+        # Statistics of a scope: its own first, then those of each body, as ``Scope.flat`` yields
+        # them.
         first = len(scope.observations)
         for control in scope.controls:
             for attribute, body in control.bodies.items():
@@ -486,6 +494,8 @@ def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Stati
     """Observe samples in a worker, which opens a session once per process and model."""
     session = _open.get(watch.key)
     if session is None:
+        # One session per worker: the session of the previous model would keep its weights in
+        # memory.
         _open.clear()
         session = _open[watch.key] = _Session.on(watch, watch.threads)
     statistics = watch.empty()
@@ -504,6 +514,8 @@ def _additions(scope: Scope) -> onnx.ModelProto:
     exposed = {value.name for value in (*graph.input, *graph.output)}
     wanted = [observation.tensor for observation in scope.observations]
     for control in scope.controls:
+        # Sorted, as the order of a set differs from process to process, and the key is a hash of
+        # the model.
         wanted += sorted(control.reads)
     for name in dict.fromkeys(wanted):
         if name not in exposed:

@@ -123,6 +123,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
     resting = RESTING if in_turns else ""
 
     def opened(entry: str) -> Any:
+        # Entries without a name are those that were not asked for.
         entries = dict.fromkeys(filter(None, (entry, resting)), "1")
         settings = Settings(threads, optimize, lean, entries)
         return _opened(model, settings, what, stored=stored)
@@ -286,6 +287,7 @@ class _Unsaturated:
         self._reopen = None
         try:
             return run(self._session)
+        # A crash is the model's: the other session would crash, or hide it.
         except RuntimeCrash:
             raise
         except Exception as error:
@@ -362,6 +364,7 @@ def open_source(
     try:
         return opened(settings)
     except Exception as error:
+        # The library is loaded only if onnxruntime names one of its domains: loading it takes time.
         if not any(domain in str(error) for domain in extensions.DOMAINS):
             raise
     return opened(settings._replace(library=extensions.library()))
@@ -404,6 +407,7 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
         if not is_stored(tensor)
     )
     try:
+        # The folder that holds all data files, of which onnxruntime takes one alone.
         root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])
     except ValueError:  # on different drives of Windows
         root = ""
@@ -463,6 +467,7 @@ def write_external(model: onnx.ModelProto, path: Path, data: Path) -> None:
                 # Aligned, so that a runtime can map the tensor into memory.
                 file.seek(-file.tell() % PAGE, os.SEEK_CUR)
                 place(tensor, data.name, file.tell(), file.write(values))
+    # No tensor was large: a model without external data has no second file.
     if not data.stat().st_size:
         data.unlink()
     path.write_bytes(stored.SerializeToString())
@@ -540,6 +545,7 @@ def tensor_size(tensor: onnx.TensorProto) -> int:
     """Return the size of a tensor's stored values; types of less than a byte are packed."""
     try:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        # Bytes of eight elements: 4 for a type of four bits.
         packed = len(numpy_helper.from_array(np.zeros(8, dtype)).raw_data)
     except (KeyError, TypeError, ValueError):
         return tensor_bytes(tensor)

@@ -98,6 +98,7 @@ def session_options(settings: Settings) -> Any:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
+    # Fatal errors alone: errors reach the caller as exceptions, and need not be printed as well.
     options.log_severity_level = 4
     options.intra_op_num_threads = settings.threads
     if not settings.optimize:
@@ -166,6 +167,7 @@ def send(stream: Stream, message: object) -> None:
     Raises:
         OSError: the other side has closed the pipe.
     """
+    # Buffers stay out of the pickle, and are written from the memory of the arrays.
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]
@@ -200,6 +202,7 @@ def receive(stream: Stream) -> Any:
 def _write(stream: Stream, data: Any) -> None:
     view = memoryview(data).cast("B")
     while len(view):
+        # An unbuffered stream may write a part; None means that nothing was written yet.
         view = view[stream.write(view[:_CHUNK]) or 0 :]
 
 
@@ -287,6 +290,7 @@ class _Server:
 def _portable(error: Exception) -> Exception:
     """Return a picklable error: the original, or a RuntimeError with the text."""
     try:
+        # Both ways: exceptions with other arguments than their message fail only while loading.
         pickle.loads(pickle.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
@@ -325,7 +329,9 @@ def serve(folder: str) -> NoReturn:
         while True:
             ticket, closed, action, arguments = receive(requests)
             server.close(closed)
+            # Requests run concurrently; ``close`` comes first, to free memory for them.
             pool.submit(server.answer, ticket, action, arguments)
+            # The arrays belong to the request alone, and not to this loop until the next one.
             del arguments
     except EOFError:
         pass

@@ -60,11 +60,13 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
             return Header(name, info.filename, (), None, info.file_size)
         shape, fortran, dtype = _READERS[version](member)
         needed = math.prod(shape) * dtype.itemsize
+        # A header of a few bytes can claim any shape; pickled objects have a size of their own.
         if needed > info.file_size and not dtype.hasobject:
             raise ValueError(
                 f"{name!r} of shape {list(shape)} needs {needed:,} bytes, and has"
                 f" {info.file_size:,}",
             )
+    # Fortran order stores columns one after another, so that a row is not contiguous.
     by_row = (
         not dtype.hasobject
         and bool(dtype.itemsize)
@@ -111,6 +113,7 @@ def stream_rows(
         members = [
             stack.enter_context(archive.open(header.member)) for header in headers
         ]
+        # Each member is left at its first value, behind the header.
         for member in members:
             _READERS[npy.read_magic(member)](member)
         for _ in range(count):
@@ -137,6 +140,7 @@ def _row(
             f"{path} cannot be read as a NumPy file: {header.name!r} ends before its"
             " last row",
         )
+    # A bytearray makes the array writable, as arrays of np.load are.
     return np.frombuffer(bytearray(data), header.dtype).reshape(
         (1, *shape) if batch else shape,
     )

@@ -36,6 +36,7 @@ def read_encoded(file: Path, most: int = MOST) -> bytes:
         )
     encoded = file.read_bytes()
     if encoded.startswith(b"\x89PNG\r\n\x1a\n"):
+        # Sides times bytes per pixel bound the memory for decoding, before any pixel is decoded.
         size = _png_size(encoded)
     elif encoded.startswith(b"\xff\xd8"):
         size = _jpeg_size(encoded)
@@ -64,6 +65,7 @@ def _jpeg_size(encoded: bytes) -> tuple[int, int] | None:
 
     The segments must hold a frame, a scan, and the end (ITU-T T.81, annex B).
     """
+    # Behind the marker of the start (SOI), which has no length.
     at = 2
     size = None
     while encoded[at : at + 1] == b"\xff":
@@ -82,5 +84,6 @@ def _jpeg_size(encoded: bytes) -> tuple[int, int] | None:
                 size = (width, height)
             else:
                 size = None
+        # The length counts its own two bytes, but not the marker.
         at += 2 + int.from_bytes(length, "big")
     return None

@@ -28,6 +28,7 @@ def find_files(path: Path, suffixes: frozenset[str]) -> list[Path]:
         path: a folder, which is not searched recursively, or a single file.
         suffixes: lower-case suffixes; files may have them in any case.
     """
+    # is_file skips a folder whose name ends like a file.
     files: Iterable[Path] = path.iterdir() if path.is_dir() else [path]
     return sorted(
         file for file in files if file.suffix.lower() in suffixes and file.is_file()
@@ -67,6 +68,7 @@ def _files_by_sample(
     files = find_files(path, ARRAY_SUFFIXES)
     if not files:
         return _pair(path, inputs)
+    # A .npy file has no name for its array: which input it belongs to is clear for one input alone.
     single = [file for file in files if file.suffix.lower() == ".npy"]
     if single and len(inputs) > 1:
         raise SampleMismatch(
@@ -86,6 +88,8 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
             raise DataError(
                 f"{path} has no .npz or .npy file, nor a sub-folder {name!r} with .npy files",
             )
+        # Every column is compared with the first: equal names in all of them make the sorted lists
+        # pair up.
         unpaired = {file.name for file in column} ^ {
             file.name for file in columns[inputs[0].name]
         }
@@ -107,6 +111,7 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     with _reading(path), path.open("rb") as file:
         _check_magic(path, file.read(len(_NPY)))
         headers = read_headers(file)
+    # Row by row costs a read per row and array, which pays for large archives alone.
     if sum(header.size for header in headers) > LOADED_AT_ONCE and all(
         header.dtype is not None for header in headers
     ):
@@ -116,6 +121,7 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
             with _reading(path):
                 yield from stream_rows(path, headers, count, batch=batch)
             return
+    # A compressed array of zeros is a thousand times as large in memory as in the file.
     for header in headers:
         require_size(path, header, header.size)
     with (
@@ -125,6 +131,7 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
     ):
         arrays: Sample = dict(archive)
     for name, array in arrays.items():
+        # np.load returns the bytes of members that are no .npy files.
         if not isinstance(array, np.ndarray):
             raise DataError(f"{path}: what it holds as {name!r} is no array")
     for row in _rows(
@@ -145,6 +152,7 @@ def _split(
     None for arrays that are not split.
     """
     rows = _rows(shapes, inputs, path)
+    # A stack of batches: each row is a complete sample.
     if isinstance(rows, range):
         return len(rows), False
     ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
@@ -164,6 +172,7 @@ def _read_npy(
 ) -> Iterator[Sample]:
     # The maps live no longer than the expressions they stand in: Windows cannot delete a file that
     # is mapped.
+    # Mapped files cost no memory: the shapes are known before any value is read.
     shapes = {name: _map(file).shape for name, file in files.items()}
     path = next(iter(files.values()))
     rows = _rows(shapes, inputs, path)
@@ -204,6 +213,7 @@ def _rows(
     One index per row of a stack; otherwise ``...``, which selects the full array.
     """
     specs = {spec.name: spec for spec in inputs}
+    # A file of empty batches has no sample, and is skipped.
     if specs.keys() == shapes.keys() and all(
         is_empty(shape, specs[name]) for name, shape in shapes.items()
     ):
@@ -212,6 +222,7 @@ def _rows(
     if ranks.keys() != shapes.keys():
         # Open ranks, or wrong names, which the check of the sample reports.
         return (...,)
+    # None stands for an array that is no stack; equal counts of all arrays leave one element.
     counts = {
         shape[0] if len(shape) == ranks[name] + 1 else None
         for name, shape in shapes.items()

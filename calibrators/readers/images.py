@@ -127,6 +127,7 @@ def read_images(
     try:
         from calibrators.onnx_runtime.session import open_session
 
+        # One session for all files: the model has no fixed image size.
         session = open_session(image_model(spec))
     except ImportError as error:
         if error.name != "onnxruntime_extensions":
@@ -142,6 +143,7 @@ def read_images(
                 None,
                 {"encoded": np.frombuffer(encoded, np.uint8)},
             )
+        # The check of the headers cannot find damaged pixels.
         except Exception as error:  # onnxruntime raises several unrelated types
             raise DataError(f"{file} cannot be decoded: {error}") from error
         yield image
@@ -164,10 +166,12 @@ def _pipeline(spec: ImageSpec) -> str:
 
     DecodeImage returns one channel for a grey JPEG, whose bytes it shuffles if BGR is requested.
     """
+    # Values of Resize's keep_aspect_ratio_policy, from opset 18 on.
     policy = {"stretch": "stretch", "crop": "not_smaller", "letterbox": "not_larger"}[
         spec.resize
     ]
     if spec.resize_to:
+        # not_smaller with a square makes the shorter side as long as the square's.
         box = (spec.resize_to, spec.resize_to)
     else:
         box = spec.size
@@ -211,6 +215,8 @@ def _read_encoded(file: Path) -> bytes:
     except OSError as error:
         raise DataError(f"{file} cannot be read: {error}") from error
     except ValueError as error:
+        # ``encoded.py`` runs without this package and raises ValueError for all; a limit is named
+        # in its text.
         if "allowed" in str(error):
             hint = f"; set {VARIABLE} if it is meant"
         else:

@@ -96,6 +96,7 @@ class RandomData:
 
     def draw(self, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         """Yield the samples for the inputs."""
+        # Checked before the first sample: a misspelt dimension would get the size 1.
         symbols = [
             dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)
         ]
@@ -110,6 +111,7 @@ class RandomData:
                 raise SampleMismatch(
                     f"the model has no input {name!r}{nearest(name, known)}",
                 )
+        # A generator per pass, so that each pass repeats the same values.
         generator = np.random.default_rng(self.seed)
         for _ in range(self.samples):
             yield {spec.name: self._draw(spec, generator) for spec in inputs}
@@ -127,6 +129,7 @@ class RandomData:
         shape = list(self.shapes.get(spec.name, ()))
         if not shape:
             shape = [
+                # A dimension without a name is None; "" is no name of ``dims``.
                 dim if isinstance(dim, int) else self.dims.get(dim or "", 1)
                 for dim in spec.shape
             ]
@@ -147,6 +150,7 @@ class RandomData:
                 return (least + (greatest - least) * generator.random(shape)).astype(
                     dtype,
                 )
+            # By default 0 or 1, which token ids and masks accept whatever the vocabulary is.
             return generator.integers(
                 int(least),
                 int(greatest),
@@ -230,6 +234,7 @@ class Reader:
         self.restartable = source.restartable
         self.random = source.random
         known = source.length
+        # The limit alone is no length: the data may end before.
         if known is None or limit is None:
             self.length = known
         else:
@@ -246,6 +251,7 @@ class Reader:
         For checks before any work is done.
         """
         if self._started is None:
+            # The started pass is kept, as a generator cannot give its first sample twice.
             samples = self._samples()
             self._started = [next(samples)], samples
         return self._started[0][0]
@@ -261,11 +267,13 @@ class Reader:
     def _samples(self) -> Iterator[Sample]:
         # A batch must be freed before the next is read: no loop variable may hold it, nor zip or
         # enumerate.
+        # The number of samples in a batch is known only after it is split.
         indices = count()
         samples = chain.from_iterable(
             map(partial(self._fit, indices), self._source.open()),
         )
         yield from islice(samples, self._limit)
+        # islice has stopped: the next index is the number of samples.
         count_read = next(indices)
         if not count_read:
             raise EmptyReader(f"sample 0: {self._source.if_empty}")
@@ -289,6 +297,7 @@ class Reader:
             labelled=self._source.labelled,
             constants=self._constants,
         )
+        # Some readers fill the same arrays again for each batch, and samples may be prefetched.
         if self._source.refilled:
             sample = deepcopy(sample)
         parts = split(sample, self._inputs, stacked=self._source.stacked)
@@ -405,8 +414,10 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
             stacklevel=3,
         )
         return _Source(partial(data.draw, inputs), data.samples, random=True)
+    # Before Iterable, as both of them are iterable.
     if isinstance(data, Mapping) or is_array(data):
         return _Source(partial(iter, [data]), stacked=True)
+    # Before Iterator: onnxruntime's CalibrationDataReader also has __iter__ and __next__.
     if callable(getattr(data, "get_next", None)):
         hint = (
             "get_next() returned None at once; a reader that was read before needs a"
@@ -424,6 +435,7 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
         hint = "the iterator has nothing left to give"
         return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
     if isinstance(data, Iterable):
+        # The attributes of a torch DataLoader; torch is not imported to recognize one.
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         # If batches may have to be split, the number of samples is not known ahead.
         length = None if splittable(inputs) else _length(data)

@@ -111,6 +111,7 @@ def name_arrays(
     """
     names = [spec.name for spec in inputs]
     arrays: Mapping[Any, Any]
+    # Also the encodings that tokenizers of transformers return.
     if isinstance(batch, Mapping):
         arrays = batch
     elif is_array(batch) and len(names) == 1:
@@ -129,7 +130,9 @@ def name_arrays(
             f" {names}",
         )
 
+    # Unknown names come first: a misspelt name is both unknown and missing.
     for name in arrays:
+        # An initializer that is an input as well has a default value, and may be fed.
         if name in constants and name not in names:
             raise SampleMismatch(
                 f"sample {index}: {name!r} is an initializer of the model, which is"
@@ -146,6 +149,7 @@ def name_arrays(
             raise SampleMismatch(
                 f"sample {index}: no array for input {name!r}, only for {list(arrays)}",
             )
+    # Sequences and optionals stay as they are: only tensors become arrays.
     places = {spec.name: _place(index, spec.name) for spec in inputs if spec.tensor}
     return {
         name: _to_numpy(arrays[name], places[name]) if name in places else arrays[name]
@@ -160,6 +164,7 @@ def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
     samples.
     """
     for spec in inputs:
+        # 0 keeps inputs without a batch axis, scalars and vectors, from being split.
         batch_size: int | str | None = 0
         if spec.shape and (spec.shape[0] == 1 or len(spec.shape) > 1):
             batch_size = spec.shape[0]
@@ -177,11 +182,13 @@ def split(
 ) -> Iterator[Sample]:
     """Yield the N samples of a batch of N, if splittable; otherwise the sample unchanged."""
     batch_sizes = {np.shape(sample[spec.name])[:1] for spec in inputs if spec.tensor}
+    # An array with a dimension more is reported by ``conform``, with a hint.
     same_rank = all(
         spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs
     )
     count = 1
     if splittable(inputs, stacked=stacked) and same_rank and len(batch_sizes) == 1:
+        # All inputs of a batch have the same number of rows.
         count = batch_sizes.pop()[0]
     if count > 1:
         for row in range(count):
@@ -226,8 +233,10 @@ def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -
     array = _cast(array, spec.dtype, place)
     given = array
     if layout == "nhwc" and array.ndim == 4 and array.dtype.kind == "f":
+        # onnxruntime copies arrays that are not contiguous, at every run.
         array = np.ascontiguousarray(array.transpose(0, 3, 1, 2))
     if spec.shape is not None and not spec.fits(array.shape):
+        # The array is in the layout of the model already.
         if spec.fits(given.shape):
             hint = "; leave out layout='nhwc'"
         else:
@@ -259,8 +268,10 @@ def _check_values(array: Array, spec: InputSpec, place: str) -> None:
     if array.dtype.kind not in "fc":
         return
     valid = np.isfinite(array)
+    # ``allowed`` may look at the graph, which only data with non-finite values has to pay for.
     if valid.all() or spec.allowed == "anything":
         return
+    # Attention masks hold minus infinity on purpose.
     valid |= (array == -np.inf) & (spec.allowed == "-inf")
     if valid.all():
         return
@@ -313,6 +324,8 @@ def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
     # ml_dtypes' bfloat16 has no float kind in numpy.
     if got.name == "bfloat16" and want.kind == "f":
         return array.astype(want)
+    # Kinds are "i", "u", "f", "b" and so on: uint8 to int64 would pass can_cast, and is refused
+    # here.
     if got.kind == want.kind and (np.can_cast(got, want) or want == np.float32):
         # An overflow becomes infinite, and is reported as such.
         with np.errstate(over="ignore"):
@@ -348,6 +361,7 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
     """Return the end of a message about a shape: the change to make, if known."""
     shape = array.shape
     rank = array.ndim
+    # The most frequent mistake first: a sample without the batch axis.
     if spec.fits((1, *shape)):
         return "; add the batch axis with array[np.newaxis]"
     if not 3 <= rank <= 5:
@@ -361,6 +375,7 @@ def _axes_hint(array: Array, spec: InputSpec) -> str:
             *range(1, rank - 1),
         ): f"looks like N{space}C data for an NC{space} input",
     }
+    # At most 120 orders of five axes; the usual layouts are tried first, and named.
     for axes in chain(usual, permutations(range(rank))):
         if spec.fits([shape[axis] for axis in axes]):
             remedy = f"np.transpose(array, {axes})"

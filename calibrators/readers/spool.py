@@ -45,6 +45,7 @@ class Spool:
 
     def append(self, sample: Mapping[str, Any]) -> None:
         """Store another sample, which must not be written to from then on."""
+        # Strings as objects, sequences, and bfloat16 arrays are none of a .npz file's types.
         plain = all(
             isinstance(value, np.ndarray) and _stored_as_itself(value.dtype)
             for value in sample.values()
@@ -58,10 +59,13 @@ class Spool:
         parent = Path(tempfile.gettempdir())
         try:
             if self._folder is None:
+                # Created with the first sample that does not fit: most data needs no folder.
                 folder = ScratchFolder(parent, "quark_onnx")
                 self._folder = folder.path
+                # Bound to the folder alone: a bound method of the spool would keep the spool alive.
                 self._remove = weakref.finalize(self, folder.close)
             path = self._folder / f"{len(self._samples)}.npz"
+            # Names of inputs may be no file names, such as "a/b": the arrays are numbered instead.
             names = np.array(list(sample), dtype=str)
             np.savez(path, names, *sample.values(), allow_pickle=False)
         except OSError as error:
@@ -89,6 +93,7 @@ class Spool:
         if isinstance(sample, dict):
             return sample[name]
         with np.load(sample, allow_pickle=False) as stored:
+            # The members of a .npz are read on access: the other arrays stay on disk.
             names = [str(each) for each in stored["arr_0"]]
             return stored[f"arr_{names.index(name) + 1}"]
 
