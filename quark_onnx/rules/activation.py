@@ -45,6 +45,8 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
     result = node.outputs[0]
     producer = _computing(node, plan)
     if producer is not None:
+        # A pair for the unclipped result would round once more, to a scale for values that the clip
+        # removes.
         plan.keep(source, fused_into(node.name, node.op_type).reason)
         named = plan.specs[producer].overridden and not plan.specs[node].overridden
         plan.activation(producer if named else node, result)
@@ -55,6 +57,7 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
 @otherwise(None)
 def _computing(node: Node, plan: PlanBuilder) -> Node:
     """Return the producer that computes the activation, too; otherwise None."""
+    # The scale of the clipped range saturates where the clip does.
     only_if(plan.asked.clipping)
     source = node.inputs[0]
     only_if(alone_reads(plan.graph, node, source))
@@ -66,6 +69,7 @@ def _computing(node: Node, plan: PlanBuilder) -> Node:
 
 def _fusing(node: Node, plan: PlanBuilder) -> frozenset[str]:
     """Return the operators that compute the activation after them, too."""
+    # amd-quark 0.13 writes no pair between a pool and the activation after the pool.
     if plan.aligns:
         return _FUSING | _POOLING
     if plan.integer_only(node):

@@ -28,6 +28,7 @@ def projecting(node: Node, plan: PlanBuilder) -> None:
         node.input(1),
         node.input(2),
     )
+    # Tokens with global attention have projections of their own (inputs 4 and 5).
     if node.op_type == "LongformerAttention":
         _project(
             node,
@@ -51,6 +52,7 @@ def decoding(node: Node, plan: PlanBuilder) -> None:
 
 
 def _project(node: Node, plan: PlanBuilder, x: str, w: str, bias: str) -> None:
+    # Without a constant projection there is no integer product to gain.
     if plan.graph.is_constant(w):
         plan.activation(node, x, along=-1)
         plan.weight(node, w, axis=1, along=0)
@@ -74,6 +76,7 @@ def attention(node: Node, plan: PlanBuilder) -> None:
 
     Integers have no scale for the scores inside.
     """
+    # Before kept_float, which keeps no node float for an engine without float arithmetic.
     if plan.safe and plan.integer_only(node):
         plan.keep_node(node, _REASON)
     elif not kept_float(node, plan, _REASON):

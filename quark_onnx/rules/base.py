@@ -60,6 +60,7 @@ def kept_float(node: Node, plan: PlanBuilder, reason: str) -> bool:
 
     Without ``plan.safe``, the node is not kept.
     """
+    # Where no input can be quantized the node is float anyway, and needs no reason.
     asked = plan.specs[node].activation is not None and not all(
         map(plan.ineligible, node.inputs),
     )
@@ -73,6 +74,7 @@ def follows_floats(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
 
     Constants count as float. The producers of the inputs have been planned before.
     """
+    # Floats are handed on from node to node: rules run in the order of the graph.
     if node.kind in plan.asked.following and not all(
         plan.quantized(tensor, node) for tensor in tensors
     ):
@@ -89,6 +91,7 @@ def is_control_tensor(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
                 f"{tensor!r} holds values that mean 'never'; no scale spans them and"
                 " real values",
             )
+        # Checked second: a mask constant is recognized without a walk through the graph.
         elif control(plan.graph, tensor):
             plan.keep_node(
                 node,
@@ -106,6 +109,7 @@ def spare_masked(node: Node, plan: PlanBuilder) -> None:
     """
     spec = plan.specs[node].activation
     tensor = node.inputs[0]
+    # Tensors between the mask and the exponential, from the exponential backward.
     path = list[str]()
     if not plan.safe or spec is None or not isinstance(spec.dtype, Block):
         return
@@ -141,6 +145,7 @@ def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
     matter most, which few codes represent worst.
     """
 
+    # For example, a variance reaches its root through the Add or Max of an epsilon.
     def shifted(at: Node) -> list[Node]:
         readers = plan.graph.consumers(at.outputs[0])
         return [reader for reader in readers if _shifts(reader, plan, at.outputs[0])]
@@ -170,6 +175,7 @@ def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
         return reader.inputs[1] == tensor
     if reader.kind != "Pow":
         return reader.kind in _ROOTS
+    # Exponents below 1 are roots and, if negative, denominators.
     exponent = plan.graph.constant(reader.inputs[1])
     if exponent is None or reader.inputs[0] != tensor:
         return False
@@ -207,6 +213,7 @@ def control(graph: Graph, tensor: str) -> bool:
     producer = graph.producer(tensor)
     if producer is None or producer.kind not in _CONTROL:
         return False
+    # Backward until every path ends in integers, booleans or constants.
     todo = [producer]
     seen = {producer}
     reads_integers = False

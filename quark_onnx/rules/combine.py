@@ -15,6 +15,7 @@ def concat(node: Node, plan: PlanBuilder) -> None:
     Pieces of a float input of the model are joined first, so that values are rounded once.
     onnxruntime then computes the slices of a Focus layer as one SpaceToDepth.
     """
+    # One such input decides: a single scale of the result would span a mask and a signal.
     for name in node.inputs:
         if control(plan.graph, name) or plan.holds_mask_constants(name):
             plan.keep_node(node, f"{name!r} is a mask or a position, not a signal")
@@ -39,6 +40,7 @@ def _joins_pieces_of_inputs(node: Node, plan: PlanBuilder) -> bool:
 
 
 def _is_piece_of_input(tensor: str, plan: PlanBuilder) -> bool:
+    # An input that is joined as a whole, without a Slice, is no piece.
     sliced = False
     while not plan.quantized(tensor):
         producer = plan.graph.producer(tensor)
@@ -65,6 +67,7 @@ def pad(node: Node, plan: PlanBuilder) -> None:
 @rule("ScatterElements", "ScatterND", "TensorScatter")
 def scatter(node: Node, plan: PlanBuilder) -> None:
     """Quantize data, updates and result with separate scales, except masks."""
+    # TensorScatter reads (past cache, update, indices), the others (data, indices, updates).
     if node.kind == "TensorScatter":
         updates = node.input(1)
     else:

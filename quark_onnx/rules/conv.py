@@ -30,6 +30,7 @@ def conv_transpose(node: Node, plan: PlanBuilder) -> None:
     bias = node.input(2)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=1, along=0)
+    # M/group scales of the weight serve M values of the bias, group after group.
     plan.bias(node, bias, x, w, repeat=node.attribute("group", 1))
     plan.activation(node, node.outputs[0])
 
@@ -40,6 +41,7 @@ def fused_conv(node: Node, plan: PlanBuilder) -> None:
     x = node.input(0)
     w = node.input(1)
     bias = node.input(2)
+    # The input Z is added to the product before the fused activation.
     added = node.input(3)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=0, along=1)
@@ -52,6 +54,7 @@ def deform_conv(node: Node, plan: PlanBuilder) -> None:
     """Quantize like Conv; the offsets and their mask stay float, as positions."""
     x = node.input(0)
     w = node.input(1)
+    # Input 2 holds the offsets, input 4 the mask.
     bias = node.input(3)
     plan.activation(node, x, along=1)
     plan.weight(node, w, axis=0, along=1)
@@ -66,6 +69,7 @@ def causal_conv(node: Node, plan: PlanBuilder) -> None:
     w = node.input(1)
     bias = node.input(2)
     plan.activation(node, x)
+    # Depthwise: a channel sums over the positions of the kernel alone, axis 2.
     plan.weight(node, w, axis=0, along=2)
     plan.bias(node, bias, x, w)
     plan.activation(node, node.outputs[0])

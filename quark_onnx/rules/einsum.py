@@ -20,14 +20,17 @@ def einsum(node: Node, plan: PlanBuilder) -> None:
     for place, tensor in enumerate(node.inputs):
         term = terms[place] if place < len(terms) else ""
         others = "".join(terms[:place] + terms[place + 1 :])
+        # Indices that this operand shares with others, and that the result lacks, are summed over.
         summed = set(others) - set(result)
         along = _last_axis(term, summed)
         if is_product and along is not None and plan.graph.is_constant(tensor):
+            # An index of the result that no other operand has runs over output channels.
             channels = set(result) - set(others)
             axis = _last_axis(term, channels)
             plan.weight(node, tensor, axis=axis, along=along)
         else:
             plan.activation(node, tensor, along=along)
+    # Without a sum the result is an elementwise product, and rounded like that of a Mul.
     sums = not set(result).issuperset("".join(terms))
     if plan.rounds_results(node) or not (is_product and sums):
         plan.activation(node, node.outputs[0])

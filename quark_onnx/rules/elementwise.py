@@ -30,8 +30,10 @@ def add(node: Node, plan: PlanBuilder) -> None:
 
     Float for a bias of an unrounded product and, in 8 bits, for a residual stream.
     """
+    # Outlier channels of the residual stream set the range, and leave few codes to the others.
     if _is_residual(node, plan) and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
+    # The product leaves its result in float32, and so does this sum: the next reader rounds once.
     elif _adds_bias(node, plan) and not plan.rounds_results(node):
         plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
     else:
@@ -55,8 +57,11 @@ def division(node: Node, plan: PlanBuilder) -> None:
 
     The smallest values of a denominator decide the largest results.
     """
+    # The error of a rounded denominator is relative to its largest value, the error of the quotient
+    # is largest at its smallest value.
     if plan.safe and not plan.integer_only(node):
         _operands(node, plan, node.inputs, quantized=node.inputs[:1])
+        # A Div that an operand has kept float reads floats in any case.
         if node.name not in plan.kept:
             plan.keep_for(
                 node,
@@ -104,6 +109,7 @@ def _operands(
     """
     if is_control_tensor(node, plan, *operands):
         return
+    # The bound keeps a denominator from 0, but its rounded result may be 0 again.
     if node.kind in _BOUNDING and kept_before_root(node, plan):
         return
     plan.activation(node, *(operands if quantized is None else quantized))

@@ -22,6 +22,7 @@ def matmul(node: Node, plan: PlanBuilder) -> None:
     """
     a, b = node.inputs
     _operand(node, plan, a, along=-1, axis=-2)
+    # Rank 0 stands for an unknown shape: the axes are counted from the end then.
     rank = len(plan.graph.sizes(b))
     # a tensor times itself has one scale, along the axis of the left operand
     along = -1 if rank == 1 or a == b else -2
@@ -47,6 +48,7 @@ def _operand(
         axis: axis of the output channels, from the end; None for one scale.
     """
     rank = len(plan.graph.sizes(tensor))
+    # A constant vector has no axis of output channels.
     if rank < 2 or not plan.graph.is_constant(tensor):
         plan.activation(node, tensor, along=along)
         return
@@ -67,6 +69,8 @@ def fused_matmul(node: Node, plan: PlanBuilder) -> None:
     """
     for letter, tensor in zip("AB", node.inputs, strict=False):
         rank = len(plan.graph.sizes(tensor))
+        # The sum runs over the last axis of A and the second to last of B, the reverse if
+        # transposed.
         transposed = bool(node.attribute(f"trans{letter}", 0))
         batch_last = bool(node.attribute(f"transBatch{letter}", 0))
         along = -1 if (letter == "A") != transposed else -2
@@ -102,6 +106,7 @@ def gemm(node: Node, plan: PlanBuilder) -> None:
     plan.activation(node, a, along=along)
     axis = output_axis(node)
     plan.weight(node, b, axis, along=1 - axis)
+    # C may be a matrix or a scalar as well, which has no value per scale of B.
     channels = plan.graph.sizes(b)[axis : axis + 1]
     if unscaled(node) and channels and plan.graph.shape(c) == channels:
         plan.bias(node, c, a, b)

@@ -18,6 +18,7 @@ from quark_onnx.rules.base import NORMALIZING, RESIDUAL, rule
 @rule("com.microsoft::GroupNorm")
 def normalization(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and first result; further results (statistics) stay float."""
+    # BatchNormalization and InstanceNormalization read no residual stream.
     if node.kind in NORMALIZING and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
@@ -40,6 +41,7 @@ def skip_normalization(node: Node, plan: PlanBuilder) -> None:
     if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:
+        # Outputs 1 and 2 are statistics, output 3 is the sum of input and skip.
         plan.activation(
             node,
             node.input(0),
@@ -52,6 +54,7 @@ def skip_normalization(node: Node, plan: PlanBuilder) -> None:
 @rule("com.microsoft::SkipGroupNorm")
 def skip_group_norm(node: Node, plan: PlanBuilder) -> None:
     """Quantize both summands, result and sum; the bias stays float."""
+    # Inputs 1 and 2 are gamma and beta, input 3 is the skip.
     plan.activation(
         node,
         node.input(0),

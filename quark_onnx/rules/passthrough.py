@@ -73,6 +73,7 @@ def passthrough(node: Node, plan: PlanBuilder) -> None:
 @rule("Dropout")
 def dropout(node: Node, plan: PlanBuilder) -> None:
     """Share the input's scale with the result, unless the node may run in training mode."""
+    # None if computed at runtime: training mode cannot be excluded then.
     training = plan.graph.optional_constant(node.input(2), False)
     if training is None or np.any(training):
         plan.keep_node(node, "it may be asked to drop values at random")
@@ -108,6 +109,7 @@ def resize(node: Node, plan: PlanBuilder) -> None:
     """
     if node.attribute("mode", "nearest") == "cubic":
         plan.keep_node(node, "onnxruntime has no integer cubic interpolation")
+    # A value outside the image may lie outside the range of the image.
     elif node.attribute("extrapolation_value", 0.0) != 0.0:
         plan.activation(node, node.inputs[0], node.outputs[0])
     else:

@@ -38,11 +38,13 @@ def average(node: Node, plan: PlanBuilder) -> None:
         and plan.integer_only(node)
         and _makes_scores(plan.graph, node)
     ):
+        # Constraint C2 of the target: input and result of a pool have one position.
         reason = (
             "the target wants the scale of its input for its result, too coarse for the"
             " scores it makes"
         )
         plan.keep_node(node, reason)
+        # A reader's request for the result would bring back the scale of the input.
         plan.keep(node.outputs[0], reason)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])

@@ -12,12 +12,12 @@ def recurrent(node: Node, plan: PlanBuilder) -> None:
     """Quantize the weights W and R with a scale per direction.
 
     Input, bias and results are quantized where the engine has no float32. No runtime has integer
-    gates:
-    between Q/DQ pairs the activations would lose precision and gain nothing. The weights are
-    (directions, gates * hidden, input), and stay constants after a DequantizeLinear.
+    gates: between Q/DQ pairs the activations would lose precision and gain nothing. The weights
+    are (directions, gates * hidden, input), and stay constants after a DequantizeLinear.
     """
     x = node.inputs[0]
     bias = node.input(3)
+    # One scale serves all gates of a direction: axis 1 holds the rows of the gates.
     for w in filter(plan.graph.is_constant, node.inputs[1:3]):
         plan.weight(node, w, axis=0, along=2)
     if plan.rounds_results(node):

@@ -16,4 +16,5 @@ def reduction(node: Node, plan: PlanBuilder) -> None:
     """Quantize input and result, unless the input is a mask or the result a denominator."""
     if is_control_tensor(node, plan, node.inputs[0]) or kept_before_root(node, plan):
         return
+    # A scale of its own: a mean has a smaller range than its input, a sum a larger one.
     plan.activation(node, node.inputs[0], node.outputs[0])

@@ -13,6 +13,8 @@ def grid_sample(node: Node, plan: PlanBuilder) -> None:
 
     The grid stays float.
     """
+    # Weights of a cubic interpolation are negative in part: samples overshoot the range of the
+    # image.
     if node.attribute("mode", "linear") in ("cubic", "bicubic"):
         plan.activation(node, node.inputs[0], node.outputs[0])
     else:
@@ -22,6 +24,7 @@ def grid_sample(node: Node, plan: PlanBuilder) -> None:
 @rule("RoiAlign", "com.microsoft::CropAndResize")
 def roi_align(node: Node, plan: PlanBuilder) -> None:
     """Quantize image and result; the boxes stay float."""
+    # Boxes hold coordinates up to the size of the image, for which 256 codes are few.
     plan.activation(node, node.inputs[0], node.outputs[0])
 
 

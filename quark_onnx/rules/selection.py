@@ -13,6 +13,7 @@ _RANKING = "it ranks values, of which few codes make many equal"
 def top(node: Node, plan: PlanBuilder) -> None:
     """Keep float where possible, as rounding creates ties; otherwise share the input's scale."""
     if not kept_float(node, plan, _RANKING):
+        # The second result holds indices, and stays as it is.
         plan.same_as(node, node.outputs[0], node.inputs[0])
 
 

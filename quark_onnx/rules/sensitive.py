@@ -52,6 +52,7 @@ def sensitive(node: Node, plan: PlanBuilder) -> None:
     # An exponent, a divisor or an axis stays float.
     plan.activation(node, source)
     plan.activation(node, node.outputs[0], bounds=_BOUNDS.get(node.kind))
+    # As Softmax, both read scores that a mask may be part of.
     if node.kind in ("Exp", "LogSoftmax"):
         spare_masked(node, plan)
 

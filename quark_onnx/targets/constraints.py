@@ -106,8 +106,10 @@ class Equal:
 
     def settle(self, at: Positions) -> bool:
         """Satisfy the constraint by the cheapest move."""
+        # The least position is the coarsest scale.
         return _set(at, self.keys, min(values_at(at, self.keys)))
 
+    # Equal keys already move to the coarsest scale, so that the cheapest move is a coarser one.
     lower = settle
 
     def lift(self, floors: Positions) -> bool:
@@ -135,6 +137,7 @@ class Near:
 
     def settle(self, at: Positions) -> bool:
         """Satisfy the constraint by the cheapest move."""
+        # The coarsest position stays: finer scales give up precision, but clip nothing.
         limit = min(values_at(at, self.keys)) + self.most
         return _set(
             at,
@@ -146,6 +149,7 @@ class Near:
 
     def lift(self, floors: Positions) -> bool:
         """Raise lower bounds."""
+        # A bound that one key cannot fall below holds for the others, at a distance of ``most``.
         limit = max(values_at(floors, self.keys)) - self.most
         return _set(
             floors,
@@ -196,6 +200,7 @@ class Shift:
     def settle(self, at: Positions) -> bool:
         """Satisfy the constraint by the cheapest move."""
         excess = self._excess(at)
+        # A higher shift needs a higher subtracted position, or a lower added one.
         if self.mover not in self.minus:
             excess = -excess
         return _set(at, [self.mover], at[self.mover] + excess)
@@ -203,8 +208,10 @@ class Shift:
     def lower(self, at: Positions) -> bool:
         """Satisfy the constraint by coarser scales alone."""
         excess = self._excess(at)
+        # Nothing else depends on a free mover: the cheapest move undoes no other constraint.
         if self.free or not excess:
             return self.settle(at)
+        # Too small a shift: coarser scales alone lower the subtracted positions.
         if excess < 0:
             return self._follow(at, excess)
         # Of several factors the finest one moves; for a sum the coarsest, the only one that counts.
@@ -213,10 +220,12 @@ class Shift:
 
     def lift(self, floors: Positions) -> bool:
         """Propagate lower bounds."""
+        # A free mover follows the others, and bounds none of them.
         if self.free:
             return False
         raised = False
         plus = values_at(floors, self.plus)
+        # C9 bounds single positions, with nothing subtracted.
         base = floors[self.minus[0]] if self.minus else 0
         # With several factors either may move: no bound follows for a single one.
         if self.least is not None and (self.smallest or len(plus) == 1):
@@ -232,8 +241,10 @@ class Shift:
         excess = self._excess(at)
         if self.free or not excess:
             return self.settle(at)
+        # Too great a shift: only a finer subtracted scale reduces the shift.
         if excess > 0:
             return self._follow(at, excess)
+        # The coarsest factor becomes finer: for a sum the coarsest is the one that counts.
         return self._give(at, min(self.plus, key=at.__getitem__), excess)
 
     def _follow(self, at: Positions, excess: int) -> bool:
@@ -246,6 +257,7 @@ class Shift:
         """Move a possibly repeated factor until no excess is left."""
         # A factor that occurs twice, as in x * x, moves the sum by two positions at a time.
         times = 1 if self.smallest else self.plus.count(key)
+        # Rounded up: half an excess must move by a whole position.
         distance = -(-abs(excess) // times)
         if excess > 0:
             distance = -distance
@@ -271,6 +283,7 @@ class Shift:
     def _excess(self, at: Positions) -> int:
         """Return the distance above the upper bound, or, negative, below the lower bound."""
         value = self._value(at)
+        # Only one bound can be broken, as ``least`` is not above ``most``.
         if self.most is not None and value > self.most:
             return value - self.most
         if self.least is not None and value < self.least:
@@ -298,6 +311,7 @@ class Constraints:
     @property
     def keys(self) -> list[Key]:
         """Keys of the constrained positions, without repetition."""
+        # A dictionary as an ordered set: the results do not depend on hashes.
         keys: dict[Key, None] = {}
         for constraint in self.found:
             keys.update(dict.fromkeys(constraint.keys))
@@ -306,6 +320,7 @@ class Constraints:
     def tied(self) -> dict[Key, tuple[Key, ...]]:
         """Return the group of equal positions of each tied key, including the key."""
         groups: dict[Key, tuple[Key, ...]] = {}
+        # Groups that share a key merge: a pool between two Concats ties the inputs of both.
         for constraint in of_type(self.found, Equal):
             joined: dict[Key, None] = {}
             for key in constraint.keys:
@@ -323,18 +338,19 @@ class Constraints:
         """Return nearby positions that satisfy the constraints.
 
         Each constraint makes the cheapest move, round by round. If constraints undo each other's
-        moves, all
-        positions are raised to lower bounds, and from then on scales only become coarser, which
-        terminates.
-        If that fails, as with products, of whose factors either may move, scales only become finer
-        instead,
-        although more is clipped then.
+        moves, all positions are raised to lower bounds, and from then on scales only become
+        coarser, which terminates. If that fails, as with products, of whose factors either may
+        move, scales only become finer instead, although more is clipped then.
+
+        Args:
+            at: position of each key; unchanged.
 
         Raises:
             ConstraintError: no positions satisfy all constraints within the range of float32.
         """
         for strategy in (self._nearest, self._coarser, self._finer):
             settled = strategy(at)
+            # Positions may have stopped for lack of rounds: only a final check is proof.
             broken = [constraint for constraint, _ in self.broken(settled)]
             if not broken and all(
                 LEAST <= settled[key] <= GREATEST for key in self.keys
@@ -358,6 +374,8 @@ class Constraints:
         return settled
 
     def _coarser(self, at: Positions) -> Positions:
+        # First the bounds alone, to a fixpoint: positions that start at their bounds never need to
+        # rise.
         floors: Positions = dict.fromkeys(self.keys, LEAST)
         self._repeat(lambda constraint: constraint.lift(floors), _MANY)
         settled = {
@@ -378,6 +396,7 @@ class Constraints:
 def _listed(constraints: Sequence[Constraint]) -> str:
     names: dict[str, None] = {}
     for constraint in constraints:
+        # Several constraints of one rule at a node, such as the three of C9, are one line.
         text = NAMES[constraint.rule]
         names[f"{constraint.rule} at {constraint.node!r} ({text})"] = None
     listed = "; ".join(list(names)[:6])

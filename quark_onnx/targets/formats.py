@@ -22,11 +22,13 @@ def format_of(config: QConfig) -> str:
     >>> [format_of(QConfig.of(name)) for name in names]
     ['XINT8', 'A8W8', 'A16W8', 'BF16', 'MX9_INT8', 'W8', 'dynamic A8W8']
     """
+    # Targets name the pair of formats that a model has, not the preset that made it.
     activation = config.activation
     weight = config.weight
     if activation is None or weight is None:
         return _integer_name(activation, weight)
     if _is_integer(activation) and _is_integer(weight):
+        # Only XINT8 has power-of-two scales; A8W8 of the targets has float scales.
         if activation.pow2 and weight.pow2:
             return "XINT8"
         return _integer_name(activation, weight)
@@ -34,6 +36,7 @@ def format_of(config: QConfig) -> str:
         _CUSTOMARY.get(spec.dtype.name, spec.dtype.name.upper())
         for spec in (activation, weight)
     ]
+    # One name if both formats are equal, such as BF16.
     return "_".join(dict.fromkeys(names))
 
 
@@ -58,6 +61,8 @@ def _is_integer(spec: QuantizationSpec) -> bool:
 
 def unfit(target: Target, config: QConfig) -> str:
     """Return the reason to refuse a model with a configuration; empty if accepted."""
+    # The BF16 compiler takes a float model: tensors of the type bfloat16 are refused by
+    # onnxruntime's provider (INVALID_GRAPH, onnxsim#1404).
     if format_of(config) == "BF16" and "BF16" in target.presets:
         return (
             f"{target.name} refuses tensors of the type bfloat16, which this model has"
@@ -68,6 +73,7 @@ def unfit(target: Target, config: QConfig) -> str:
 
 def refusal(target: Target, config: QConfig) -> str:
     """Return the reason to refuse a configuration, with advice; empty if accepted."""
+    # amd-quark's flow for the engine writes biases of 8 bits, or of 32 bits on request.
     if config.bias == "int16" and target.integer_engine:
         return f"{target.name} does not take biases of 16 bits; leave out bias"
     format_name = format_of(config)

@@ -39,6 +39,7 @@ _DOCS = (
     " model_quantization.rst"
 )
 _XDNA2 = ("XINT8", "A8W8", "A16W8", "BF16")
+# Only XDNA1 (phx, hpt) takes an overlay; a session on XDNA2 must not set one since release 1.6.
 _ROWS = (
     Target(
         "npu",
@@ -104,5 +105,6 @@ _ELSEWHERE = {
         " oga'"
     ),
 }
+# A declined name gets its advice in place of a guess at the nearest target.
 for _name, _instead in _ELSEWHERE.items():
     TARGETS.decline(_name, _instead)

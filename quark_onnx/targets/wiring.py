@@ -67,10 +67,12 @@ def chain(
         fused: whether the second node can be fused into the first.
     """
     nodes = [node]
+    # A rounded result ends the chain: the position of the node is that of its Q/DQ pair.
     while nodes[-1].outputs and not rounded(nodes[-1]):
         last = nodes[-1]
         reader = only_reader(graph, last.outputs[0])
         if (
+            # Further readers, or an output, need the unfused value.
             reader is None
             or graph.is_output(last.outputs[0])
             or not fused(last, reader)
@@ -91,11 +93,14 @@ def constraints_of(graph: Graph, nodes: Iterable[Node], wiring: Wiring) -> Const
         nodes: the nodes.
         wiring: source of the keys of positions.
     """
+    # An iterator would be exhausted by the search for gates.
     every = list(nodes)
     gates = set(
         present(wiring.read(node, 0) for node in filter(is_hard_sigmoid, every))
     )
+    # Sorting is stable: within a rule, the order is that of the graph.
     constraints = flattened(_of(node, wiring, gates) for node in every)
+    # NAMES lists the rules in the order of amd-quark's loop.
     order = list(NAMES)
     constraints.sort(key=lambda constraint: order.index(constraint.rule))
     return Constraints(constraints)
@@ -105,8 +110,10 @@ def is_hard_sigmoid(node: Node) -> bool:
     """Return whether a node is the hard sigmoid of the engine."""
     if node.kind != "HardSigmoid":
         return False
+    # 0.2 and 0.5 are the defaults of ONNX, which are not those of the engine.
     alpha = float(node.attribute("alpha", 0.2))
     beta = float(node.attribute("beta", 0.5))
+    # 1/6 as a float32 attribute differs from the double by 5e-9.
     return bool(np.isclose(alpha, _SIXTH, atol=1e-6) and beta == _HALF)
 
 
@@ -125,12 +132,14 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
     inputs = [
         wiring.read(node, place) for place, tensor in enumerate(node.inputs) if tensor
     ]
+    # amd-quark skips a check as well if a position is missing.
     if o is None or not inputs or inputs[0] is None:
         return []
     i = inputs[0]
     both = tuple(present(inputs[:2]))
     constraints = list[Constraint]()
     if kind == "Concat":
+        # An input without a position, such as a float constant, leaves the others constrained.
         known = tuple(present(inputs))
         constraints = [Equal("C1", name, (*known, o))]
     elif kind in _EQUAL:
@@ -139,6 +148,7 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
         constraints = _elementwise(kind, name, both, o, gates)
     elif kind in ("Conv", "Gemm") and len(both) == 2:
         constraints = _product(node, wiring, both, o)
+    # 0 <= i <= 15, o >= 7 and o <= i + 14; the reference's bound of 31 on 14 + i - o cannot bind.
     elif is_hard_sigmoid(node):
         constraints = [
             Shift("C9", name, (i,), (), 0, 15, i),
@@ -190,7 +200,9 @@ def _elementwise(
                 )
             )
         return constraints
+    # Both inputs are shifted to one position before the sum.
     constraints.append(Near("C5", name, inputs, 7))
+    # amd-quark has no shift_write for Sub.
     if kind == "Add":
         add = Shift(
             "C6",
@@ -228,8 +240,10 @@ def _product(
     ]
     b = wiring.read(node, 2) if node.input(2) else None
     if b is not None:
-        # Two shifts of the bias: against the products by i + w - b, and against the output by b -
-        # o.
+        # Two shifts of the bias: against the products by i + w - b, and against the output by
+        # b - o. The source bounds i + w - b from below by shift_cut - 16, which with
+        # shift_cut = i + w - o is the upper bound of 16 for b - o.
+        # With a LeakyRelu after the node the bias may be no finer than the products.
         least = 0 if wiring.leaks(node) else None
         constraints.append(
             Shift(
