@@ -82,6 +82,7 @@ class BlockJob:
         """Yield name, float weight (outputs, inputs) and spec of layers with quantized weights."""
         for name, (module, spec) in self.layers.items():
             if spec.weight is not None:
+                # A view of the module's weight: no copy of the layer's size.
                 yield name, outputs_first(module.weight.detach(), kind_of(module)), spec
 
     def quantized(
@@ -103,6 +104,8 @@ class BlockJob:
         }
         layers = dict[str, QuantizedLayer]()
         for name, (module, spec) in chosen.items():
+            # Activations only: the dequantized weight below takes the place of codes, so that
+            # repeated runs do not decode again.
             layer = layers[name] = QuantizedLayer(
                 module,
                 None,
@@ -111,6 +114,7 @@ class BlockJob:
             )
             if name in quantized_weights:
                 codes = quantized_weights[name]
+                # Codes have outputs first; the layer expects the shape of the float layer's weight.
                 weight = outputs_first(codes.dequantize(), kind_of(module))
                 layer.float_weight = nn.Parameter(weight, requires_grad=False)
         return layers
@@ -118,6 +122,7 @@ class BlockJob:
     @contextlib.contextmanager
     def put(self, layers: Mapping[str, Any]) -> Iterator[None]:
         """Replace layers of the block, by their names in the model, inside the context."""
+        # Read before anything is replaced: put_modules finds places by the identity of modules.
         originals = {
             self.local(name): self.block.get_submodule(self.local(name))
             for name in layers
@@ -133,6 +138,7 @@ class BlockJob:
 
     def with_float_activations(self) -> BlockJob:
         """Return the job with weight-only layers: activations stay float."""
+        # The same layers: the caller sees by their identity that a replay stays valid.
         if all(spec.weight_only for _, spec in self.layers.values()):
             return self
         layers = {

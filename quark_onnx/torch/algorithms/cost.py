@@ -102,6 +102,7 @@ class Shapes:
     @property
     def batches(self) -> int:
         """Return the number of batches in which the blocks run the samples."""
+        # Short samples run together until a batch has BATCH_TOKENS tokens.
         together = max(1, int(BATCH_TOKENS // max(1.0, self.length)))
         if not self.tokens:
             return 0
@@ -116,6 +117,7 @@ class Shapes:
         Args:
             length: tokens of a sample.
         """
+        # Two products of (length, width) per token: queries by keys, and probabilities by values.
         return self.active + 2 * length * self.attention
 
     @cached_property
@@ -124,6 +126,8 @@ class Shapes:
 
         Layers with the same parent and input width are assumed to share an input.
         """
+        # q, k and v of a layer share an input, and so do gate and up: one Hessian serves each
+        # group.
         found = dict[tuple[str, int], int]()
         for name, (outputs, inputs) in self.layers.items():
             key = (name.rpartition(".")[0], inputs)
@@ -145,6 +149,7 @@ class Shapes:
         """Return the multiply-accumulates of accumulating the Hessians X^T X."""
         total = 0.0
         for parent, inputs in self.groups:
+            # An expert sees its share of the tokens alone.
             total += inputs**2 * self.shares.get(parent, 1.0)
         return total * self.tokens
 
@@ -152,11 +157,13 @@ class Shapes:
     def errors(self) -> float:
         """Return the multiply-accumulates of evaluating every layer's rounding error."""
         sizes = self.layers.values()
+        # A row of E times H and times E: inputs^2 multiply-accumulates for each output.
         return float(sum(outputs * inputs**2 for outputs, inputs in sizes))
 
     @property
     def block_hessians(self) -> int:
         """Return the bytes of all Hessians of a block, in float32."""
+        # Blocks are quantized one after the other, and their Hessians take the same memory.
         elements = sum(inputs**2 for _, inputs in self.groups)
         return 4 * elements // max(1, self.blocks)
 
@@ -179,6 +186,7 @@ def first_number(name: str) -> str:
 
 def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str, ...]]:
     """Return the total cost of algorithms, and the names of those without ``cost``."""
+    # A plug-in need not state a cost; the caller says that the estimate leaves it out.
     total, unknown = Cost(), list[str]()
     for each in algorithms:
         own = getattr(each, "cost", None)

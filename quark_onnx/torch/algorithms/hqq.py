@@ -59,11 +59,13 @@ class HQQ:
     def __post_init__(self) -> None:
         require_number(self, "p", "beta", "kappa")
         require_whole(self, "iterations", least=0)
+        # Names the setting that is out of range.
         HalfQuadratic(**asdict(self))
 
     def cost(self, shapes: Shapes) -> Cost:
         """Return the estimated cost: an elementwise pass over a weight per iteration."""
         solved = Cost(roundings=self.iterations * shapes.count)
+        # Without data, the new codes are judged by the error of the weight: no block runs.
         if not shapes.tokens:
             return solved
         kept, runs = replayed(shapes)
@@ -94,6 +96,7 @@ class HQQ:
                 continue
             matrix = weight.reshape(len(weight), -1).float()
             loss = Loss(matrix, squares_of(hessian))
+            # The codes follow from the scales by rounding to nearest, as the solution assumes.
             new = quantize(
                 weight,
                 start.spec,
@@ -102,6 +105,7 @@ class HQQ:
             )
             before = loss(start)
             result[name], after = better(start, before, new, loss(new))
+            # A layer of zeros has no power; its error is 0 as well.
             power = float(loss.power()) or 1.0
             outcomes.append(
                 Outcome(
@@ -143,7 +147,9 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
     spec = start.spec
     bits = start.spec.dtype.bits
     size = spec.group or matrix.shape[1]
+    # The solver is that of the ONNX flow, in NumPy.
     values = matrix.cpu().numpy()
+    # Columns of full groups.
     whole = values.shape[1] // size * size
     scale, zero = (
         np.ones((len(values), -(-values.shape[1] // size)), np.float32)
@@ -153,6 +159,7 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
     for first in range(0, len(values), rows):
         chunk = slice(first, first + rows)
         # the last group may be shorter: padding would take part in the solution
+        # part: (rows, columns) becomes (rows * groups, size), one problem for each row.
         for groups, part in (
             (slice(0, whole // size), values[chunk, :whole]),
             (slice(-1, None), values[chunk, whole:]),
@@ -166,6 +173,7 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
                 scale[chunk, groups] = solution.scale.reshape(len(part), -1)
                 zero[chunk, groups] = solution.zero_point.reshape(len(part), -1)
     # a negative scale counts codes from the other end
+    # Codes start at qmin here, and at 0 in the solver.
     zero = np.where(scale < 0, spec.grid.levels - zero, zero) + spec.grid.qmin
     tensors = [
         torch.from_numpy(array).to(start.scale.device).reshape(start.scale.shape)
@@ -181,6 +189,8 @@ def _layer_hessians(
     matrices = [
         name for name in made if kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
     ]
+    # Layers that no stage covers (convolutions, embeddings), or all without data, follow at the
+    # end.
     done: list[str] = []
     if job.calls and any(can_solve(made[name].spec) for name in matrices):
         stages = stages_in(job, matrices)
@@ -190,6 +200,8 @@ def _layer_hessians(
             stats = collect_hessians(job, stage, job.replay, exact=False)
             for group in stage.groups:
                 hessian = stats.pop(group[0]).xx
+                # The consumer replaces codes in ``made`` before the next stage runs, which thus
+                # reads their outputs.
                 yield from ((name, hessian) for name in group)
             done += flattened(stage.groups)
         job.replay.begin(len(stages))

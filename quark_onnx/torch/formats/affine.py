@@ -64,6 +64,7 @@ def code_type(spec: TensorSpec) -> torch.dtype:
     >>> code_type(TensorSpec("uint4")), code_type(TensorSpec("fp8e4m3"))
     (torch.uint8, torch.float8_e4m3fn)
     """
+    # Codes of 8-bit floats are stored in torch's own types, not as bytes.
     if spec.dtype.name in _FLOAT8:
         return _FLOAT8[spec.dtype.name]
     assert isinstance(spec.dtype, Scaled)
@@ -95,16 +96,21 @@ def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
     # that only the last step rounds.
     work = lo.dtype if lo.dtype in _SHORT and spec.scale == "model" else torch.float64
     lo, hi = lo.to(work), hi.to(work)
+    # (hi - lo) covers qmax - qmin steps. With even codes, the greatest magnitude lies half a step
+    # beyond qmax.
     if not grid.symmetric:
         scale = (hi - lo) / grid.levels
     elif grid.even:
         scale = torch.maximum(hi, -lo) / (grid.levels / 2)
     elif grid.qmin < grid.zero:
+        # Both ends may have unequal numbers of steps (128 below, 127 above): the larger scale
+        # covers both.
         scale = torch.maximum(
             hi / (grid.qmax - grid.zero),
             lo / (grid.qmin - grid.zero),
         )
     else:
+        # No code below zero: negative values saturate at 0.
         scale = hi / grid.qmax
     least = max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE)
     # A range of zeros has scale 1, and subnormal scales are avoided: kernels may flush them.
@@ -120,6 +126,7 @@ def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
             torch.ones_like(scale),
             torch.where(mantissa == 0.5, exponent - 1, exponent),
         )
+    # Zero points follow from the stored scale, by which codes are divided.
     scale = _stored(scale, kept)
     if grid.symmetric and not grid.zero:
         return Params(scale)
@@ -147,6 +154,7 @@ def _stored(scale: torch.Tensor, kept: torch.dtype) -> torch.Tensor:
     near = scale.to(kept)
     if kept not in _SHORT or scale.dtype in _SHORT:
         return near
+    # The bits of a positive float, plus 1, are those of the next greater one.
     short = (near.to(scale.dtype) < scale) & (near < torch.finfo(kept).max)
     return torch.where(short, (near.view(torch.int16) + 1).view(kept), near)
 
@@ -173,6 +181,7 @@ def encode(x: torch.Tensor, params: Params, spec: TensorSpec) -> torch.Tensor:
         scaled: torch.Tensor = x / scale
         return scaled.clamp(grid.qmin, grid.qmax).to(code_type(spec))
     work = _work(code_type(spec))
+    # torch.round rounds half to even, as NumPy and onnxruntime do.
     steps = torch.round(x.to(work) / params.scale.to(work))
     if params.zero is not None:
         steps += params.zero
@@ -226,6 +235,7 @@ def rounded(
     if not isinstance(spec.dtype, Integer) or _work(code_type(spec)) != torch.float32:
         return decode(encode(x, params, spec), params, dtype)
     scale, grid = params.scale.float(), spec.grid
+    # Codes stay floats: every code is a whole number that float32 holds exactly.
     steps: torch.Tensor = (x.float() / scale).round_()
     if params.zero is not None:
         steps += params.zero
@@ -246,6 +256,7 @@ def extremes(x: torch.Tensor) -> tuple[Any, Any]:
 
 def of_numbers(lo: float, hi: float, spec: TensorSpec, model: torch.dtype) -> Params:
     """Return scale and zero point of one range, for activations of dtype ``model``."""
+    # The type of the ends decides in which type params_for computes the scale.
     ends = torch.tensor(np.array([lo, hi], np.float64))
     ends = ends.to(model if model in _SHORT else torch.float32)
     params = params_for(ends[0], ends[1], spec)

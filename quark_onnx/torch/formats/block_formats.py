@@ -234,6 +234,7 @@ def value_table(format: MiniFloat) -> torch.Tensor:
     )
     # Exponent field 0 means the exponent of field 1, without the leading 1 (subnormals).
     hidden = (code >> format.mantissa_bits > 0).to(torch.int32) << format.mantissa_bits
+    # Values of the positive half, by code; the sign is the highest bit of a code.
     mantissa = (code & (1 << format.mantissa_bits) - 1) + hidden
     values = torch.ldexp(mantissa.float(), exponent)
     return torch.cat([values, -values])
@@ -314,6 +315,7 @@ def round_scale(values: torch.Tensor, element: MiniFloat) -> torch.Tensor:
 def _float_scales(x: torch.Tensor) -> Shared:
     """Encode AMD's FP4: a block's greatest magnitude maps to the greatest FP4 value."""
     scale = round_scale(x.abs().amax(-1) / E2M1.largest, E5M3)
+    # E5M3 is unsigned: a scale is a magnitude, and keeps all of its 8 bits for it.
     elements = round_to(x / scale[..., None], E2M1)
     return Shared(code_of(elements, E2M1), code_of(scale, E5M3))
 

@@ -70,6 +70,7 @@ class Quantized:
         else:
             shared = block_formats.Shared(self.codes, self.scale, self.whole)
             values = block_formats.decode(shared, self.spec, dtype)
+        # (rows, blocks, size) to (rows, columns): the padding of the last block is dropped.
         return values.reshape(self.shape[0], -1)[:, : prod(self.shape[1:])].reshape(
             self.shape,
         )
@@ -101,6 +102,7 @@ def quantize(
     tensor([[ 1., -2.,  4.]])
     """
     check_finite(weight, name)
+    # 16-bit floats are their own codes: nothing is scaled.
     if spec.is_cast:
         kept = affine.HALVES[spec.dtype.name]
         return Quantized(
@@ -119,6 +121,7 @@ def quantize(
     elif isinstance(spec.dtype, Scaled) and params is None and spec.per_tensor:
         # A per-tensor scale needs the whole weight; the codes below are made a part at a time.
         params = solve(matrix, spec)
+    # Whole rows, at least one, since groups do not cross rows.
     count = max(1, AT_ONCE // max(1, matrix.shape[1]))
     starts = range(0, max(1, len(matrix)), count)
     parts = [
@@ -130,6 +133,7 @@ def quantize(
         )
         for start in starts
     ]
+    # Scales of () are those of the first part: all parts share a per-tensor scale.
     codes, scale, zero = map(joined, zip(*parts, strict=True))
     return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
 
@@ -171,6 +175,7 @@ def _broadcast(params: Params, rank: int) -> Params:
     missing = rank - params.scale.ndim
     if not params.scale.ndim or not missing:
         return params
+    # (rows,) to (rows, 1), and (rows, groups) to (rows, groups, 1).
     index = (..., *[None] * missing)
     return params.each(lambda part: part[index])
 
@@ -235,6 +240,7 @@ def fake_quantize(
     """  # noqa: E501
     if spec.is_cast:
         return x.to(affine.HALVES[spec.dtype.name]).to(x.dtype)
+    # (..., features) to (..., blocks, size); zeros that fill the last block widen no range.
     view = in_blocks(x, spec.group)
     if not isinstance(spec.dtype, Scaled):
         return _without_filling(block_formats.rounded(view, spec, whole).to(x.dtype), x)

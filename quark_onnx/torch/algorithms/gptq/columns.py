@@ -29,6 +29,7 @@ class ColumnLevels:
     """
 
     def __init__(self, levels: TensorLevels, order: Any) -> None:
+        # (groups, rows): the scales of a column are contiguous.
         scale = levels.scale.t().contiguous()
         zero = explicit_zero(levels.zero, levels.scale).t().contiguous()
         # the reciprocal of a subnormal scale is infinite; inf * 0 would be no number
@@ -43,6 +44,8 @@ class ColumnLevels:
                 strict=True,
             ),
         )
+        # The group of each column is that of its place in the weight, whatever the order of
+        # rounding.
         self._groups = order // levels.size
         self._group_list: list[int] = self._groups.tolist()
 
@@ -63,6 +66,8 @@ class ColumnLevels:
             level: (rows,), receives the levels.
             out: (rows,), receives Q - W.
         """
+        # level = nearest(target / scale + zero); Q - W = (level - zero) * scale - W, with base =
+        # -zero * scale - W.
         start, inverse, scale = self._rounding[self._group_list[position]]
         torch.addcmul(start, target, inverse, out=level)
         torch.addcmul(base, self._nearest(level), scale, out=out)
@@ -100,6 +105,7 @@ class ColumnRounder:
         self._target_rows = self._target.unbind(0)
         self._base_rows = self._base.unbind(0)
         self._E_rows = self._E.unbind(0)
+        # (rows, count) and (count,): the errors of the part so far, and their feedback to a column.
         self._E_before = [self._E[:count].t() for count in range(_PART)]
         self._feedback_rows = [
             self._feedback[column, column - column % _PART : column]
@@ -138,6 +144,7 @@ class ColumnRounder:
         """
         count = len(W)
         self._feedback[:count, :count] = feedback
+        # -zero * scale - W, for all columns of the block at once.
         torch.sub(
             self._levels.zero_values(start, start + count).neg_(),
             W,
@@ -145,6 +152,7 @@ class ColumnRounder:
         )
         for part in range(0, count, _PART):
             stop = min(count, part + _PART)
+            # A matrix product for the earlier parts of the block; within a part, column by column.
             if part:
                 self._target[part:stop].addmm_(
                     self._feedback[part:stop, :part],

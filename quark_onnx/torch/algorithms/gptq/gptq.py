@@ -92,6 +92,7 @@ class GPTQ:
     rounds_activations: bool = False
 
     def __post_init__(self) -> None:
+        # A method, as subclasses add settings of their own.
         for name, upper in self._upper_limits().items():
             value = getattr(self, name)
             require(
@@ -124,6 +125,7 @@ class GPTQ:
 
     def cost(self, shapes: Shapes) -> Cost:
         """Return the estimated cost."""
+        # GPTAQ and Qronos also run the float model and sum X^T D and D^T D.
         both = 2 if self.aims_at_float else 1
         passes = self.coordinate_descent_passes
         # a sweep for each range, coordinate descent and the final error; symmetric and
@@ -134,10 +136,12 @@ class GPTQ:
             + 1
             + 2.5 * (both - 1)
         )
+        # A Cholesky factorization takes n^3 / 3 operations.
         factored = sum(inputs**3 for _, inputs in shapes.groups) / 3
         most = max((inputs for _, inputs in shapes.layers.values()), default=0)
         widest, columns = 0, 0
         for (_, inputs), outputs in shapes.groups.items():
+            # Both candidates of scales are swept side by side.
             rows = outputs * (1 + self.search_scales)
             parts = -(-rows // max(1, AT_ONCE // max(1, inputs)))
             widest = max(widest, rows * inputs)
@@ -189,19 +193,24 @@ class GPTQ:
         result = dict(quantized_weights)
         outcomes = list[Outcome]()
         for name, (module, _) in job.layers.items():
+            # Convolutions and embeddings have no Hessian of rows of inputs here.
             if name in quantized_weights and name not in weights:
                 note = f"{kind_of(module)} layers keep their codes"
                 outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
         if not weights or not job.calls:
             return result, outcomes
         stages = stages_in(job, weights)
+        # The replay reads ``result`` by reference: later stages run with the codes found below.
         job.replay = Replay(job, stages, result)
         for index, stage in enumerate(stages):
             job.replay.begin(index)
             stats = collect_hessians(job, stage, job.replay, exact=self.aims_at_float)
+            # Dequantized weights are not needed while codes are chosen.
             job.replay.rest()
             for group in stage.groups:
                 release_memory()
+                # Removed from ``stats``, so that each Hessian is freed as soon as its group is
+                # done.
                 outcomes += self.quantize_group(
                     group, weights, stats.pop(group[0]), result
                 )
@@ -219,6 +228,7 @@ class GPTQ:
         """Round the weights of layers with the same inputs; write them to ``result``."""
         if stats.xx is None:
             return [Outcome(name, self.name, 0.0, 0.0, UNREACHED) for name in group]
+        # Layers of a group read the same tensor: one factorization serves all of them.
         inputs = self._factor(group[0], stats)
         searches = {
             name: self.layer_search(name, weights[name].float(), result[name], inputs)
@@ -244,7 +254,10 @@ class GPTQ:
     def _factor(self, name: str, stats: HessianStats) -> GroupInputs:
         """Factor the Hessian in place, and remove it from ``stats``."""
         H = stats.xx
+        # The solver overwrites H: a Hessian of 16,384 inputs takes 1 GiB, and there is no second
+        # one.
         stats.xx = None
+        # Before the factorization, which overwrites it.
         diagonal = H.diagonal().clone()
         damping = self.damping_for(H)
         try:
@@ -270,6 +283,8 @@ class GPTQ:
         solver = inputs.solver
         if not self._correction or inputs.stats.xd is None:
             return _LayerSearch(name, Loss(W, solver.losses), W, None, start, solver)
+        # (inputs, outputs): X^T D W^T, the correlation of the inputs with the error upstream in the
+        # outputs.
         pull = self._correction * (inputs.stats.xd @ W.t())
         target = W + solver.solve(pull).t()
         first = self._first_column(W, pull, inputs.diagonal)
@@ -279,6 +294,8 @@ class GPTQ:
     def _candidates(self, search: _LayerSearch, diagonal: Any) -> _Candidates:
         """Return the scales to sweep with: the present ones, and the result of a search."""
         start = search.best
+        # Block formats have scales that follow from the elements, and per-tensor scales concern all
+        # rows.
         if not self.search_scales or not has_ranges(start.spec):
             return _Candidates(search, (start,))
         return _Candidates(
@@ -300,6 +317,7 @@ class GPTQ:
             self.coordinate_descent_passes,
             joined([search.first for search in searches]),
         )
+        # The rows of the batch go back to the layers they came from.
         rows = [len(search.target) for search in searches]
         parts = zip(*(part.split(rows) for part in rounded), strict=True)
         for candidates, part in zip(batch, parts, strict=True):
@@ -311,7 +329,9 @@ class GPTQ:
         # the loss leaves out a constant, the error of the float weight itself
         constant = 0.0
         if search.loss.pull is not None:
+            # W D^T D W^T: what remains of the error upstream even with the float weight.
             constant = self._correction**2 * float(squares_of(stats.dd)(W).sum())
+        # Differences of large float32 sums: rounding may leave a tiny negative error.
         before = max(float(search.start_error.sum()) + constant, 0.0) / power
         after = max(float(search.error.sum()) + constant, 0.0) / power
         return Outcome(search.name, self.name, before, after, f"{stats.count} tokens")
@@ -370,6 +390,7 @@ class _LayerSearch:
         (q - w) R (q - w), and of s p.
         """
         W = self.loss.weight
+        # So much damping, subtracted from the cost, would cancel nearly all of its digits.
         if self._solver.damping > _MUCH_DAMPING:
             error = self.loss(codes)
         else:
@@ -405,6 +426,7 @@ class _Candidates:
 
     def consider(self, rounded: Rounded) -> None:
         """Offer the result of a sweep, each row with the chosen scales, to the search."""
+        # Each row with the scale of the candidate that won in the sweep.
         codes = self.starts[0]
         for index, start in enumerate(self.starts[1:], 1):
             codes = merged(codes, start, rounded.choice == index)
@@ -422,6 +444,7 @@ def _batches(candidates: Iterable[_Candidates]) -> Iterator[list[_Candidates]]:
     count = 0
     for each in candidates:
         size = each.search.target.numel() * len(each.starts)
+        # Rows of one matrix must have the same levels, groups and number of candidates.
         if batch and (each.kind != batch[0].kind or count + size > AT_ONCE):
             yield batch
             batch = []
@@ -492,6 +515,7 @@ class Qronos(GPTQ):
         """Return the damping in means of the diagonal, from the chosen unit."""
         if self.relative_to == "mean":
             return self.damping
+        # In float64: float32 would lose digits over 30 products.
         H = H.double()
         # a random start: a vector such as the row sums may be orthogonal to the eigenvector
         vector = torch.randn(
@@ -500,10 +524,12 @@ class Qronos(GPTQ):
             generator=torch.Generator().manual_seed(0),
         ).to(H.device)
         for _ in range(_POWER_ITERATIONS):
+            # The norm after the last product approaches the greatest eigenvalue.
             vector = H @ (vector / vector.norm().clamp(min=1e-300))
         return self.damping * float(
             vector.norm() / H.diagonal().mean().clamp(min=1e-300),
         )
 
     def _first_column(self, W: Any, pull: Any, diagonal: Any) -> Any:
+        # The minimum of the loss in one column while the others keep their float values.
         return W + (pull / diagonal.clamp(min=1e-30)[:, None]).t()

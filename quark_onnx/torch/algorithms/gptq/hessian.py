@@ -52,6 +52,7 @@ class HessianStats:
         shape = (x.shape[1], x.shape[1])
         if self.xx is None:
             self.xx = x.new_zeros(shape)
+        # A sum in float32: inputs were converted by the caller.
         add_products(self.xx, x)
         self.count += len(x)
         if exact is None:
@@ -82,6 +83,8 @@ class HessianStats:
         tokens = distributed.number(self.count)
         if not tokens:
             return HessianStats()
+        # One rank may know X^T D while another has no tokens: all of them must sum the same
+        # tensors.
         known = distributed.number(int(self.xd is not None))
         # every rank takes part in each sum, with zeros where the rank has no tokens
         sums = [
@@ -164,15 +167,18 @@ def collect_hessians(
     Raises:
         DataError: an input is infinite or not a number.
     """
+    # Layers of a group read the same tensor and round it equally: one hook serves the group.
     leaders = {
         group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups
     }
+    # The Hessian is that of the inputs after rounding, as the quantized layer multiplies them.
     roundings: dict[str, Any] = {
         name: layer.input for name, layer in job.quantized({}, leaders).items()
     }
     reader = _InputReader(job.block, leaders, stage.last)
     stats = {name: HessianStats() for name in leaders}
     for index, (call, float_call) in enumerate(zip(job.calls, job.floats, strict=True)):
+        # The float model's own hidden states, through the block's float layers.
         exact_inputs = reader.run(float_call) if exact else {}
         if isinstance(before, Replay):
             inputs = before.run(index, call, reader.run)
@@ -188,6 +194,7 @@ def collect_hessians(
             aligned = exact_x is not None and len(x) == len(exact_x) == tokens
             stats[name].add(x, exact_x if aligned else None)
     for name, layer in leaders.items():
+        # Every rank joins the sums, also for an expert without tokens on this rank.
         weight = outputs_first(layer.weight, kind_of(layer))
         stats[name] = stats[name].over_ranks(weight.shape[1], weight.device)
     for name, layer_stats in stats.items():
@@ -212,6 +219,7 @@ def largest_stage(shapes: Shapes) -> int:
     """
     stages = dict[tuple[str, str, int], int]()
     for parent, inputs in shapes.groups:
+        # The block's number, and the parent's name without numbers: experts fall together.
         key = (first_number(parent), pattern_of(parent), inputs)
         stages[key] = stages.get(key, 0) + inputs**2
     return max(stages.values(), default=0)

@@ -115,9 +115,11 @@ class Solver:
         else:
             order = torch.arange(len(H))
         order = order.to(H.device)
+        # 1 for inputs that are all zero.
         mean = float(diagonal.mean(dtype=torch.float64)) or 1.0
         # a power of two divides without rounding; any other unit would change codes at ties
         unit = 2.0 ** min(frexp(mean)[1], _MAX_EXPONENT)
+        # Flipped, since a Cholesky factorization of the flipped matrix gives T with H = T^T T.
         flipped = permute(H, order.flip(0)).div_(unit)
         if keep or H.dtype != torch.float32:
             HT = torch.empty_like(H, dtype=torch.float32)
@@ -127,6 +129,7 @@ class Solver:
         ordered = HT.diagonal().clone()
         # inputs that are always zero: H stays singular without damping, and the weight is free
         dead = (diagonal == 0).float()
+        # Summed in float64 and rounded to float32 once.
         undamped = ordered.double() + dead[order]
         used = _escalate(
             lambda share: _factor(flipped, HT, undamped + share * mean / unit),
@@ -144,6 +147,7 @@ class Solver:
         Returns:
             The product, of the same shape.
         """
+        # H + ridge = unit * T^T T: two triangular solutions.
         T = self.HT.tril()
         half_solved = torch.linalg.solve_triangular(
             T.t(),
@@ -208,9 +212,11 @@ class Solver:
             first: (rows, inputs) float32; the column that is first in the order is rounded from
                 here in place of W.
         """
+        # Rows are independent: chunks bound the memory of the sweep.
         count = self._row_count(AT_ONCE // len(candidates))
         Q = torch.empty_like(W)
         cost = W.new_empty(len(W))
+        # The inverse permutation: where each column of the weight stands in the order of rounding.
         position = torch.argsort(self.order)
         choice = torch.zeros(len(W), dtype=torch.int64, device=W.device)
         for start in range(0, len(W), count):
@@ -253,9 +259,11 @@ class Solver:
             keep_err=bool(descent_passes),
         )
         E, Err, cost, levels, choice = _choose(E, Err, cost, candidates)
+        # The descent goes on with the chosen scales alone.
         if len(candidates) > 1:
             columns = ColumnLevels(levels, self.order)
         for descent_pass in range(descent_passes):
+            # The first pass takes Err from the sweep; a pass leaves Err undefined.
             if descent_pass:
                 Err = self._project(E)
             cost = cost + self._descend(W, E, Err, columns)
@@ -290,12 +298,14 @@ class Solver:
             E and Err, (inputs, count * rows), and the costs, (count * rows,).
         """
         E = W.new_empty(W.shape[1], len(W) * count)
+        # An empty view, so that _choose handles both cases alike.
         Err = torch.empty_like(E) if keep_err else E[:0]
         cost = E.new_zeros(E.shape[1])
         rounder = ColumnRounder(columns, E)
         for start, stop in panels(len(E), BLOCK):
             W_block = self._ordered(W, start, stop)
             if count > 1:
+                # (columns, count * rows): the candidates lie side by side.
                 W_block = W_block.repeat(1, count)
             diagonal = self.HT.diagonal()[start:stop, None]
             # Err_i = T_ii (q_i - target_i), with target_i = w_i - sum_(j < i) T_ij / T_ii e_j
@@ -314,6 +324,7 @@ class Solver:
                 E[start:stop],
                 None if start else first,
             )
+            # target - W - E is target - Q; times -T_ii, that is Err.
             Err_block = target.sub_(W_block).sub_(E[start:stop]).mul_(-diagonal)
             if keep_err:
                 Err[start:stop] = Err_block
@@ -346,6 +357,7 @@ class Solver:
         """
         change = E.new_zeros(E.shape[1])
         rounder = ColumnRounder(columns, E)
+        # The curvature of a column: the diagonal of (H + ridge) / unit.
         damped = self.diagonal + self.ridge[self.order] / self.unit
         for start, stop in panels(len(E), BLOCK):
             diagonal = damped[start:stop, None]
@@ -401,6 +413,7 @@ def _choose(
     levels = candidates[0]
     choice = torch.zeros(rows, dtype=torch.int64, device=cost.device)
     for index in range(1, len(candidates)):
+        # Strictly less: of equal candidates the first one stays.
         wins = costs[index] < costs[0]
         for parts in (errors, projections, costs):
             torch.where(wins, parts[index], parts[0], out=parts[0])
@@ -417,6 +430,7 @@ def _escalate(attempt: Callable[[float], bool], damping: float) -> float:
     """
     share = damping
     while not attempt(share):
+        # From 0, the escalation starts at 1e-5.
         share = max(share, 1e-6) * _ESCALATION
         if share > _MOST_DAMPING:
             raise ArithmeticError("the products of the inputs are not finite")

@@ -41,6 +41,7 @@ def add_products(total: torch.Tensor, x: torch.Tensor) -> None:
         x: (tokens, inputs).
     """
     for start, stop in panels(len(total)):
+        # Panel by panel from the diagonal on: half of the work of the full product.
         total[start:stop, start:].addmm_(x[:, start:stop].t(), x[:, start:])
 
 
@@ -51,6 +52,7 @@ def mirror(total: torch.Tensor) -> None:
         total: (inputs, inputs), changed in place.
     """
     for start, stop in panels(len(total), ROWS):
+        # Below the diagonal of a square lie numbers that add_products left undefined.
         square = total[start:stop, start:stop].triu_()
         square.add_(square.triu(1).t())
         total[stop:, start:stop].copy_(total[start:stop, stop:].t())
@@ -91,6 +93,7 @@ def permute(matrix: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """
     permuted = matrix.new_empty(matrix.shape, dtype=torch.float32)
     for start, stop in panels(len(matrix), ROWS):
+        # Rows first and then columns: at most ROWS rows are copied in between.
         rows = matrix.index_select(0, order[start:stop])
         permuted[start:stop] = rows.index_select(1, order)
     return permuted
