@@ -43,6 +43,7 @@ class Limits:
             nodes,
             _Planned(graph, plan, params),
         )
+        # Groups of uses that constraints force to equal positions.
         self._tied = self._constraints.tied()
         self.uses = of_type(self._constraints.keys, Use)
 
@@ -58,6 +59,7 @@ class Limits:
         """
         at: Positions = {use: position_of(scales[use]) for use in self.uses}
         found = self._constraints.settle(at)
+        # A change of a position by one doubles or halves the scale.
         return {use: 2.0 ** -found[use] for use in self.uses if found[use] != at[use]}
 
 
@@ -80,6 +82,7 @@ def apply_target_constraints(limits: Limits, params: Params) -> int:
 
 def position_of(scale: float) -> int:
     """Return the binary point position p of a scale 2**-p."""
+    # log2 of a power of two is exact; rounding guards against scales that are none.
     return -round(float(np.log2(scale)))
 
 
@@ -96,11 +99,13 @@ class _Planned:
         return self._key(Use(self._behind(node)[-1].outputs[0]))
 
     def leaks(self, node: Node) -> bool:
+        # The first of the chain is the node itself.
         return any(each.kind == "LeakyRelu" for each in self._behind(node)[1:])
 
     def _key(self, use: Use) -> Use | None:
         root = self._plan.root(use)
         entry, known = self._plan.entries.get(root), self._params.table.get(root)
+        # The engine has one position for a whole tensor.
         if not isinstance(entry, Quantize) or known is None or known.scale.size != 1:
             return None
         spec = entry.spec

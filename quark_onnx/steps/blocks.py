@@ -59,17 +59,20 @@ def _is_contiguous_weight(graph: Graph, node: Node) -> bool:
     A Reshape may stand between. A line of fewer values than a block is a block.
     """
     codes, result = node.inputs[0], node.outputs[0]
+    # Only readers in the graph are known to be layers.
     if graph.is_output(result) or graph.captured(result):
         return False
     if not graph.is_constant(codes) or not _are_constant(graph, node.operands[1:]):
         return False
     readers = graph.consumers(result)
     if _is_reshaped(graph, node):
+        # Readers of the reshaped weight.
         readers = graph.consumers(readers[0].outputs[0])
     if any(reader.kind not in _LAYERS for reader in readers):
         return False
     shape = value(graph, codes).shape
     axis = int(node.attribute("axis", 1)) % len(shape)
+    # A last block that is cut short would need padding, and a Gather to remove it in each run.
     full = shape[axis] <= _size(node) or shape[axis] % _size(node) == 0
     return full and prod(shape[axis + 1 :]) == 1
 
@@ -98,13 +101,16 @@ def _lower_contiguous(graph: Graph, node: Node) -> None:
     codes = Codes(node, node.input(0), node.input(1), node.input(2))
     shape = value(graph, codes.codes).shape
     axis = codes.axis % len(shape)
+    # A weight that several nodes dequantize is rewritten once.
     inputs = graph.once(
         ("block rows", *node.inputs, str(axis)),
         lambda: _rows(graph, codes, axis, shape[axis]),
     )
     if not codes.zero_point:
+        # A DequantizeLinear without zero points takes less time.
         inputs = inputs[:2]
     output, result = node.outputs[0], graph.fresh(f"{codes.codes}_rows")
+    # Before the node is removed, whose readers are looked at.
     is_reshaped = _is_reshaped(graph, node)
     graph.remove([node])
     graph.add("DequantizeLinear", inputs, [result], name=node.name, axis=0)
@@ -128,7 +134,9 @@ def _lower(graph: Graph, node: Node) -> None:
     codes = Codes(node, node.input(0), node.input(1), node.input(2))
     shape, rank = value(graph, codes.codes).shape, value(graph, codes.codes).ndim
     axis, size = codes.axis % rank, codes.block_size
+    # The blocked axis comes last, where values of a block are contiguous.
     last = [*shape[:axis], *shape[axis + 1 :], shape[axis]]
+    # Rounded up to whole blocks.
     padded = -(-shape[axis] // size) * size
     inputs = graph.once(
         ("block rows", *node.inputs, str(axis)),
@@ -150,6 +158,7 @@ def _lower(graph: Graph, node: Node) -> None:
     if padded != shape[axis]:  # Gather has the same form at every opset, Slice has not
         steps.append(("Gather", np.arange(shape[axis]), {"axis": rank - 1}))
     if axis != rank - 1:
+        # Inverse of moving the axis to the end.
         back = [*range(axis), rank - 1, *range(axis, rank - 1)]
         steps.append(("Transpose", None, {"perm": back}))
     for place, (op_type, constant, attributes) in enumerate(steps, 1):
@@ -174,9 +183,11 @@ def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:
         axis: axis of the blocks, 0 or more.
         padded: length of a line, filled up to whole blocks; a shorter line is a block.
     """
+    # (..., length); scales and zero points are (..., blocks), flattened to one per row.
     stored = np.moveaxis(value(graph, codes.codes), axis, -1)
     scales = np.moveaxis(value(graph, codes.scale), axis, -1).reshape(-1)
     zeros = np.moveaxis(zero_points(graph, codes), axis, -1).reshape(-1)
+    # Zeros at the end are cut off again, whatever they dequantize to.
     filled = np.zeros((*stored.shape[:-1], padded), stored.dtype)
     filled[..., : stored.shape[-1]] = stored
     width = min(codes.block_size, padded)
@@ -187,6 +198,7 @@ def _rows(graph: Graph, codes: Codes, axis: int, padded: int) -> list[str]:
     ):
         names.append(graph.add_constant(f"{stem}_scale", scales))
     else:  # stored in 16 bits
+        # A float16 scale with a Cast to float32, as the weight had it.
         names.append(add_narrow(graph, f"{stem}_scale", scales.astype(np.float16)))
     names.append(graph.add_constant(f"{stem}_zero_point", zeros.astype(stored.dtype)))
     return names

@@ -55,6 +55,7 @@ def params(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> 
     >>> params((0.0, 1.0), None, Grid(-128, 127, pow2=True)).scale
     array(0.0078125, dtype=float32)
     """
+    # The range, reduced to octaves or quarters of the bounds.
     reach = within(bounds, found, grid)
     finer, covering = (params_for(reach, grid, short=short) for short in (1, 0))
     if finer.scale == covering.scale or not isinstance(found, Histogram):
@@ -84,12 +85,14 @@ def within(
     """
     low, high = bounds
     if found is not None:
+        # A function without negative values has the lower bound 0, which no factor changes.
         used_low = 0.0
         if low < 0:
             used_low = float(-found.lo.min()) / -low
         used_high = float(found.hi.max()) / high
         if grid.pow2:
             used_low = used_high = _octaves(max(used_low, used_high))
+        # Rounding may let a computed value exceed the bounds slightly; they are never widened.
         low *= min(_quarters(used_low), 1.0)
         high *= min(_quarters(used_high), 1.0)
     return Range(np.array([low]), np.array([high]))

@@ -94,19 +94,24 @@ def calibrate(  # noqa: PLR0913
     wanted = _wanted(graph, plan)
     known = {} if keyed is None else keyed.known(wanted)
     watched = _watched(graph, wanted, known)
+    # Bodies have no keys: their tensors are measured in each run.
     if begun is not None and not insides:
         first = begun.known(watched)
+        # All or nothing: one missing tensor needs a run over the first samples anyway.
         if len(first) == len(watched):
             run = _Rest(begun.calibration.samples, samples, progress, receive)
             found = run.collect(extended or graph, watched, first, executor)
             return _ranges(graph, plan, (), iter(found))
     if keyed is not None:
+        # Duplicates among the plans are merged by ``richer``.
         for other in others:
             watched += _watched(graph, _wanted(graph, other), known)
         watched = keyed.richer(watched)
         samples = keyed.counted(samples)
+    # ``collect`` takes the main graph's model as an argument, so that its scope has an empty model.
     scope = _scope(ModelProto(), watched, insides)
     with data_errors():
+        # Nothing is left to measure, and the float model need not run.
         if known and not any(True for _ in scope.flat()):
             found = _read_through(samples)
         else:
@@ -121,6 +126,8 @@ def calibrate(  # noqa: PLR0913
             )
     if keyed is not None:
         keyed.keep(watched, found[: len(watched)])
+        # Statistics of the main graph come first, those of bodies follow in the order of
+        # ``scope.flat``.
         known, found = keyed.known(wanted), found[len(watched) :]
     return _ranges(graph, plan, insides, iter(found), known)
 
@@ -155,12 +162,16 @@ class _Rest:
         totals = list[Statistic]()
         for observation in watched:  # tensors of equal values share a known statistic
             total = observation.calibrator.statistic()
+            # Merged into an empty statistic: the known one belongs to the calibration, and must not
+            # change.
             total.merge(known[observation])
             totals.append(total)
         with data_errors():
             for done in range(1, self._first + 1):
+                # The first samples are read only so that they are counted and held out.
                 next(self._samples, None)
                 self._update(done)
+            # Without further samples no session is opened.
             following = next(self._samples, None)
             if following is None:
                 return totals
@@ -169,6 +180,7 @@ class _Rest:
                 watched,
                 chain([following], self._samples),
                 executor=executor,
+                # Positions continue after the first samples.
                 progress=lambda done: self._update(self._first + done),
                 receive=self._received if self._receive is not None else None,
             )
@@ -215,6 +227,7 @@ def calibrate_each(
         DataError: a sample that does not fit or cannot be run.
     """
     wanted = [_wanted(graph, plan) for plan in plans]
+    # Plans of one graph mostly want the same observations, each of which is measured once.
     every = list(dict.fromkeys(flattened(wanted)))
     known = {} if keyed is None else keyed.known(every)
     watched = list(
@@ -256,6 +269,7 @@ def _scope(
         )
         for i in insides
     ]
+    # Captured constants are copies in the body, and need no value from outside.
     inputs = frozenset(names_of(model.graph.input))
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
 
@@ -268,7 +282,9 @@ def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
             if entry.bounds is None:
                 calibrator = entry.spec.calibrator
             else:
+                # A known range is only reduced by the data, whatever the configured calibrator.
                 calibrator = bounded.calibrator_for(entry.spec)
+            # Uses with one calibrator and axis share an observation.
             wanted.setdefault(
                 Observation(use.tensor, calibrator, entry.axis),
                 [],
@@ -302,10 +318,12 @@ def _parts(
     None if the observation must be measured directly.
     """
     node = graph.producer(observation.tensor)
+    # The exact type: subclasses of Extremes average over batches, or sample vectors of channels.
     exact = type(observation.calibrator.statistic()) in _EXACT
     if (
         node is None
         or node.kind != "Concat"
+        # Channels of the parts are other channels of the whole.
         or observation.axis is not None
         or not exact
     ):
@@ -323,8 +341,10 @@ def _statistics(
     """Return the statistic of every observation, measured now or before."""
     known = dict(before)
     for observation in _watched(graph, wanted, before):
+        # The same order as in ``_scope``.
         known[observation] = next(found)
     # A Concat may join the results of others: parts are computed before the whole.
+    # An explicit stack, because chains of Concat may exceed the recursion limit.
     todo = [observation for observation in wanted if observation not in known]
     while todo:
         observation = todo.pop()
@@ -352,6 +372,7 @@ def _ranges(
 ) -> Calibrated:
     """Return the statistics by use, in the order of the scope's observations."""
     ranges: Ranges = {}
+    # Tensors found unfit become float after all rules have decided.
     changed = PlanBuilder.of(plan)
     wanted = _wanted(graph, plan)
     statistics = _statistics(graph, wanted, found, known or {})
@@ -360,12 +381,14 @@ def _ranges(
         for use in readers:
             entry, reason = plan.entries[use], _unfit(statistic)
             if (
+                # A user's least range gives a scale to a tensor of zeros.
                 reason == _ZERO
                 and isinstance(entry, Quantize)
                 and entry.given
                 and entry.given.min_range
             ):
                 reason = ""
+            # A tensor with known bounds stays quantized by these.
             if reason and isinstance(entry, Quantize) and entry.bounds is None:
                 changed.keep(use.tensor, reason)
             elif not reason:
@@ -373,6 +396,7 @@ def _ranges(
     bodies = list[SubgraphPlan]()
     for inside in insides:
         measured = inside
+        # A body that was not run has no statistics in ``found``.
         if inside.played:
             own = _ranges(inside.graph, inside.plan, inside.insides, found)
             measured = replace(
@@ -409,6 +433,7 @@ def stretch(length: int | None) -> range:
         length: number of samples; None if unknown.
     """
     if length is None:
+        # Of a stream of unknown length, a few samples after the start.
         return range(_EVERY // 2, _EVERY // 2 + _AT_MOST)
     count = min(_RUN_AT_MOST, length // _RUN_EVERY)
     start = min(_EVERY // 2, length // 2)
@@ -445,6 +470,7 @@ class _Reservoir:
         if len(self._kept) < self._most:
             self._kept[index] = sample
         else:
+            # Sample number n replaces a kept one with probability most / n.
             place = self._draws.randrange(self._seen)
             if place < self._most:
                 self._kept.pop(sorted(self._kept)[place])
@@ -458,9 +484,11 @@ class _Reservoir:
 
     def _bound(self) -> None:
         while len(self._kept) > self._most:
+            # popitem removes the sample that was added last.
             self._kept.popitem()
         while self._kept and _array_bytes(self._kept.values()) > self._size:
             self._kept.popitem()
+            # As many samples of this size fit; one more would exceed the limit again.
             self._most = min(self._most, max(1, len(self._kept)))
 
 
@@ -548,6 +576,7 @@ class HoldOut:
                 self.samples.append(sample)
             elif self._held_late(index, sample):
                 self.late.append(sample)
+                # Held-out samples are better evidence; together both have the same limit.
                 self._reservoir.shrink(_VERDICT_SAMPLES - len(self.late))
             else:
                 if self._verdict:
@@ -558,6 +587,7 @@ class HoldOut:
                 yield sample
 
     def _held_late(self, index: int, sample: Any) -> bool:
+        # Small data sets need their samples for calibration.
         due = index >= _MANY and index % _EVERY_LATE == _EVERY_LATE // 2
         if not (self._verdict and due) or len(self.late) >= _VERDICT_SAMPLES:
             return False

@@ -59,6 +59,7 @@ class Calibration:
         self.model = model
         self.samples = samples
         self.source = source
+        # By key and channel axis.
         self._tensors: dict[tuple[str, int | None], Measured] = {}
 
     def __len__(self) -> int:
@@ -85,6 +86,7 @@ class Calibration:
         """
         entry = self._tensors.get((key, axis))
         for statistic in entry.statistics if entry is not None else ():
+            # A histogram has the extremes, too, and a grouped histogram has both.
             found = derived(statistic, wanted)
             if found is not None:
                 return found
@@ -95,6 +97,7 @@ class Calibration:
         if not kind_of(statistic) or self.find(key, axis, statistic) is not None:
             return
         entry = self._tensors.setdefault((key, axis), Measured(name, axis))
+        # Statistics that the new one implies would only take space.
         kept = [each for each in entry.statistics if derived(statistic, each) is None]
         entry.statistics = [*kept, statistic]
 
@@ -120,6 +123,7 @@ class Calibration:
             "samples": self.samples,
             "tensors": tensors,
         }
+        # NaN and infinity are no JSON, and a statistic with them would be a defect.
         text = json.dumps(document, allow_nan=False, separators=(",", ":"))
         write_ranges(path, text)
 
@@ -142,6 +146,7 @@ class Calibration:
                 for values in row["statistics"]:
                     statistic = from_plain(values)
                     result.add(str(row["name"]), str(row["key"]), axis, statistic)
+        # Any of these for a document that was edited or cut off.
         except (KeyError, TypeError, ValueError, CalibrationError) as error:
             raise ConfigError(
                 f"ranges {source}: the file is damaged ({short(str(error))}); measure"
@@ -159,6 +164,7 @@ def write_ranges(path: str | Path, text: str) -> None:
     try:
         write_whole(Path(path), text)
     except (OSError, ValueError) as error:
+        # ValueError for a path with a null character has no strerror.
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"ranges {path} cannot be written: {reason}") from error
 
@@ -222,6 +228,7 @@ class Keyed:
             return list(observations)
         found = dict[Observation, None]()
         for observation in observations:
+            # A moving average depends on the order of the samples, and follows from no histogram.
             moving = isinstance(observation.calibrator.statistic(), MovingExtremes)
             rich = observation
             if not moving:
@@ -264,5 +271,6 @@ def read_json(path: str | Path) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"ranges {path} cannot be read: {error.strerror}") from error
+    # RecursionError for brackets nested thousands deep.
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"ranges {path} is no JSON: {short(str(error))}") from error

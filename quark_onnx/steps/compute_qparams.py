@@ -83,6 +83,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
     changes: dict[Use, Entry] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and entry.spec.measured:
+            # The user's parameters precede all others.
             if entry.given is not None and entry.given.scale:
                 params.table[use] = _given_params(graph, use, entry)
             elif _beyond_half(graph, ranges, use, entry):
@@ -107,6 +108,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
                     _range(graph, ranges, use, entry),
                 )
     plan = plan.revised(changes)
+    # After all parameters are known, because the union needs those of the inputs.
     join_ranges(graph, plan, params.table)
     return ResolvedPlan(plan, params)
 
@@ -125,6 +127,8 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> Plan:
     """
     changed = PlanBuilder.of(plan)
     for use, entry in plan.entries.items():
+        # Weight scales first: two biases may raise one scale, and bias scales are products of the
+        # final ones.
         if isinstance(entry, BiasOf):
             _make_room(graph, changed, params, use, entry)
     plan = changed.build()
@@ -148,6 +152,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     assert array is not None and entry.axis is not None
     spec, table = entry.spec, entry.rows(array)
 
+    # Blocks are rows of (n, block size), each with one scale and zero point.
     def part(start: int) -> QParams:
         blocks = np.ascontiguousarray(table[start : start + _BLOCKS], np.float32)
         if spec.solver == "hqq":
@@ -160,7 +165,9 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("scale", "zero_point")
     )
+    # Solvers may return negative scales, and rounding to float16 is defined for positive ones.
     scale = np.sign(scale) * round_scale(np.abs(scale.astype(np.float64)), spec.grid)
+    # Solvers count codes from 0; the format's codes begin at qmin.
     flat = QParams(scale.astype(np.float32), zero + dtype.qmin, 0)
     return entry.placed(flat, array.shape)
 
@@ -169,6 +176,7 @@ def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> boo
     """Return whether the greatest scale overflows float16 storage."""
     if entry.spec.scale != "float16":
         return False
+    # Unlimited by float16, whose limit is in question.
     plain = replace(entry, spec=entry.spec.with_(scale="float32"))
     greatest = params_for(
         _range(graph, ranges, use, plain),
@@ -189,6 +197,7 @@ def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
     params = params_for(found, entry.spec.grid, entry.axis)
     if not entry.spec.block_size:
         return params
+    # From one scale per row of ``entry.rows`` to the shape of the blocks in the tensor.
     return entry.placed(params, tuple(graph.initializers[use.tensor].dims))
 
 
@@ -211,6 +220,7 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
             f" has codes from {grid.qmin} to {grid.qmax}",
         )
     shape = graph.shape(use.tensor)
+    # One number serves all channels; for an axis of length 1 it is that of its channel.
     axis = (
         entry.axis
         if scale.size > 1
@@ -233,6 +243,7 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     found = _found_range(graph, ranges, use, entry)
     if entry.given is None:
         return found
+    # The user may give one end, or limits of both; the data gives the rest.
     low, high = entry.given.bounds(found.lo, found.hi)
     if entry.given.snapped and not graph.is_constant(use.tensor):
         low, high = _snapped(low, high, entry.spec.grid)
@@ -255,6 +266,7 @@ def _snapped(
     grid: Grid,
 ) -> tuple[Any, Any]:
     """Widen a range that reaches below zero so that zero is the middle code."""
+    # Steps below and above zero: 128 and 127 of 255.
     below = (grid.levels + 1) // 2
     above = grid.levels - below
     scale = np.maximum(-low / below, high / above)
@@ -266,6 +278,7 @@ def _snapped(
 
 
 def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+    # Both ends are given: nothing is measured, and zeros stand for the range.
     if entry.given is not None and entry.given.low and entry.given.high:
         return Range(np.zeros(1), np.zeros(1))
     if entry.bounds is not None:
@@ -278,6 +291,7 @@ def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Ran
     table = entry.rows(array)
     step = max(_ROWS, _VALUES // max(1, table.shape[1]))
     for start in range(0, len(table), step):
+        # Rows are independent, so that parts give the same ranges in less memory.
         statistic = calibrator.statistic()
         statistic.observe(np.asarray(table[start : start + step], np.float32))
         parts.append(calibrator.range(statistic, entry.spec.grid))
@@ -295,6 +309,7 @@ def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
     x, w = (params.table[plan.root(use)] for use in (entry.x, entry.w))
     scale = (x.scale.astype(np.float64) * w.scale.astype(np.float64)).astype(np.float32)
     if w.axis is not None:
+        # ConvTranspose with groups: the weight has the channels of one group.
         scale = np.tile(scale, entry.repeat)
     return QParams(
         scale,
@@ -308,6 +323,7 @@ def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams
     bias = graph.constant(use.tensor)
     assert bias is not None
     magnitude = np.abs(bias.astype(np.float64))
+    # (outputs,) with a scale per channel, or a single number.
     greatest = magnitude if params.axis is not None else magnitude.max(initial=0.0)
     octaves = octaves_for(greatest / params.scale.astype(np.float64), dtype.qmax)
     return params.with_scale((params.scale * np.exp2(octaves)).astype(np.float32))
@@ -329,6 +345,7 @@ def _make_room(
     """
     bias = graph.constant(use.tensor)
     source, root = plan.root(entry.x), plan.root(entry.w)
+    # A step after the rules may have kept one of both float.
     if bias is None or source not in params.table or root not in params.table:
         plan.entries[use] = Keep(
             "the activation or the weight beside it is not quantized",
@@ -343,6 +360,8 @@ def _make_room(
     least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(
         np.float64,
     )
+    # Both limits matter: the weight's scale, and its product with the activation's as the bias
+    # scale.
     largest = max(least.max(initial=0.0), float(w.scale.max()))
     weight = plan.entries.get(root)
     half = isinstance(weight, Quantize) and weight.spec.scale == "float16"
@@ -360,6 +379,7 @@ def _make_room(
                 "it does not have one value for each channel of the weight",
             )
             return
+        # (repeat, channels): a weight scale serves the same channel of every group.
         least = least.reshape(entry.repeat, -1).max(axis=0)
     low = least > w.scale
     if low.any():
@@ -383,6 +403,7 @@ def _make_room(
         weight = plan.entries[own]
         pow2 = isinstance(weight, Quantize) and weight.spec.pow2
         least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
+        # Channels whose bias fits keep their scale.
         raised = np.where(low, least, w.scale)
         # Rounded up: a scale that rounds down to float32 would let the bias overflow after all.
         raised = _up(raised if w.axis is not None else raised.max())
@@ -419,9 +440,11 @@ def _own_weight(
         if plan.root(plan.use(root.tensor, node)) == root
     ]
     if set(readers) <= set(adding) and root == plan.root(entry.w):
+        # Nobody else reads the weight, so that its scale may change in place.
         return root
     if len(adding) != 1 or entry.w.tensor != root.tensor:
         return None
+    # The weight is then stored twice, with both scales.
     own = Use(root.tensor, adding[0].name)
     plan.entries[own] = plan.entries[root]
     plan.entries[use] = replace(entry, w=own)

@@ -55,9 +55,11 @@ def spare_decoding(plan: PlanBuilder) -> None:
     """
     graph = plan.graph
     layers = graph.nodes_of(WEIGHTED)
+    # Without weighted operators every node is a tail: a model of arithmetic alone decodes nothing.
     if not layers:
         return
     behind = reach(layers, graph.followers)
+    # A Relu that is fused into a layer has the layer's output range; decoding begins after it.
     tail = dict.fromkeys(node for node in tail_of(graph) if not _fused(graph, node))
     positions = _positions(graph)
     for node in tail:
@@ -73,6 +75,7 @@ def spare_decoding(plan: PlanBuilder) -> None:
 def keep_whole(plan: PlanBuilder, node: Node, reason: str) -> None:
     """Keep a node float, including results and constants."""
     plan.keep_node(node, reason)
+    # Results too: a reader that is not in the tail, or the graph's output, would round them.
     for tensor in filter(None, node.outputs):
         plan.keep(tensor, reason)
     for tensor in filter(
@@ -91,12 +94,14 @@ def _coarse(plan: PlanBuilder, node: Node) -> bool:
     spec = plan.specs[node].activation
     if spec is None or spec.dynamic:
         return False
+    # Values of a block share an exponent, so that small coordinates lose their bits to large ones.
     return isinstance(spec.dtype, Block) or spec.dtype.bits < _FINE
 
 
 def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
     """Return the reason why a node decodes coordinates; empty otherwise."""
     if node.kind == "Exp":
+        # A softmax written as operators divides exponentials by their sum.
         sums = any(reader.kind == "ReduceSum" for reader in graph.followers(node))
         return "" if sums else "makes sizes"
     if node.kind in _ARITHMETIC:
@@ -108,6 +113,7 @@ def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
             return ""
         return f"computes with the priors or grid {grid!r}"
     if node.kind == "Concat":
+        # Corners are center - size / 2 and center + size / 2, both sums of parts of one tensor.
         counts = Counter(
             filter(None, (_sum_of_parts(graph, name) for name in node.inputs)),
         )
@@ -123,6 +129,7 @@ def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
     if not graph.is_constant(tensor) and tensor not in positions:
         return False
     shape = graph.shape(tensor)
+    # Scales and offsets per channel vary along one axis alone.
     return shape is not None and sum(size != 1 for size in shape) > 1
 
 
@@ -136,6 +143,7 @@ def _positions(graph: Graph) -> set[str]:
             if name and not graph.is_constant(name)
         )
         if node.kind in _SIZES or (
+            # Random operators have no signal among the inputs, and are no positions.
             not node.kind.startswith("Random")
             and all(name in found for name in signals)
         ):
@@ -153,6 +161,7 @@ def _sum_of_parts(graph: Graph, tensor: str) -> str:
         return ""
     parts = [_origin(graph, name) for name in node.inputs]
     sources = {
+        # "" for an operand that is no part: it stands beside the sources, so that two are found.
         part.inputs[0] if part is not None and part.kind in _PARTING else ""
         for part in parts
     }
@@ -167,6 +176,7 @@ def _origin(graph: Graph, tensor: str) -> Node | None:
     while (node := graph.producer(tensor)) is not None:
         signals = [name for name in node.inputs if name and not graph.is_constant(name)]
         scales = node.kind in _SCALING and len(signals) == 1
+        # With several signals the value is no function of one tensor any more.
         if not signals or not (scales or node.kind in REARRANGING | _POINTWISE):
             break
         tensor = signals[0]

@@ -20,10 +20,12 @@ def destination(model: object, output: object) -> Path | None:
     """
     if output is None:
         return None
+    # A null character would raise ValueError in the first system call.
     if not isinstance(output, str | Path) or "\0" in str(output):
         raise ConfigError(f"output is {output!r}; it must be a path")
     target = Path(output)
     try:
+        # A name that is too long, for example, raises OSError here.
         found = target.exists()
     except OSError as error:
         raise ConfigError(
@@ -48,6 +50,7 @@ def destination(model: object, output: object) -> Path | None:
             f"output {target} is the input model itself; the float model is never"
             " overwritten",
         )
+    # Missing folders are created when the model is written, in the nearest existing one.
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ConfigError(
@@ -73,6 +76,8 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
                 f"output {target} would replace {name!r}, which holds weights of the"
                 " input model",
             )
+    # The result of a model with external data has external data, too. The data file of an earlier
+    # output may be replaced; any other file must not.
     taken = files and target is not None and data_file(target).exists()
     if (
         target is not None
@@ -89,6 +94,7 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
 def _stored_beside(model: Path) -> set[str]:
     """Return the external data files of a model; empty for other files."""
     try:
+        # The search for the key of external data avoids parsing the weights of a large model.
         if mentions(model, b"location"):
             return external_files(read_stored(model))
         return set()
@@ -101,6 +107,7 @@ def _same_file(first: Path, second: Path) -> bool:
 
     Links are resolved, and case is ignored on file systems that ignore it.
     """
+    # Hard links have different paths, and samefile compares the files themselves.
     if first.exists() and second.exists():
         return first.samefile(second)
     return first.resolve() == second.resolve()

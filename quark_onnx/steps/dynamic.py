@@ -43,6 +43,8 @@ def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[
         if node.op_type != "DynamicQuantizeLinear" or where + node.name in before:
             continue
         readers = _float_readers(graph, node)
+        # Integer operators read the codes directly; the remaining readers read the dequantized
+        # values.
         for pair in graph.consumers(node.outputs[0]):
             if pair.op_type in DEQUANTIZE:
                 graph.replace_uses(pair.outputs[0], node.inputs[0])
@@ -50,6 +52,7 @@ def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[
             f"{where}{name} reads float activations: no integer operator was written for it"
             for name in readers
         ]
+    # Pairs without readers go, and so does DynamicQuantizeLinear where no integer operator is left.
     graph.drop_unused()
     for body in list(bodies(graph)):
         inner = Graph(body.model)

@@ -30,6 +30,7 @@ class Encoding:
 
     def gives_codes_of(self, other: Encoding) -> bool:
         """Return whether both encodings are of the same objects."""
+        # Identity instead of equality: comparing large weights would take as long as encoding them.
         same = self.source is other.source and self.params is other.params
         kind = (self.dtype, self.grid, self.flat)
         return same and kind == (other.dtype, other.grid, other.flat)
@@ -54,4 +55,6 @@ class EncodedConstants:
 
     def keep(self, name: str, encoding: Encoding, codes: TensorProto) -> None:
         """Store the codes of a constant instead of earlier ones."""
+        # One entry per name bounds the memory; the encoding keeps its objects alive, so that
+        # identities hold.
         self._known[name] = (encoding, codes)

@@ -126,6 +126,8 @@ def finish(  # noqa: PLR0913
     )
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
+    # The model under test has float32 inputs and all functions; the written one has not, or is no
+    # file.
     if narrowing or bare or output is None:
         found = gate.passed(model)
     if narrowing:
@@ -135,6 +137,8 @@ def finish(  # noqa: PLR0913
         as_standard(model)
         check(model, reference.model)
     if output is None:
+        # The restored interface has not been loaded yet. Without its functions, the model may not
+        # run here.
         if narrowing and not bare:
             _load(model, lean=lean)
         return _finished(model, found, traced)
@@ -274,6 +278,7 @@ class Gate:
         errors: list[OutputError],
     ) -> None:
         """Run the models on further samples: a few, or all for an uncertain band."""
+        # Samples of the gate count, too.
         few = max(0, _ENOUGH - judging.collector.samples)
         first, rest = judging.samples[:few], judging.samples[few:]
         observe_runs(self.reference.remembering, session, first, judging.add)
@@ -290,6 +295,7 @@ class Gate:
         errors: list[OutputError],
     ) -> list[str]:
         """Return notes on a processor whose integer sums saturate."""
+        # With the saturating kernels that an application on this processor would use.
         own = self._measured(_load(model, integers=True))
         lost = sorted(
             loss
@@ -322,6 +328,7 @@ class Gate:
                 self.samples,
                 observe,
             )
+            # An output of another shape is an error below, and could not be fed back as a state.
             if not any(error.shapes for error in errors):
                 errors += measure_loop(
                     self.reference.session,
@@ -346,6 +353,7 @@ class Gate:
     def _require(self, errors: list[OutputError]) -> None:
         if self.min_sqnr is None:
             return
+        # The least tuple: among equal SQNRs, the first name, so that the message is deterministic.
         measured = [(e.sqnr, e.name, e.steps) for e in errors if e.sqnr is not None]
         if not measured:
             raise AccuracyError(
@@ -376,6 +384,7 @@ class Gate:
         findings = judging.findings_after_failure(self.reference.session)
         for finding in findings[:1]:
             sentences.append(f"Likely cause: {finding.cause_and_evidence}.")
+            # Wrong inputs come first, because no setting makes up for them.
             steps.insert(0, finding.next_step)
         sentences.append(
             "To see where accuracy is lost, write the model with a lower --min-sqnr and"
@@ -400,6 +409,7 @@ class _Loss(NamedTuple):
     def of(cls, exact: OutputError, here: OutputError) -> _Loss | None:
         """Return the loss, or None if negligible."""
         if exact.sqnr is not None and here.sqnr is not None:
+            # Two infinite SQNRs would differ by NaN.
             lost = exact.sqnr - here.sqnr if exact.sqnr != here.sqnr else 0.0
             text = (
                 f"output {exact.name!r} has {here.sqnr:.1f} dB there, {exact.sqnr:.1f}"
@@ -483,6 +493,8 @@ def check(
         error = _objection(model, full=full)
         if error is None:
             return
+        # A model that fails already, as it was or as this package reads it, is no defect of a
+        # rewrite.
         if any(
             _objection(each, full=full) is not None
             for each in (original, Graph.of(original).to_model())

@@ -38,6 +38,7 @@ def define_functions(graph: Graph) -> None:
         list[NodeProto](),
         {name: tensor.data_type for name, tensor in graph.initializers.items()},
     )
+    # Only nodes whose types or subgraphs matter are serialized.
     todo = [
         node.to_proto()
         for node in graph.nodes
@@ -48,6 +49,7 @@ def define_functions(graph: Graph) -> None:
         if node.domain in DOMAINS:
             nodes.append(node)
         for body in subgraphs(node):
+            # Bodies depend on the types of zero points, which are initializers.
             types |= {tensor.name: tensor.data_type for tensor in body.initializer}
             todo += body.node
     if nodes:
@@ -73,9 +75,11 @@ def with_bodies(model: ModelProto) -> ModelProto:
         for node in _all_nodes(model.graph.node)
         if node.domain in known
     }
+    # Bodies of the model itself are trusted.
     if operators <= carried:
         return model
     graph = Graph.of(model)
+    # Definitions exist for the current names alone.
     _modernize(graph)
     try:
         define_functions(graph)
@@ -101,12 +105,14 @@ def _modernize(graph: Graph) -> bool:
         Whether an operator was renamed.
     """
     changed = False
+    # A list, because bypassed nodes are removed.
     for node in list(graph.nodes):
         if node.domain == OLD_DOMAIN and node.op_type in RENAMED:
             node.rename(RENAMED[node.op_type], DOMAIN)
             changed = True
         if node.domain != DOMAIN:
             continue
+        # The sets have the Extended operators, too.
         if node.op_type in QUANTIZE | DEQUANTIZE:
             _standardize(graph, node)
             changed = True
@@ -126,6 +132,7 @@ def _modernize(graph: Graph) -> bool:
 
 def _standardize(graph: Graph, node: Node) -> None:
     """Replace an operator by ONNX's equivalent if the opset is too old for bodies."""
+    # Before opset 13, QuantizeLinear has one scale per tensor.
     single = graph.shape(node.input(1)) in ((), (1,)) or graph.opset >= _PER_AXIS_OPSET
     if (
         _PAIRS_OPSET <= graph.opset < BODY_OPSET

@@ -59,17 +59,20 @@ def fuse(
             ``quantized_before``; they are not changed.
     """
     plain = graph.copy()
+    # Nothing to rewrite: the graph itself serves, without a copy.
     if not lower_blocks(plain):
         plain = graph
     fused, done = _lowered(graph, None, before)
     if not done:
         return plain, []
+    # One session on the pairs serves every comparison.
     check = Agreement(plain, samples[:SAMPLES])
     if not check.objection(fused):
         return fused, [*_counted(done), *_slow(fused)]
     kept, notes = list[Place](), list[str]()
     for kind, names in done.items():
         places = [(kind, name) for name in names]
+        # Each kind is tried together with the accepted ones, as fusions may depend on each other.
         broken = _culprits(
             places,
             kept,
@@ -99,6 +102,7 @@ def _culprits(
         attempts: number of models that may still be run; at zero, unverified places count as
             wrong.
     """
+    # A list, because both halves of the recursion share the budget.
     attempts[0] -= 1
     reason = objection([*kept, *places])
     if not reason:
@@ -106,6 +110,7 @@ def _culprits(
     if len(places) == 1 or attempts[0] < 1:
         return dict.fromkeys(places, reason)
     middle = len(places) // 2
+    # The right places of the first half join the accepted ones before the second half is tried.
     broken = _culprits(places[:middle], kept, objection, attempts)
     right = [place for place in places[:middle] if place not in broken]
     return broken | _culprits(places[middle:], [*kept, *right], objection, attempts)
@@ -232,6 +237,8 @@ class Agreement:
             worst = self._agreement(session)
         except Exception as error:  # onnxruntime raises several unrelated types
             return f"onnxruntime does not run it ({error})"
+        # The second condition needs further sessions, and is evaluated only where the first one
+        # fails.
         if worst >= AGREEMENT or worst >= self._usual - MARGIN:
             return ""
         why = ""
@@ -246,6 +253,8 @@ class Agreement:
         None if onnxruntime cannot load the graph, for example at an opset without an operator.
         """
         try:
+            # Without optimizations, which would replace pairs by onnxruntime's own integer
+            # operators.
             return open_session(self._graph.to_model(), optimize=False)
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug("onnxruntime cannot load the Q/DQ pairs: %s", error)
@@ -279,6 +288,8 @@ class Agreement:
         for place, name in enumerate(dict.fromkeys(node.inputs[1] for node in pairs)):
             scale = nudged.constant(name)
             if scale is not None:
+                # 1 and -1 alternately within a scale and from scale to scale, so that changes do
+                # not add up.
                 up = (np.arange(scale.size).reshape(scale.shape) + place) % 2 * 2 - 1
                 nudged.replace_uses(
                     name,
@@ -291,5 +302,6 @@ class Agreement:
 
     def _agreement(self, session: Any) -> float:
         """Return the worst agreement over the float outputs, in dB."""
+        # Without a session on the pairs, a model that runs at all passes.
         errors = measure(self._pairs or session, session, self._samples)
         return least_sqnr(errors, float("inf"))

@@ -33,6 +33,7 @@ def moves_codes(producer: Node | None) -> bool:
 
 def is_small(dtype: Scaled) -> bool:
     """Return whether operators must not be fused with a pair of such codes."""
+    # Pairs of Float4 are functions, which onnxruntime fuses with no operator.
     return (isinstance(dtype, Minifloat) or dtype.bits < 8) and not isinstance(
         dtype,
         Float4,
@@ -46,6 +47,7 @@ def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) ->
     """
     producer = graph.producer(tensor)
     while producer is not None and producer.kind in HANDING_ON | _CLIPPING:
+        # onnxruntime moves the pair past these operators, next to the softmax.
         producer = graph.producer(producer.inputs[0])
     if producer is None or producer.kind != "Softmax" or dtype.bits != _BYTE:
         return False
@@ -68,6 +70,7 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
     ]
     weighted = [node for node in readers if node.kind in WEIGHTED]
     kinds = kinds_of(weighted)
+    # A product is an integer one where the other operand has integer codes.
     in_integer_product = any(_reads_integers(plan, node) for node in weighted)
     if dtype is INT32 or _is_float8(dtype):
         return in_integer_product
@@ -78,6 +81,7 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
         return in_integer_product or (misread and not kinds.isdisjoint(_PRODUCTS))
     if params.block_size and dtype.bits == _BYTE and in_integer_product:
         return True
+    # The constant as the left matrix: per-row scales are those of the rows of the result.
     lefts = {node.inputs[0] for node in weighted if node.kind == "MatMul"}
     has_zero_points = params.axis is not None and bool(np.any(params.zero_point))
     return use.tensor in lefts and has_zero_points
@@ -89,6 +93,7 @@ def _is_float8(dtype: Scaled) -> bool:
 
 def _fills_no_bytes(graph: Graph, tensor: str) -> bool:
     """Return whether rows of 2-bit codes may end within a byte."""
+    # A scalar has no rows; symbolic sizes count as unknown.
     columns = (graph.shape(tensor) or (0,))[-1]
     return not isinstance(columns, int) or columns % _PER_BYTE != 0
 

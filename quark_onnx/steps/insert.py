@@ -125,6 +125,7 @@ class _Writer:
     ) -> None:
         self.vendor = form == "vendor"
         self.contributed = form == "contrib"
+        # A copy: the float graph serves the search, the checks and a second attempt.
         self.graph = graph.copy()
         self.plan = plan
         self.params = params
@@ -136,12 +137,15 @@ class _Writer:
 
     def write_all(self) -> None:
         """Write every entry of the plan."""
+        # In the order of the plan, so that equal plans give equal files.
         own: dict[str, list[Use]] = {}
         for use in self.plan.entries:
             own.setdefault(use.tensor, []).append(use)
         for tensor, uses in own.items():
+            # The shared pair first, which pairs of single readers may follow.
             self._write(tensor, sorted(uses, key=lambda use: use.node is not None))
         for node, use in self._clipped_codes:
+            # The pair before a kept clip has the scale of the pair after it.
             source = node.inputs[0]
             pair = self._pair(source, Use(source), self._scale(self.plan.root(use)))
             self.graph.replace_input(node, source, pair)
@@ -149,6 +153,8 @@ class _Writer:
 
     def drop_clipping(self) -> None:
         """Drop each Relu and Clip with the bounds of its consumers' grid."""
+        # A clip is dropped only where it is the one reader of its input, and no reader needs its
+        # float result.
         for node in self.graph.nodes:
             if node.kind not in ("Relu", "Clip") or node.name in self.plan.kept:
                 continue
@@ -168,6 +174,7 @@ class _Writer:
                 continue
             if self._saturates(node, Use(result)):
                 self.graph.remove([node])
+                # The name of the clip's result stays, to which the plan's entries refer.
                 self.graph.set_output(producer, producer.outputs.index(source), result)
             elif self._rounds_before(producer, Use(result)):
                 self._clipped_codes.append((node, Use(result)))
@@ -184,6 +191,7 @@ class _Writer:
         if producer.kind == "Concat":
             factors = producer.inputs
         elif producer.kind in WEIGHTED:
+            # The bias has no codes of 8 bits.
             factors = producer.inputs[:2]
         else:
             return False
@@ -207,6 +215,7 @@ class _Writer:
             Use(tensor),
             *(self.plan.use(tensor, node) for node in self.graph.consumers(tensor)),
         ]
+        # A body reads the float value of a captured tensor, which no entry of the plan describes.
         return self.graph.captured(tensor) or any(
             isinstance(self.plan.entry(use), Keep) for use in uses
         )
@@ -223,15 +232,20 @@ class _Writer:
         ):
             return False
         grid = entry.spec.grid
+        # The bounds of the clip are the end codes: QuantizeLinear saturates at the same values.
         low, high = quantize(np.array(bounds), self.params.table[use], grid)
         return bool(low == grid.qmin and high == grid.qmax)
 
     def _write(self, tensor: str, uses: list[Use]) -> None:
         """Quantize a tensor: the shared pair first, then consumers' own entries."""
+        # Before any rewiring, which changes the readers of the tensor.
         readers = self._readers(tensor, uses)
         value = quantized = self._release(tensor, uses)
         for use in uses:
+            # A reader with another format gets the float value, unless the producer has decided on
+            # codes.
             source = quantized if tensor in self.plan.spoken else value
+            # A graph output: the dequantized value takes the name of the tensor.
             is_renamed = value != tensor and not use.node
             result = self._form(source, use, tensor if is_renamed else "")
             if use.node is None:
@@ -252,10 +266,13 @@ class _Writer:
         Returns:
             The name of the value; ``result`` if given.
         """
+        # A tensor with the scale of another one (SameAs) is written with the parameters of that
+        # one.
         root = self.plan.root(use)
         entry: Entry = self.plan.entries.get(root, Keep(""))
         if isinstance(entry, Keep) or (isinstance(entry, BiasOf) and not entry.stored):
             return source
+        # Formats without a scale come first, as they have no parameters in the table.
         constant = self.graph.is_constant(use.tensor)
         if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Half):
             return self._cast(source, use, entry.spec, result, constant)
@@ -270,6 +287,7 @@ class _Writer:
 
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
         """Return the consumers of the tensor for every use."""
+        # A reader with an entry of its own does not read the shared pair.
         own = {use.node for use in uses}
         everybody = [
             node for node in self.graph.consumers(tensor) if node.name not in own
@@ -301,14 +319,17 @@ class _Writer:
     def _pair(self, source: str, use: Use, scale: _Scale, result: str = "") -> str:
         """Append Q and DQ to a tensor; return the output name, ``result`` if given."""
         result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
+        # The names of onnxruntime's quantizer.
         codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
         apart = (
             is_small(scale.dtype) or scale.params.axis is not None
         )  # unsupported by operators on codes
+        # The dequantized value gets another name, because Min, which follows, writes the result.
         if apart:
             plain = self.graph.fresh(f"{use_name(use)}_plain")
         else:
             plain = result
+        # Before QuantizeLinear, whose own saturation may reach codes outside the grid.
         source = self._saturated(source, use, scale)
         producer = self.graph.producer(source)
         if (apart and moves_codes(producer)) or behind_softmax(
@@ -346,7 +367,9 @@ class _Writer:
 
         See ``steps.fusion_barriers``.
         """
+        # The greatest magnitude of any dequantized value: Min with it changes nothing.
         reached = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False))
+        # A bound that overflows becomes infinite, which has no effect either.
         with np.errstate(over="ignore"):
             end = np.float32(max(np.abs(reached.lo).max(), np.abs(reached.hi).max()))
         greatest = self.graph.add_constant(f"{use_name(use)}_greatest", end)
@@ -362,6 +385,7 @@ class _Writer:
         """
         if not isinstance(scale.dtype, Integer):
             return source
+        # A constant that never leaves the grid needs neither operator.
         least, greatest = self._reached(source, scale, scale.dtype)
         if least < scale.grid.qmin:
             end = self._end(use, scale, scale.grid.qmin)
@@ -391,6 +415,7 @@ class _Writer:
         """Write the real value of a code, per channel or block; return the name."""
         shape = self._shape(use, scale)
         step, zero_point = scale.params.spread(shape)
+        # In float64, because a code of 32 bits times a scale is inexact in float32.
         with np.errstate(over="ignore"):
             real = ((code - zero_point) * step.astype(np.float64)).astype(np.float32)
         return self.graph.add_constant(f"{use_name(use)}_end", real)
@@ -402,6 +427,7 @@ class _Writer:
             return ()
         sizes = self.graph.shape(use.tensor)
         assert sizes is not None, f"{use.tensor}: channels of an unknown rank"
+        # Symbolic sizes are never those of the channels, and broadcast as 1.
         return tuple(size if isinstance(size, int) else 1 for size in sizes)
 
     def _dynamic(self, source: str) -> str:
@@ -410,6 +436,7 @@ class _Writer:
         Returns:
             The output name of DequantizeLinear.
         """
+        # Layers that read one tensor share its codes.
         if source not in self._dynamics:
             parts = [
                 self.graph.fresh(f"{source}_{part}")
@@ -447,6 +474,7 @@ class _Writer:
             array = self.graph.constant(source)
             assert array is not None
             if spec.saturate:
+                # Greater values would be stored as infinity.
                 array = array.clip(-dtype.largest, dtype.largest)
             narrow = self.graph.add_constant(
                 f"{stem}_{dtype.name}",
@@ -493,6 +521,7 @@ class _Writer:
         dtype: Half,
     ) -> None:
         """Write a vendor's cast: scale one, and a zero point of the target type."""
+        # AMD's Extended operators take scale and zero point for 16-bit floats, too.
         inputs = [
             source,
             self._once("one", np.float32(1)),
@@ -530,7 +559,9 @@ class _Writer:
         stem, axis, rule = use_name(use), entry.axis, entry.spec.exponent
         result = result or self.graph.fresh(f"{stem}_{dtype.name}")
         if axis is None:
+            # Vectors and tensors of unknown rank have blocks along the last axis.
             axis = 1 if len(self.graph.sizes(use.tensor)) > 1 else -1
+        # Only constants have values to compare scales on.
         array = self.graph.constant(source) if rule == "best" else None
         if array is not None and dtype.element in ELEMENTS:
             rounded = better_mx(array, axis, dtype.element, dtype.block_size)
@@ -538,6 +569,8 @@ class _Writer:
         attributes = {**dict(dtype.attributes), "axis": axis}
         domain = DOMAIN
         if rule in EXPONENTS and rule != "floor":
+            # AMD's operator rounds exponents down; other rules need functions of this package's
+            # domain.
             domain, attributes["exponent"] = mx.OWN, rule
         self.graph.import_domain(domain)
         name = f"{stem}_{dtype.op_type}"
@@ -555,6 +588,7 @@ class _Writer:
         """Store a constant as codes followed by DQ; return the output name of DQ."""
         scale = self._scale(root)
         entry = self.plan.entries[root]
+        # Blocks over several axes: the codes are a matrix, and Reshape restores the shape.
         flat = isinstance(entry, Quantize) and entry.flat
         name = self._codes(tensor, use, scale, flat=flat)
         result = self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
@@ -590,6 +624,8 @@ class _Writer:
             scale.grid,
             flat,
         )
+        # The search and the acceptance of biases insert pairs several times; weights are encoded
+        # once.
         known = self.params.encoded.find(name, encoding)
         if known is not None:
             self.graph.initializers[name] = known
@@ -597,6 +633,7 @@ class _Writer:
         array = self.graph.constant(tensor)
         assert array is not None
         codes = scale.dtype.encode(array, scale.params, scale.grid)
+        # The axis of blocks and all later axes become one.
         lines = (*array.shape[: scale.params.axis], -1)
         self.graph.set_constant(name, codes.reshape(lines) if flat else codes)
         self.params.encoded.keep(name, encoding, self.graph.initializers[name])
@@ -611,6 +648,7 @@ class _Writer:
 
     def _scale(self, root: Use) -> _Scale:
         """Return the scale and zero point of a root, written once."""
+        # Tensors with the scale of another one (SameAs) share the initializers of their root.
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
             assert isinstance(entry, Quantize | BiasOf)
@@ -623,6 +661,7 @@ class _Writer:
                 grid = entry.spec.grid
             zero = self._parameter(
                 f"{use_name(root)}_zero_point",
+                # The type of the zero point is the type of the codes (ONNX, QuantizeLinear).
                 params.zero_point.astype(dtype.numpy),
             )
             stored = self._store(root, params)
@@ -642,6 +681,7 @@ class _Writer:
 
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
         """Write a scale or a zero point, large for blocked formats."""
+        # Typed fields are written value by value, which is slow for the many scales of blocks.
         plain = array.ndim <= 1 and array.dtype in _PLAIN
         if plain:
             return add_parameter(self.graph, name, array)
@@ -656,6 +696,7 @@ class _Writer:
         scale: _Scale,
     ) -> None:
         params, dtype = scale.params, scale.dtype
+        # Per-tensor nodes have no axis, which opsets before 13 do not know.
         attributes = {} if params.axis is None else {"axis": params.axis}
         if params.block_size:
             attributes["block_size"] = params.block_size
@@ -666,6 +707,7 @@ class _Writer:
         known &= not (dtype is INT32 and params.zero_point.any())
         domain = ""
         if isinstance(dtype, Float4):
+            # The functions have no zero point.
             op_type, domain, inputs = f"Float4{op_type}", float4.DOMAIN, inputs[:2]
             attributes.setdefault(
                 "axis",
@@ -705,6 +747,7 @@ class _LiveWriter(_Writer):
         params: Params,
         live: Iterable[Use],
     ) -> None:
+        # The scale of a bias would have to follow the live scales: biases stay float.
         super().__init__(graph, plan.without(BiasOf), params)
         self.names = dict.fromkeys(live, "")
 
@@ -721,17 +764,20 @@ class _LiveWriter(_Writer):
     def _reached(self, source: str, scale: _Scale, dtype: Integer) -> tuple[int, int]:
         if scale.scale not in self.names.values():
             return super()._reached(source, scale, dtype)
+        # The live scale is unknown, and any code of the storage type may occur.
         return dtype.storable
 
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
         if scale.scale not in self.names.values():
             return super()._end(use, scale, code)
+        # The real value of the code, computed at runtime: (code - zero point) * scale.
         steps = (code - scale.params.zero_point).astype(np.float32)
         result = self.graph.fresh(f"{use_name(use)}_end")
         inputs = [self.graph.add_constant(f"{use_name(use)}_steps", steps), scale.scale]
         self.graph.add("Mul", inputs, [result], name=f"{result}_Mul")
         if scale.params.axis is None:
             return result
+        # (channels,) in the shape that broadcasts against the tensor.
         _, along = scale.params.spread(self._shape(use, scale))
         return self._reshaped(result, along.shape)
 

@@ -29,10 +29,12 @@ def quantize_insides(
     }
     notes = list[str]()
     for body in list(bodies(graph)):
+        # By name: the quantized graph is a copy with other node objects.
         inside = planned.get((body.node.name, body.attribute))
         if inside is None:
             continue
         inner, plan = inside.graph, inside.plan
+        # Insertion has given the outer graph new names since the body was planned.
         inner.reserve(graph.names)
         found = list[str]()
         if config.safe:
@@ -48,6 +50,7 @@ def quantize_insides(
         )
         deeper = quantize_insides(result, inside.insides, config)
         count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
+        # An unchanged body stays byte for byte.
         if count or deeper:
             put_back(graph, body, result)
             if count:

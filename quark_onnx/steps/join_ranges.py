@@ -31,6 +31,7 @@ def join_ranges(graph: Graph, plan: Plan, table: dict[Use, QParams]) -> None:
         if node.kind != "Concat":
             continue
         result = Use(node.outputs[0])
+        # In topological order: an input that is itself a Concat has its final parameters here.
         parts = _parts(node, plan, result, table)
         if parts:
             entry = plan.entries[result]
@@ -52,8 +53,10 @@ def _parts(
     for name in node.inputs:
         root = plan.root(plan.use(name, node))
         part = plan.entries.get(root)
+        # A result that hands its scale to an input has no range of its own.
         if not isinstance(part, Quantize) or root not in table or root == result:
             return []
+        # Codes of another grid could not be copied.
         if part.axis is not None or part.spec.grid != entry.spec.grid:
             return []
         parts.append(table[root])
@@ -70,6 +73,7 @@ def _joinable(entry: Quantize) -> bool:
 def _union(parts: list[QParams], entry: Quantize) -> QParams:
     """Return the parameters of the widest input, or of the union if wider."""
     grid = entry.spec.grid
+    # Real values of the end codes, not the measured range: codes are copied, values are not.
     lows = [_reals(part, grid.qmin) for part in parts]
     highs = [_reals(part, grid.qmax) for part in parts]
     low, high = min(lows), max(highs)

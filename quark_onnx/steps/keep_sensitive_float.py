@@ -55,18 +55,21 @@ def keep_sensitive_ops_float(
         reason = _reason(node, changed, ranges)
         if not reason:
             continue
+        # Codes are needed before a weighted operator; the note tells what may be lost.
         if node not in tail:
             notes.append(
                 f"{node.name} ({node.op_type}): {reason}; quantized all the same, a"
                 " weighted operator reads it",
             )
             continue
+        # A float Concat has its own reason; selections are float always, and their inputs matter.
         if node.name in changed.kept and node.kind not in _DECODING:
             continue
         notes.append(
             f"{node.name} ({node.op_type}): {reason}; it and the decoding around it"
             " stay float",
         )
+        # Float arithmetic between two roundings would still lose the small values.
         for member in connected(graph, node, tail):
             keep_whole(
                 changed,
@@ -87,6 +90,7 @@ def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
         tensor, reader = todo.pop()
         producer = plan.graph.producer(tensor)
         if (
+            # Summands of the scores, such as a mask, are read with the same exponential.
             producer is not None
             and producer.kind in ("Add", "Sub")
             and producer not in seen
@@ -95,6 +99,7 @@ def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
             todo += [(operand, producer) for operand in producer.inputs]
         use = plan.root(plan.use(tensor, reader))
         entry = plan.entries.get(use)
+        # Tensors without a measured range have known bounds or float values.
         if isinstance(entry, Quantize) and use in ranges:
             low, high = ranges[use].lo.min(), ranges[use].hi.max()
             span = f"from {low:.3g} to {high:.3g}"
@@ -126,12 +131,14 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
         use = plan.root(plan.use(tensor, node))
         entry = plan.entries.get(use)
         if isinstance(entry, Quantize) and entry.bounds:
+            # Known bounds first, which the measured range may not reach.
             reach_of[tensor] = max(abs(bound) for bound in entry.bounds)
         elif use in ranges:
             reach_of[tensor] = max(
                 float(-ranges[use].lo.min()),
                 float(ranges[use].hi.max()),
             )
+    # A ratio needs two inputs with a known range, which float inputs lack.
     if len(reach_of) < 2:
         return ""
     scores = [

@@ -38,6 +38,8 @@ def scorer_for(labels: str | Path, data: CalibrationData | None) -> Scorer:
         DataError: the labels cannot be read.
         ConfigError: labels and data do not go together.
     """
+    # Images in files arrive as a partial of open_reader; arrays have no pixels to which boxes
+    # refer.
     images = data.keywords.get("images") if isinstance(data, partial) else None
     if (
         not isinstance(data, partial)
@@ -45,6 +47,7 @@ def scorer_for(labels: str | Path, data: CalibrationData | None) -> Scorer:
         or not data.args
     ):
         return Scorer(read_labels(Path(labels)), None, None)
+    # open_reader finds the files by the same call: names and samples have the same order.
     files = find_files(Path(data.args[0]), IMAGE_SUFFIXES)
     return Scorer(
         read_labels(Path(labels)),
@@ -69,15 +72,19 @@ def placed(spec: ImageSpec, size: tuple[float, float], boxes: Floats) -> Floats:
     [[0.0, 16.0, 64.0, 48.0]]
     """
     height, width = spec.size
+    # (x, y) pairs from here on, whereas ImageSpec has (height, width).
     ratios = np.array([width / size[0], height / size[1]])
     if spec.resize == "letterbox":
+        # One ratio for both axes: the picture fits into the input, and a margin fills the rest.
         ratios[:] = ratios.min()
     elif spec.resize == "crop":
         target = spec.resize_to or 0
+        # One ratio for both axes: the picture covers the input, and what juts out is cut off.
         ratios[:] = max(
             max(width, target) / size[0],
             max(height, target) / size[1],
         )
+    # Half of what is left on each side; negative where the crop cuts something off.
     margin = (np.array([width, height]) - ratios * size) / 2
     moved = boxes * np.tile(ratios, 2) + np.tile(margin, 2)
     return np.asarray(np.clip(moved, 0, np.tile([width, height], 2)))
@@ -121,7 +128,9 @@ def labelled_findings(
     with data_errors():
         for feeds in reader:
             outputs = reference.outputs_once(feeds)
+            # The outputs of the first sample decide the task.
             task = task or find_task(reference.model, feeds, outputs, asked)
+            # The float model takes the place of the quantized one: only its top-1 matters here.
             check.add(feeds, outputs, scorer.add(task, outputs, outputs))
             if check.is_full:
                 break

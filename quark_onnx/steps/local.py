@@ -31,9 +31,11 @@ from quark_onnx.steps.run import Sample
 #: A scale of a use, as a number of steps from its start.
 Step = tuple[Use, int]
 
+# A signal of zero gives a large finite ratio instead of a division by zero.
 _LEAST_SIGNAL = 1e-30
 #: Samples that run at the same time.
 _AT_ONCE = 2
+# Types of results with an error; a type that shape inference leaves open counts as float.
 _FLOAT = (TensorProto.FLOAT, TensorProto.UNDEFINED)
 
 
@@ -68,6 +70,7 @@ class LocalErrors:
         self._live.infer()
         self._float_nodes = by_name(graph.nodes)
         self._places = {node: place for place, node in enumerate(self._live.nodes)}
+        # A use without a name has no live scale: insertion wrote no pair for it.
         windows = {use: self._window(names[use]) for use in uses if names[use]}
         self._windows = {
             use: window for use, window in windows.items() if window.results
@@ -108,14 +111,18 @@ class LocalErrors:
         read = set(names_of(session.get_inputs()))
 
         def run(sample: Sample) -> dict[str, Any]:
+            # Scales are inputs, so that all steps and samples run in one session.
             feeds = {**sample, **given}
             values = session.run(wanted, subset(feeds, read))
             return dict(zip(wanted, values, strict=True))
 
         found: dict[Step, list[float]] = {step: [] for step in scales}
         with Lanes(_AT_ONCE) as pool:
+            # Runs of one session may overlap; results come in the order of the samples.
             runs = list(pool.map(run, self._samples))
         for values in runs:
+            # Sums of squares are float32, and may overflow for large tensors; their ratio is then
+            # dropped.
             for step, pairs in errors.items():
                 shares = [
                     float(values[noise]) / max(float(values[signal]), _LEAST_SIGNAL)
@@ -132,6 +139,8 @@ class LocalErrors:
             for tensor in todo.pop().outputs:
                 if live.is_output(tensor):
                     results[tensor] = None
+                # The search stops at the next rounding, and at bodies, which copies of nodes would
+                # not reach.
                 for reader in live.consumers(tensor):
                     if reader in inside:
                         continue
@@ -140,6 +149,7 @@ class LocalErrors:
                         continue
                     inside[reader] = None
                     todo.append(reader)
+        # The search is depth-first; copied nodes must be in topological order.
         ordered = sorted(inside, key=self._places.__getitem__)
         return _Window(
             scale,
@@ -154,6 +164,7 @@ class LocalErrors:
             original = self._float_nodes.get(producer.name)
             if original is not None:
                 return original.outputs[producer.outputs.index(tensor)]
+            # Nodes that insertion added (Q, DQ, Min, Max, Reshape) pass their first input on.
             tensor = producer.inputs[0]
             producer = self._live.producer(tensor)
         return tensor
@@ -177,6 +188,7 @@ class LocalErrors:
         for place, step in enumerate(steps):
             use, _ = step
             window, prefix = self._windows[use], f"{_PREFIX}{place}/"
+            # Scales are scalars or vectors of known length.
             shape = of_type(self._live.sizes(window.scale), int)
             part.input.append(
                 helper.make_tensor_value_info(
@@ -190,6 +202,7 @@ class LocalErrors:
             for result in window.results:
                 reference = self._float_name(result)
                 signal = f"{_PREFIX}signal/{reference}"
+                # The signal of a tensor is the same for all steps, and is computed once.
                 if reference not in signals:
                     signals[reference] = signal
                     part.node.append(_squares(reference, signal))
@@ -225,6 +238,7 @@ class LocalErrors:
             proto = node.to_proto()
             original = self._float_nodes.get(node.name)
             if original:
+                # By position: a pair may have changed the names of the inputs in the live graph.
                 around = original.inputs
             else:
                 around = tuple(self._float_name(name) for name in node.inputs)

@@ -45,11 +45,13 @@ def spare_long_sums(plan: PlanBuilder) -> None:
     graph = plan.graph
     sources = dict[str, str]()
     depths = dict[str, int]()
+    # Nodes are in topological order, so that sources and depths of the inputs are known.
     for node in graph.nodes:
         _trace(graph, node, sources, depths)
     groups = dict[str, list[Node]]()
     for node in graph.nodes:
         if node.kind in _ADDING and depths.get(node.outputs[0]):
+            # All sums of one tensor are judged together, as they share its conversion to floats.
             groups.setdefault(sources[node.outputs[0]], []).append(node)
     for source, additions in groups.items():
         long = max(depths[node.outputs[0]] for node in additions) >= _LONG
@@ -77,6 +79,7 @@ def _trace(
         depths: number of successive additions in a tensor.
     """
     if node.kind in _MOVING and not graph.is_constant(node.inputs[0]):
+        # A part of a part is a part of the whole.
         origin = sources.get(node.inputs[0], node.inputs[0])
         for result in node.results:
             sources[result] = origin
@@ -87,6 +90,7 @@ def _trace(
         if len(origins) == 1 and "" not in origins:
             result = node.outputs[0]
             sources[result] = origins.pop()
+            # The longest chain decides, because errors add up along it.
             depths[result] = 1 + max(depths[name] for name in node.inputs)
 
 
@@ -104,12 +108,14 @@ def _coarse(plan: PlanBuilder, node: Node) -> bool:
 def _pays(graph: Graph, source: str, additions: list[Node]) -> bool:
     """Return whether fewer values are converted around float additions than in those of codes."""
     added = {node.outputs[0] for node in additions}
+    # Partial sums that only additions read are never converted.
     sums = [
         name
         for name in added
         if graph.is_output(name)
         or any(reader.kind not in _ADDING for reader in graph.consumers(name))
     ]
+    # One dequantization of the source, one quantization of each sum.
     converted = sum(_values(graph, name) for name in (source, *sums))
     return converted < _CONVERSIONS * sum(_values(graph, name) for name in added)
 
@@ -130,6 +136,7 @@ def _keep(
     graph = plan.graph
     todo = list(additions)
     kept = dict.fromkeys(todo)
+    # Upstream from the additions, as far as the operands are parts of the source.
     while todo:
         for leader in graph.leaders(todo.pop()):
             parts = (sources.get(name) == source for name in leader.outputs)

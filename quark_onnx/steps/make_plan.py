@@ -56,6 +56,7 @@ def make_plan(  # noqa: C901
         recurrent: states that persist from step to step; None for the states that the graph's
             interface declares.
     """
+    # The engine pools on codes, so that the scale of a pool's result is that of its input.
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
     specs = select(graph, config, strict=strict)
     plan = PlanBuilder(
@@ -72,8 +73,10 @@ def make_plan(  # noqa: C901
             config.follow_inputs,
         ),
     )
+    # A caller may replace the value of such an initializer, which calibration has not seen.
     for name in overridable(graph):
         plan.keep(name, OVERRIDABLE)
+    # An engine without float arithmetic gains nothing from float tensors between integer operators.
     if config.safe and not config.target:
         spare_states(plan, states(graph) if recurrent is None else recurrent)
         spare_long_sums(plan)
@@ -83,6 +86,7 @@ def make_plan(  # noqa: C901
         rule = RULES.get(node.kind)
         if plan.specs[node].keep:
             plan.keep_node(node, plan.specs[node].keep)
+        # Kept by a step above, or by the rule of an earlier node, with the reason.
         elif node.name in plan.kept:
             continue
         elif node.float_reason and not plan.rounds_results(node):
@@ -92,6 +96,7 @@ def make_plan(  # noqa: C901
         elif why := plan.shapes.computed_by(node):
             plan.keep_node(node, why)
         else:
+            # By its rule, the operator hands on the format of its input, and requests none.
             if config.movers and node.kind in HANDING_ON:
                 plan.activation(node, node.inputs[0])
             rule(node, plan)
@@ -113,6 +118,7 @@ def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:
     """Store biases in the configured format, or as floats."""
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
+            # ``bias`` is a flag, or the name of a format.
             dtype = INT16 if bias == INT16.name else entry.dtype
             plan.entries[use] = replace(entry, stored=bool(bias), dtype=dtype)
 
@@ -123,11 +129,13 @@ def _spare_tied(plan: PlanBuilder) -> None:
     The table is then stored in float anyway.
     """
     graph = plan.graph
+    # A dictionary for its order: sets of texts have another order in each process.
     tables = dict.fromkeys(
         node.inputs[0]
         for node in graph.nodes
         if node.kind == "Gather" and looks_up(graph, node)
     )
+    # Layers that stay float read the table in float, which an embedding in codes would store again.
     floats = [
         node for node in graph.nodes if node.kind in WEIGHTED and node.name in plan.kept
     ]
@@ -144,6 +152,7 @@ def _spare_tied(plan: PlanBuilder) -> None:
 
 def _tied(graph: Graph, table: str, other: str) -> bool:
     """Return whether a constant is a table, or the transpose of a table."""
+    # Shapes are compared first, because constants may have to be read from a file.
     shapes = graph.shape(table), graph.shape(other)
     if (
         table == other
@@ -173,6 +182,7 @@ def _read_floats(plan: PlanBuilder) -> None:
         if node.float_reason and plan.kept.get(node.name) == node.float_reason:
             for tensor in node.inputs:
                 plan.keep_for(node, tensor, node.float_reason)
+                # A reader with another format would read the rounded values of a ``spoken`` tensor.
                 plan.spoken.discard(tensor)
 
 
@@ -188,11 +198,14 @@ def _lift(plan: PlanBuilder) -> None:
             continue
         source, result = Use(node.inputs[0]), Use(node.outputs[0])
         entry = plan.entries.get(result)
+        # With further readers, the pair before the rearrangement would round what they read in
+        # float.
         alone = graph.consumers(source.tensor) == [node] and not graph.is_output(
             source.tensor,
         )
         if (
             isinstance(entry, Quantize)
+            # Channels have another axis after a Transpose or Reshape.
             and entry.axis is None
             and source not in plan.entries
             and alone
@@ -203,6 +216,7 @@ def _lift(plan: PlanBuilder) -> None:
 
 def _spare_float_readers(plan: PlanBuilder) -> None:
     """Let a float node read the float value of a tensor if available."""
+    # A list, because the loop adds entries.
     for use in [
         use for use in plan.entries if use.node is None and plan.quantized(use.tensor)
     ]:
@@ -236,6 +250,7 @@ def _spare_outputs(plan: PlanBuilder) -> None:
     """
     graph = plan.graph
     weighted = graph.nodes_of(WEIGHTED)
+    # Weighted layers are no ancestors of themselves: the last ones are not in ``before``.
     before = reach(
         flattened(graph.leaders(node) for node in weighted),
         graph.leaders,
@@ -245,6 +260,7 @@ def _spare_outputs(plan: PlanBuilder) -> None:
             isinstance(entry, Quantize)
             and (producer := graph.producer(use.tensor)) is not None
         ):
+            # Calibrators that clip nothing lack the attribute.
             calibrator = getattr(entry.spec.calibrator, "at_outputs", None)
             if calibrator is not None and producer not in before:
                 plan.entries[use] = replace(

@@ -165,17 +165,21 @@ class _Search:
             settings.samples,
             held_out,
         )
+        # Runtimes are measured in turns with the quantized models.
         self._float = open_session(graph.to_model(), in_turns=True)
         self._expected: dict[int, list[list[Any]]] = {}
         self._candidates = _candidates(graph, settings)
         every = tuple(names_of(graph.nodes))
+        # Activations of both formats are measured in one pass; weights need no measurement.
         either = (config,) if settings.of_weights else (config, self._with(every))
         plans = [make_plan(graph, each, strict=False) for each in either]
         with Progress(show, len(samples), "measuring ranges", "sample") as bar:
             measured = calibrate_each(graph, plans, samples, bar.update, keyed=keyed)
         self._ranges = [each.ranges for each in measured]
         self._plans = [each.plan for each in measured]
+        # None for a scale that cannot be stored.
         self._solved: dict[tuple[Use, Quantize], QParams | None] = {}
+        # By the names of changed nodes; the bisections ask for some sets twice.
         self._goals: dict[tuple[str, ...], float] = {}
 
     def run(self) -> tuple[QConfig, Sensitivity]:
@@ -185,11 +189,14 @@ class _Search:
         result.before = result.after = self._goal(())
         bound = settings.target
         if settings.metric is not None:
+            # The target of a metric is a loss against the float model.
             bound = self._metric(self._graph.to_model()) - settings.target
         elif settings.distance is not None:
+            # Distances are negated, so that greater is better for every goal.
             bound = -settings.target
         result.reached = result.before >= bound
         # raise nodes if the target is missed, lower nodes if it is met
+        # Nothing to do: the target is met and nodes were to be raised, or missed and to be lowered.
         if result.reached != settings.lowers or not names:
             return self._config, result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
@@ -198,6 +205,7 @@ class _Search:
                 bar.update(done)
         # ties in graph order
         order = sorted(names, key=result.noise.__getitem__, reverse=settings.lowers)
+        # The share refers to nodes with such weights, or to all nodes.
         whole = len(names) if settings.of_weights else len(self._graph.nodes)
         most = max(1, int(settings.share * whole))
         if settings.lowers:
@@ -233,11 +241,14 @@ class _Search:
             return plain  # noise is not additive there, or runtime does not change
         costs = self._prices(order)
 
+        # Noise power relative to the signal, per nanosecond; at least 1 ns, because a node may cost
+        # nothing.
         def worth(name: str) -> float:
             return float(10 ** (-noise[name] / 10) / max(costs[name], 1.0))
 
         by_worth = sorted(order, key=worth, reverse=True)[:most]
         other = self._needed(self._fewest(by_worth, bound), bound)
+        # One choice meets the target where the other one may not.
         if self._goal(tuple(other)) < bound:
             return plain
         if self._goal(tuple(plain)) < bound:
@@ -252,9 +263,11 @@ class _Search:
         result.decided = len(self._deciding)
         settings = self._settings
         model = self._built(self._plan_of(self._with(tuple(result.changed))))
+        # A metric has data of its own.
         if self._checking and settings.metric is None:
             result.held_out = self._compared(model, self._checking)
             result.checked = len(self._checking)
+        # Prices are those of raised nodes; weights of more bits do not change the runtime.
         if result.changed and not settings.lowers and not settings.of_weights:
             result.prices = self._prices(result.changed)
             plain = self._built(self._plan_of(self._config))
@@ -287,6 +300,8 @@ class _Search:
             bound: the minimum goal.
             most: maximum number of nodes.
         """
+        # Invariant: the prefix of ``low`` nodes meets the bound, that of ``high`` does not, or is
+        # too long.
         low, high = 0, min(len(order), most) + 1
         while high - low > 1:
             middle = (low + high) // 2
@@ -295,6 +310,7 @@ class _Search:
             else:
                 high = middle
         chosen = order[:low]
+        # The node at ``low`` is the one that missed the bound.
         for name in order[low + 1 : low + 1 + _TRIES]:
             if len(chosen) < most and self._goal((*chosen, name)) >= bound:
                 chosen.append(name)
@@ -305,6 +321,8 @@ class _Search:
 
         The whole list if no prefix does.
         """
+        # Invariant: the prefix of ``low`` nodes misses the bound. The error is assumed to fall with
+        # each node.
         low, high = 0, len(order)
         while high - low > 1:
             middle = (low + high) // 2
@@ -318,6 +336,7 @@ class _Search:
         """Return the nodes that the bound needs, trying the least noisy first."""
         if self._goal(tuple(chosen)) < bound:
             return chosen
+        # Without the last node, the bisection has missed the bound already.
         for name in list(reversed(chosen))[1 : 1 + _TRIES]:
             rest = tuple(other for other in chosen if other != name)
             if self._goal(rest) >= bound:
@@ -339,6 +358,7 @@ class _Search:
         """
         if self._settings.lowers:
             return self._measured(self._plan_of(self._with((name,))), self._few)
+        # ``nodes`` limits quantization to one node; all others compute in float.
         config = self._config.with_(nodes=(name,))
         config = config.with_(activation=None) if self._settings.of_weights else config
         return self._measured(self._plan_of(config), self._few)
@@ -350,6 +370,7 @@ class _Search:
         plan = self._plans[0]
         if not self._settings.of_weights:
             return plan.touches(node)
+        # A node may read a weight of 8 bits or float already.
         entries = [
             plan.entry(plan.use(name, node))
             for name in node.inputs
@@ -372,6 +393,7 @@ class _Search:
             self._graph,
             config,
             strict=False,
+            # Shape arithmetic depends on the graph alone, and takes long on large ones.
             shapes=self._plans[0].shapes,
         )
 
@@ -393,6 +415,7 @@ class _Search:
                 _outputs(session, samples),
             )
             return -_number(found, "distance")
+        # A model without measurable error counts as perfect.
         return least_sqnr(measure(self._float, session, samples), np.inf)
 
     def _metric(self, model: ModelProto) -> float:
@@ -405,9 +428,12 @@ class _Search:
         for use, entry in plan.entries.items():
             if not isinstance(entry, Quantize) or self._graph.is_constant(use.tensor):
                 continue
+            # A scale is measured once, whatever the combination of formats that a plan asks for.
             known = self._measured_as(use, entry)
             if known is not None:
                 changes[use], ranges[use] = known
+            # A tensor may be quantized under a combination only, which neither of the two plans
+            # has.
             elif entry.spec.measured:
                 changes[use] = Keep("its range was not measured")
         plan = plan.revised(changes)
@@ -444,6 +470,7 @@ class _Search:
         for use, entry in plan.entries.items():
             if not isinstance(entry, Quantize) or not entry.spec.measured:
                 continue
+            # Readers with equal decisions have equal scales.
             key = (Use(use.tensor), entry)
             if key not in self._solved:
                 single = Plan(
@@ -452,6 +479,8 @@ class _Search:
                     shapes=plan.shapes,
                     entries={use: entry},
                 )
+                # A plan with a single entry: weights of large models are solved once in the whole
+                # search.
                 own = {use: ranges[use]} if use in ranges else {}
                 found = compute_qparams(self._graph, single, own).params.table
                 self._solved[key] = found.get(use)
@@ -473,11 +502,13 @@ def _split(
     The first ``few`` rank. Two of three of the rest decide; if too few remain, the ranking
     samples decide as well.
     """
+    # An iterator, so that each sample is read once, in order.
     every = iter(samples)
     ranking = list(islice(every, few))
     others = list(islice(every, _OTHERS))
     deciding = [sample for place, sample in enumerate(others) if place % 3 != 2]
     checking = [sample for place, sample in enumerate(others) if place % 3 == 2]
+    # Few decisions would be made by chance otherwise.
     if len(deciding) < len(ranking):
         deciding = [*ranking, *deciding]
     return ranking, deciding, [*checking, *held_out]
@@ -513,6 +544,7 @@ def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None
     """
     models = [partial(_seconds_of_runs, session, sample) for session in sessions]
     seconds = seconds_in_turns(models, single_runs(_SECONDS, _LEAST_RUNS, _MOST_RUNS))
+    # In the order of ``sessions``.
     floating, plain, mixed = map(min, seconds)
     if floating <= _LEAST_RUNTIME:
         return None
@@ -548,6 +580,7 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
             )
     if not settings.exclude:
         return found
+    # Patterns of exclusions may match nothing.
     excluded = matching(graph, Override(settings.exclude, keep=True), strict=False)
     return {node: None for node in found if node not in excluded}
 
@@ -562,6 +595,7 @@ def _number(found: Any, what: str) -> float:
         number = float(found)
     except (TypeError, ValueError):
         number = np.nan
+    # NaN compares as neither better nor worse, and would end the bisections anywhere.
     if np.isnan(number):
         raise ConfigError(
             f"{what} of auto_mixed_precision returned {found!r}; it must return a"
@@ -585,6 +619,7 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
         ),
     ]
     if found.held_out is not None:
+        # Distances were negated for the search.
         sign = -1 if settings.distance is not None else 1
         lines.append(
             f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on {found.checked}"

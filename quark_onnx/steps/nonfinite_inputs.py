@@ -46,9 +46,11 @@ def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
     - an additive mask may hold minus infinity ("never"): a softmax follows before a layer
       multiplies the mask. Tensors on the way that calibration finds infinite stay float.
     """
+    # Quantized in any use: a tensor with a reader of its own is spoiled all the same.
     finite = {use.tensor for use, entry in plan.entries.items() if _is_spoiled(entry)}
     result: dict[str, Allowed] = {}
     for value in graph.inputs:
+        # The walk goes past a softmax here: after one, NaN remains NaN.
         if not finite & _depending(graph, value.name, ()):
             result[value.name] = "anything"
         elif _is_mask(graph, value.name):
@@ -62,8 +64,10 @@ def _is_spoiled(entry: Entry) -> bool:
 
 
 def _is_mask(graph: Graph, tensor: str) -> bool:
+    # Tensors that may hold minus infinity: those up to the softmax.
     way = _depending(graph, tensor, _ABSORBING)
     readers = {node.kind for name in way for node in graph.consumers(name)}
+    # An infinite output could not be measured against the float model.
     outputs = any(graph.is_output(name) for name in way)
     return bool(readers & _ABSORBING) and not readers & WEIGHTED and not outputs
 
@@ -76,6 +80,7 @@ def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
     found, todo = {tensor}, [tensor]
     while todo:
         for node in graph.consumers(todo.pop()):
+            # Values of other types, such as the shape or a comparison, are never infinite.
             after = () if node.kind in stop else node.outputs
             new = {
                 name for name in after if name and graph.elem_type(name) in _FLOATS

@@ -30,6 +30,7 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
         keep_existing=True,
     )  # inputs of a quantized model still need data
 
+    # Computed for the first sample with a non-finite value only: it needs a plan of the graph.
     @cache
     def allowed() -> dict[str, Allowed]:
         return allowed_nonfinite(graph, make_plan(graph, config))
@@ -39,13 +40,16 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
 
     specs = []
     for value in graph.inputs:
+        # An input with an initializer has a default value: data need not give it.
         if value.name in graph.initializers:
             continue
+        # 0 for inputs without a tensor type: sequences, maps and optionals.
         kind = graph.elem_type(value.name)
         try:
             dtype = None
             if kind:
                 dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+        # Types that onnx has no numpy type for; the reader then accepts any array.
         except (KeyError, TypeError):
             dtype = None
         tensor = value.type.WhichOneof("value") in ("tensor_type", None)
@@ -79,9 +83,11 @@ def reader_for(
             " folder or a reader",
         )
     with data_errors():
+        # A reader was opened for inputs that its user described, so that only names can be wrong.
         if isinstance(data, Reader):
             _check_names(graph, data)
             return data
+        # A partial of open_reader holds a folder and options, and lacks the model's inputs.
         opening = data if isinstance(data, partial) else partial(open_reader, data)
         return opening(
             input_specs(graph, config),

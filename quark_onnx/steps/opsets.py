@@ -41,6 +41,7 @@ def newest_with_pairs() -> int:
     return next(
         (
             opset
+            # From the newest down: the first that loads is the answer, mostly after one session.
             for opset in range(defs.onnx_opset_version(), _PAIR_OPSET, -1)
             if loads_pairs(opset)
         ),
@@ -54,12 +55,14 @@ def loads_pairs(opset: int) -> bool:
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
         for name in ("scale", "x", "y")
     )
+    # Without a zero point, the codes are uint8.
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "scale"], ["codes"]),
         helper.make_node("DequantizeLinear", ["codes", "scale"], ["y"]),
     ]
     graph = helper.make_graph(nodes, "pair", [x, scale], [y])
     imports = [helper.make_opsetid("", opset)]
+    # The least IR version: onnxruntime refuses models of IR versions that it does not know.
     version = helper.find_min_ir_version_for(imports, ignore_unknown=True)
     try:
         open_session(
@@ -100,10 +103,13 @@ def lower_opset(
     else:
         ceilings = []
     newest = newest_with_pairs()
+    # The advice of the target comes first. If the model cannot follow it, the limit of the runtime
+    # holds.
     for ceiling, why in [
         *ceilings,
         (newest, f"onnxruntime has Q/DQ nodes up to {newest}"),
     ]:
+        # The limit of the runtime is the higher one, so that it holds, too.
         if graph.opset <= ceiling:
             break
         try:
@@ -153,6 +159,7 @@ def raise_opset_for(  # noqa: PLR0913
         ConfigError: a higher opset would help, and the config forbids it.
     """
     quantized = of_type(plan.entries.values(), Quantize)
+    # The vendor's operators run in onnxruntime by function bodies, whose operators need this opset.
     vendor = BODY_OPSET if config.form == "vendor" else 0
     biases = [
         entry.alone
@@ -162,8 +169,10 @@ def raise_opset_for(  # noqa: PLR0913
     wanted = [
         *quantized,
         *inside,
+        # DequantizeLinear takes int32 at every opset, int16 from a later one on.
         *(bias for bias in biases if bias.spec.dtype != INT32),
     ]
+    # A plan without formats needs no opset.
     needed = 0
     if wanted:
         needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted))
@@ -173,14 +182,17 @@ def raise_opset_for(  # noqa: PLR0913
         and not config.max_opset
         and all(contributed(e) and not e.spec.block_size for e in wanted)
     ):
+        # The com.microsoft domain has these formats at every opset: the advice of the target wins.
         limit = min(needed, max(before, TARGETS[config.target].opset))
     if needed > limit:
         _check_allowed(wanted, limit)
         opsets = (ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted))
+        # The greatest requirement within the limit; operators beyond it are those of com.microsoft.
         needed = max(opset for opset in opsets if opset <= limit)
     if before >= needed:
         _check_not_beyond(graph, plan, vendor=config.form == "vendor")
         return graph, []
+    # Lower opsets serve some of the formats where the conversion to the highest one fails.
     targets = {
         needed,
         ROUND_OPSET,
@@ -247,6 +259,7 @@ def _raised(
     converted = raise_opset(graph.to_model(), opset)
     if converted is None:
         return None
+    # The converted graph keeps the store of weights in files.
     candidate = Graph(converted, store=graph.store)
     same = sample is None or unchanged(candidate, sample, reference.repeatable(sample))
     return candidate if same else None
@@ -259,6 +272,7 @@ def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
         return
     for use, entry in plan.entries.items():
         if (
+            # Formats without a scale, and dynamic scales, need no QuantizeLinear.
             not isinstance(entry, Quantize)
             or not entry.spec.dtype.scaled
             or entry.spec.dynamic
@@ -310,6 +324,7 @@ def _obstacle(graph: Graph, opset: int) -> str:
         to_opset(graph.to_model(), opset)
     except ModelError as error:
         return str(error)
+    # Conversion succeeds here, so that the outputs were found, or suspected, to change.
     for first, changed in _CHANGED.items():
         for node in graph.nodes:
             if node.kind in changed and graph.opset < first <= opset:

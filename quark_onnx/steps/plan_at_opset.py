@@ -55,6 +55,8 @@ def plan_at_opset(
         ModelError: the com.microsoft domain lacks a format as well.
         ConfigError: a higher opset would help, and the config forbids it.
     """
+    # Patterns were checked on the user's graph (``strict``); rewrites may have removed nodes they
+    # name.
     draft = make_plan(graph, config, strict=False)
     insides = plan_insides(graph, config) if inside else []
     raised, notes = raise_opset_for(
@@ -65,6 +67,7 @@ def plan_at_opset(
         sample,
         wanted(insides),
     )
+    # Identity: raise_opset_for returns the same object where nothing was converted.
     if raised is graph:
         return PlannedGraph(graph, draft, insides, notes)
     # The converter rewrites operators whose meaning changes: decisions of the draft name nodes and

@@ -61,6 +61,8 @@ def rewritten(
     cleaned, notes = clean(graph, passes)
     if not notes or unchanged(cleaned, sample, expected):
         return cleaned, notes
+    # The outputs of random operators differ from run to run, and say nothing about a rewrite. The
+    # second run that finds them is made only where the first comparison fails.
     expected = reference.repeatable(sample)
     if unchanged(cleaned, sample, expected):
         return cleaned, notes
@@ -70,6 +72,8 @@ def rewritten(
         if not done:
             continue
         if unchanged(candidate, sample, expected):
+            # The next pass starts from the accepted graph, so that passes that build on each other
+            # still work.
             graph, notes = candidate, notes + done
         else:
             notes.append(f"{single.__name__} changed the outputs and was rolled back")
@@ -85,9 +89,12 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
 
     A failing pass is left out without a trace.
     """
+    # Passes rewrite in place; the caller keeps the graph for a retry.
     result, notes = graph.copy(), list[str]()
     for single in passes:
         try:
+            # The other passes of LEGALIZING serve compilers of accelerators, and rewrite the main
+            # graph alone.
             if single in CLEANING:
                 count = _everywhere(result, single)
             else:
@@ -98,6 +105,8 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
                 single.__name__,
                 error,
             )
+            # A pass that raises may have left the copy half rewritten: the others start from the
+            # original.
             result, notes = clean(
                 graph,
                 [other for other in passes if other is not single],
@@ -134,6 +143,7 @@ def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool
     except QuarkError as error:
         logger.warning("the rewritten model does not run: %s", error)
         return False
+    # Only outputs with known values are compared: ``expected`` may lack random outputs.
     return found.keys() >= expected.keys() and all(
         agree(expected[name], found[name]) for name in expected
     )

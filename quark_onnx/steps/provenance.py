@@ -37,6 +37,7 @@ def write_producer(graph: Graph, settings: Mapping[str, str]) -> None:
         graph: graph of the quantized model.
         settings: texts by key, without the prefix ``quark_onnx``.
     """
+    # A model that this package wrote keeps the float producer that its metadata names already.
     before = " ".join(part for part in graph.producer_info if part)
     if before and graph.producer_info[0] != PRODUCER:
         graph.set_metadata(f"{PRODUCER}.float_producer", before)
@@ -61,6 +62,7 @@ def described(config: QConfig) -> dict[str, str]:
         "optimizers": " ".join(map(format_call, config.optimizers)),
         "target": config.target,
     }
+    # Empty settings leave no entry, so that metadata of a plain model stays short.
     return {key: text for key, text in texts.items() if text}
 
 
@@ -70,6 +72,7 @@ def preset_of(config: QConfig) -> str:
     >>> preset_of(QConfig.of("A8W8").with_(exclude="head")), preset_of(QConfig.of("INT4"))
     ('A8W8', 'INT4')
     """
+    # Formats alone identify a preset: exclusions and optimizers have entries of their own.
     own = (config.activation, config.weight)
     for name, preset in PRESETS.items():
         if own == (preset.activation, preset.weight):

@@ -34,6 +34,7 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
     symbols = {
         dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)
     }
+    # Small sizes run fastest; a network whose strides leave nothing of a small picture needs 224.
     for size in _SIZES:
         try:
             with warnings.catch_warnings():
@@ -44,6 +45,7 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
             reference.outputs(sample)
         except (CalibrationError, ModelError) as error:
             logger.debug("no sample with dimensions of %d: %s", size, error)
+            # Without symbolic dimensions every size gives the same sample.
             if not symbols:
                 break
         else:

@@ -82,6 +82,7 @@ def load_ranges(path: str | Path) -> Calibration | GivenRanges:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"ranges {path} cannot be read: {reason}") from error
+    # A JSON document begins with a brace; what is neither is onnxruntime's table of lines.
     if _TENSORRT.match(text):
         return _given(path, _read_tensorrt(path, text))
     if not text.lstrip().startswith("{"):
@@ -144,9 +145,11 @@ def _ends(
     calibrator: Calibrator,
 ) -> dict[str, tuple[float, float]]:
     """Return the range of every tensor with a per-tensor statistic."""
+    # Codes of TensorRT's int8, without -128.
     grid = Grid(-127, 127, symmetric=True)
     found = {}
     for key, entry in calibration.entries():
+        # The formats have one range per tensor.
         if entry.axis is not None:
             continue
         statistic = calibration.find(key, None, calibrator.statistic())
@@ -167,6 +170,7 @@ def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]
     for number, line in enumerate(text.splitlines()[1:], 2):
         if not line.strip():
             continue
+        # From the right, because names of tensors may contain the separator.
         name, _, bits = line.rpartition(": ")
         try:
             (scale,) = struct.unpack(">f", bytes.fromhex(bits.strip()))
@@ -192,6 +196,7 @@ def _read_onnxruntime(
     path: str | Path,
     document: Any,
 ) -> dict[str, tuple[float, float]]:
+    # A TensorsData document has the tensors under ``data``; without it they are at the root.
     entries = document.get("data", document)
     try:
         return {
@@ -207,6 +212,7 @@ def _number(value: Any) -> float:
     """Return a number, unpacking onnxruntime's one-element arrays."""
     if isinstance(value, dict):
         value = value["data"]
+    # Arrays of one element, nested by their shape; more elements raise ValueError.
     while isinstance(value, list):
         (value,) = value
     return float(value)

@@ -67,6 +67,7 @@ class Reference:
 
     def _opened(self) -> Any:
         tensors = self.model.graph.initializer
+        # Weights that were left in a file are mapped, not packed into further memory.
         lean = any(map(is_on_disk, tensors))
         # sessions share held tensors, and would read a file into memory of their own
         shared = any(map(is_held, tensors))

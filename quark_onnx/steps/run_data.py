@@ -62,8 +62,11 @@ class RunData:
         """
         if self.held is None or most <= 0:
             return [], 0
+        # Samples that calibration has not seen come first, because they are unbiased.
         late = self.held.late[:most]
         known = self.judges
+        # Identity, not equality: samples are dictionaries of arrays, whose comparison is no single
+        # boolean.
         rest = [
             sample
             for sample in self.held.calibrated

@@ -85,17 +85,24 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     for node in model.graph.node:
         stored = node.input[0] in constants if node.input else False
         if node.op_type == "QuantizeLinear" and not stored:
+            # Without a zero point, QuantizeLinear writes uint8 (ONNX specification of
+            # QuantizeLinear).
             zero = constants.get(node.input[2]) if len(node.input) > 2 else None
             kind = TensorProto.UINT8 if zero is None else zero.data_type
+            # 0 stands for types without an entry, such as float8: those pairs do not count as
+            # integers.
             activations.add(_BITS.get(kind, 0))
             scales += present([constants.get(node.input[1])])
         elif node.op_type == "DequantizeLinear" and stored:
             bits = _BITS.get(constants[node.input[0]].data_type, 0)
             scale = constants.get(node.input[1])
             weights.add(bits)
+            # Biases of 32 bits are not in _BITS. Their scale has a value per channel without
+            # meaning that the weights have one.
             per_channel |= (
                 bool(bits) and scale is not None and math.prod(scale.dims) > 1
             )
+    # The fewest bits decide, because advice is about the coarsest tensors.
     activation = min(activations - {0}, default=None)
     weight = min(weights - {0}, default=None)
     if activation is None and weight is None:
@@ -104,6 +111,8 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     optimizers = known.get(f"{PRODUCER}.optimizers", "").split()
     target = known.get(f"{PRODUCER}.target") or None
     powers_of_two = bool(scales) and all(map(_is_power_of_two, scales))
+    # Models of other tools have no target in their metadata, but scales of an NPU are powers of
+    # two.
     usual = _USUAL_ON_NPU if target or powers_of_two else _USUAL
     return Settings(
         activation,
@@ -119,5 +128,6 @@ def settings_of_model(model: ModelProto) -> Settings | None:
 
 def _is_power_of_two(scale: TensorProto) -> bool:
     """Return whether all values of a scale are powers of two."""
+    # frexp returns a mantissa in [0.5, 1), which is 0.5 for powers of two alone; 0 has mantissa 0.
     mantissas = np.frexp(to_array(scale).astype(np.float64))[0]
     return bool((mantissas == 0.5).all())

@@ -80,12 +80,15 @@ def search(  # noqa: PLR0913
     Returns:
         The number of moved scales.
     """
+    # The order decides between equal gains: the one of the file would make equal graphs differ.
     order = _order(graph)
+    # Weights and bounded functions have a stride of 0: their scales are known without a search.
     uses = [use for use in params.table if _stride(graph, plan, use)]
     uses.sort(key=lambda use: order.get(use, len(order)))
     if not uses or not samples:
         return 0
     start = {use: np.asarray(known.scale) for use, known in params.table.items()}
+    # Two halves: a move that fits the first by chance must hold on the second.
     half = max(1, len(samples) // 2)
     try:
         errors = LocalErrors(graph, plan, params, uses, samples[:half])
@@ -103,6 +106,7 @@ def search(  # noqa: PLR0913
         ) as progress:
             descent.run(progress)
         moves = _allowed(descent, start, limits)
+        # Scales that no move can change stay constants, which onnxruntime can fold.
         live, names = insert_live(
             corrected or graph,
             plan,
@@ -119,6 +123,7 @@ def search(  # noqa: PLR0913
             error,
         )
         return 0
+    # No move is promising: the model need not be run.
     if probe is None:
         return 0
     if not probe.usable:
@@ -127,6 +132,7 @@ def search(  # noqa: PLR0913
         )
         return 0
     with probe:
+        # Names of uses without a pair are empty.
         scales = _checked(
             probe,
             {use: name for use, name in names.items() if name},
@@ -156,6 +162,7 @@ class _Descent:
     ) -> None:
         self._errors, self.strides, self._start = errors, strides, start
         self._known: dict[Use, dict[int, Doubles]] = {use: {} for use in strides}
+        # Tied uses give the same tuple, which counts once.
         groups = dict.fromkeys(
             tuple(each for each in limits.tied(use) if each in strides)
             for use in strides
@@ -164,6 +171,7 @@ class _Descent:
 
     def run(self, progress: Progress) -> None:
         """Measure errors until the minimum of every group is bracketed."""
+        # One pass over the samples for all groups, until no group asks for a further step.
         open_groups = self.groups
         while open_groups:
             asked = dict.fromkeys(
@@ -174,18 +182,22 @@ class _Descent:
             )
             scales = {(use, step): self.scale(use, step) for use, step in asked}
             for (use, step), shares in self._errors.measure(scales).items():
+                # Logarithms, so that a sample with much noise does not decide alone; (samples,).
                 self._known[use][step] = np.log(shares + _FLOOR)
             open_groups = [group for group in open_groups if self._missing(group)]
             progress.update(len(self.groups) - len(open_groups))
 
     def scale(self, use: Use, step: int) -> NDArray[np.float32]:
         """Return the scale of a use after ``step`` steps."""
+        # Steps count from the start, so that a step is the same scale however it is reached.
         scale = np.asarray(
             self._start[use] * np.float32(self.strides[use] ** step),
             np.float32,
         )
         return (
             scale
+            # A denormal scale is inexact, and flushed to zero by some processors; the step then
+            # changes nothing.
             if np.isfinite(scale).all() and (scale >= _SMALLEST).all()
             else self._start[use]
         )
@@ -200,6 +212,7 @@ class _Descent:
         0 where no step is significantly better.
         """
         totals = self._totals(group)
+        # Among equal errors, the step nearest to the start.
         least = min(totals, key=lambda step: (totals[step].mean(), abs(step)))
         return least if is_better(list(totals[least]), list(totals[0])) else 0
 
@@ -217,10 +230,12 @@ class _Descent:
         that a distant scale needs few passes over the samples.
         """
         known = self._known[group[0]]
+        # The start and one step to both sides bracket the minimum of most scales.
         if not known:
             return [-1, 0, 1]
         totals = self._totals(group)
         least = min(totals, key=lambda step: (totals[step].mean(), abs(step)))
+        # 6 steps of an octave, 24 of a quarter.
         farthest = round(_FARTHEST / np.log2(self.strides[group[0]]))
         if least == max(known):
             return list(range(least + 1, min(2 * least + 1, farthest) + 1))
@@ -250,15 +265,18 @@ def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
     scales = dict(start)
     for group in descent.groups:
         best = descent.best(group)
+        # From the best step back towards the start, as far as the limits of the target forbid.
         for step in range(best, 0, -1 if best > 0 else 1):
             factor = float(descent.strides[group[0]] ** step)
             trial = _moved(scales, group[0], factor, limits)
+            # Other scales that the constraints move along count with what they gain or lose.
             gain = sum(
                 _gain(descent, use, start[use], scales[use], scale)
                 for use, scale in trial.items()
             )
             if trial and gain > _GAIN:
                 moves.append(_Move(group[0], factor, gain))
+                # Later moves are judged with the earlier ones applied.
                 scales = trial
                 break
     return moves
@@ -281,6 +299,7 @@ def _changed(moves: Sequence[_Move], start: Scales, limits: Limits) -> list[Use]
     return [
         use
         for use, scale in scales.items()
+        # Constrained scales may move with another one under any subset.
         if (scale != start[use]).any() or (moves and use in limits.uses)
     ]
 
@@ -296,10 +315,12 @@ def _gain(
 
     Minus infinity if an error was not measured.
     """
+    # Scales without a stride have no measured error, and count as unchanged.
     if use not in descent.strides or (before == after).all():
         return 0.0
     errors = list[Doubles | None]()
     for scale in (before, after):
+        # Back from scales to whole steps; rounding removes the error of float32.
         steps = np.log(float(scale.max()) / float(start.max())) / np.log(
             descent.strides[use],
         )
@@ -328,8 +349,10 @@ def _checked(
         return probe.noise({name: scales[use] for use, name in names.items()}, best)
 
     before = noise(start, [])
+    # The sort is stable: equal gains stay in graph order.
     chosen = sorted(moves, key=lambda move: -move.gain)
     while chosen:
+        # In graph order, in which the gains were computed.
         scales = _applied([move for move in moves if move in chosen], start, limits)
         if is_better(noise(scales, before), before):
             return scales
@@ -344,6 +367,8 @@ def _order(graph: Graph) -> dict[Use, int]:
     outputs.
     """
     places, done = dict[Use, int](), set[Node]()
+    # An explicit stack, as deep models exceed the recursion limit; reversed, so that the first
+    # output is popped first.
     stack = [
         (node, False)
         for value in reversed(graph.outputs)
@@ -354,6 +379,7 @@ def _order(graph: Graph) -> dict[Use, int]:
         if node in done:
             continue
         if not ready:
+            # The node is numbered after the nodes that it reads from.
             stack.append((node, True))
             before = [graph.producer(tensor) for tensor in reversed(node.inputs)]
             stack += [
@@ -380,9 +406,11 @@ def _stride(graph: Graph, plan: Plan, use: Use) -> float:
         or entry.spec.scale != "float32"
     ):
         return 0.0
+    # A scale per channel would need a search for each channel; weights have codes of their own.
     if entry.axis is not None or graph.is_constant(use.tensor):
         return 0.0
     if entry.spec.pow2:
+        # The zero point of an asymmetric power-of-two scale would be wrong after a move.
         return _OCTAVE if entry.spec.symmetric else 0.0
     return _QUARTER if entry.spec.dtype.uniform else 0.0
 
@@ -403,9 +431,11 @@ def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
     ):
         return {}
     try:
+        # Scales that have to follow, so that every constraint holds again.
         others = limits.settled({each: float(trial[each]) for each in limits.uses})
     except ConstraintError:
         return {}
+    # The solver satisfied the constraints by moving the scale back.
     if not others.keys().isdisjoint(tied):
         return {}
     return trial | {
@@ -423,5 +453,6 @@ def is_better(noise: list[float], best: list[float]) -> bool:
     if len(noise) < len(best):
         return False
     gains = np.subtract(best, noise)
+    # The standard error of the mean of paired differences; unknown for a single sample.
     error = gains.std(ddof=1) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
     return bool(gains.mean() > max(_GAIN, _CERTAIN * error))

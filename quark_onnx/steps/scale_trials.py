@@ -50,8 +50,10 @@ class ScaleTrial:
             ShapeArithmetic.of(graph),
             samples,
         )
+        # Names in the float graph; ``_judged`` has those in the live graph, the rounded tensors.
         self._names = [tensor for tensor, _ in judged]
         self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
+        # A session must not be asked for one output twice.
         self._results = list(dict.fromkeys(self._judged))
         self._session = _open(_with_outputs(live, self._results))
         self._read = names_of(self._session.get_inputs())
@@ -59,11 +61,14 @@ class ScaleTrial:
         for values in _outputs(graph, self._names, samples, reference):
             self._references.append(
                 [
+                    # Outputs that are zero, infinite or no floats on a sample are not measured on
+                    # it.
                     (place, v.astype(np.float64))
                     for place, v in enumerate(values)
                     if _measurable(v)
                 ],
             )
+        # Every sample needs an output, because the mean over none is NaN.
         self.usable = all(self._references)
         self._pool = Lanes(_AT_ONCE)
 
@@ -84,6 +89,7 @@ class ScaleTrial:
         for start in range(0, len(self._references), _AT_ONCE):
             some = range(start, min(len(self._references), start + _AT_ONCE))
             found += self._pool.map(lambda place: self._one(scales, place), some)
+            # The slack keeps chance on the first samples from ending a good trial.
             if best and np.mean(found) > np.mean(best[: len(found)]) + _SLACK:
                 break
         return found
@@ -91,6 +97,7 @@ class ScaleTrial:
     def _one(self, scales: Scales, place: int) -> float:
         sample = self._samples[place]
         feeds = {
+            # Scales are the inputs that no sample has.
             name: sample[name] if name in sample else scales[name]
             for name in self._read
         }
@@ -139,6 +146,7 @@ def _outputs(
     reference: Reference | None,
 ) -> Iterator[list[Any]]:
     """Yield the float values of tensors on every sample."""
+    # Known outputs need no run; parts of a Concat inside the graph do.
     if reference is not None and all(map(graph.is_output, tensors)):
         for sample in samples:
             known = reference.outputs(sample)
@@ -168,9 +176,11 @@ def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
     """
     if value.shape != reference.shape:
         return float(np.log(1 + _FLOOR))
+    # The reference is never zero, see ``_measurable``; float64, as the reference is.
     error = np.square(value - reference).sum() / np.square(reference).sum()
     if np.isfinite(error):
         return float(np.log(error + _FLOOR))
+    # An overflow to infinity or NaN is worse than any error.
     return float("inf")
 
 
@@ -181,12 +191,14 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
     of a detector would outweigh its scores.
     """
     found, todo = dict[str, Node | None](), list[tuple[str, Node | None]]()
+    # Reversed, so that the first output is popped first.
     todo += [(value.name, None) for value in reversed(graph.outputs)]
     while todo:
         tensor, reader = todo.pop()
         joint = _joint(graph, tensor)
         if joint is None:
             if not graph.is_constant(tensor):
+                # A tensor that several outputs join is measured once.
                 found.setdefault(tensor, reader)
             continue
         todo += [(name, joint) for name in reversed(joint.inputs)]

@@ -93,6 +93,7 @@ def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
     plan = PlanBuilder.of(decided)
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON:
+            # A reason from the first plan is more informative.
             plan.keep_node(node, before.kept.get(node.name, _REASON))
             for tensor in filter(None, node.inputs):
                 plan.entries[Use(tensor, node.name)] = Keep(_REASON)
@@ -107,10 +108,13 @@ def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
             or use in found
         ):
             continue
+        # A moved tensor had the scale of its source, whose range holds for all values that were
+        # moved.
         root = before.root(before.use(use.tensor))
         kept = before.entry(root)
         if root in ranges:
             found[use] = ranges[root]
+        # Known bounds and dynamic scales need no measurement; other tensors are not measured again.
         elif entry.spec.measured and entry.bounds is None:
             plan.keep(
                 use.tensor,

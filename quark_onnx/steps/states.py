@@ -32,6 +32,7 @@ def spare_states(plan: PlanBuilder, states: Sequence[State]) -> None:
         path = _path(graph, state)
         if not any(_coarse(plan.specs[node].activation) for node in path):
             continue
+        # Rounding twice with one scale changes nothing: codes stay as they are from step to step.
         if all(node.kind in _MOVING for node in path):
             continue
         reason = (
@@ -53,6 +54,7 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
     for state in states:
         before = [name for name in moved(graph, state.input) if name in body.borrowed]
         after = state.output
+        # The result of the If may be rearranged before it becomes the state.
         while (
             producer := graph.producer(after)
         ) is not None and producer.kind in HANDING_ON:
@@ -70,9 +72,11 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
 def moved(graph: Graph, tensor: str) -> list[str]:
     """Return a tensor and the tensors computed from it by pure moves."""
     found = [tensor]
+    # The list grows while it is walked: a breadth-first search in the order of discovery.
     for name in found:
         for node in graph.consumers(name):
             if node.kind in _MOVING and (
+                # Operands after the first are shapes and indices, except those of Concat.
                 node.kind == "Concat" or node.inputs[0] == name
             ):
                 found += [
@@ -83,6 +87,7 @@ def moved(graph: Graph, tensor: str) -> list[str]:
 
 def _path(graph: Graph, state: State) -> dict[Node, None]:
     """Return the nodes between the two ends of a state."""
+    # A node is on the way if it follows the state's input and precedes the state's output.
     downstream = reach(graph.consumers(state.input), graph.followers)
     upstream = reach(present([graph.producer(state.output)]), graph.leaders)
     return dict.fromkeys(node for node in downstream if node in upstream)
@@ -110,6 +115,7 @@ def _updates(
         ):
             continue
         for operand in node.inputs:
+            # A float operator with a rounded constant would lose accuracy for nothing.
             if plan.graph.is_constant(operand):
                 plan.keep_for(node, operand, reason)
             elif operand and operand not in found:

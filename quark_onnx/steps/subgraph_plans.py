@@ -89,17 +89,22 @@ def plan_insides(
     """
     if not config.bodies or not any(node.has_subgraph for node in graph.nodes):
         return []
+    # The shape arithmetic of a body continues that of the outer graph: captured sizes count as
+    # sizes.
     shapes = shapes or ShapeArithmetic.of(graph)
     outer = states(graph) if recurrent is None else recurrent
     chosen, found = (
+        # The main graph has been checked for existing pairs; here they must not raise an error.
         select(graph, config.with_(keep_existing=True), strict=False),
         list[SubgraphPlan](),
     )
     for body in bodies(graph):
+        # Bodies of other operators, such as SequenceMap, are not run step by step.
         if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
             continue
         played = _playable(graph, body.node)
         own = config if played else _unmeasured(config)
+        # New names must not hide those of the outer graph, as ONNX forbids.
         inner = Graph(body.model)
         inner.reserve(graph.names)
         known = shapes.inside(body)
@@ -117,6 +122,7 @@ def plan_insides(
         for name in body.borrowed.intersection(overridable(graph)):
             plan.keep(name, OVERRIDABLE)
         for value in inner.outputs:
+            # A second pair inside would round what the consumer outside rounds with its own scale.
             if Use(value.name) in plan.entries:
                 plan.entries[Use(value.name)] = Keep("a body hands it out")
         found.append(
@@ -159,6 +165,7 @@ def give_up_late(
         changes: dict[Use, Entry] = {}
         for use, entry in inside.plan.entries.items():
             if isinstance(entry, Quantize):
+                # The vendor's operators need function bodies whatever the format.
                 least = max(entry.min_opset, BODY_OPSET * vendor)
             else:
                 least = 0
@@ -181,10 +188,12 @@ def controls(
     scopes: Sequence[Scope],
 ) -> tuple[Control, ...]:
     """Return the control-flow nodes to run, with bodies and observations."""
+    # Both branches of an If belong to one node.
     nodes: dict[Node, dict[str, Scope]] = {}
     for inside, scope in zip(insides, scopes, strict=True):
         if inside.played:
             nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
+    # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
     watched = {
         node: own
         for node, own in nodes.items()
@@ -203,6 +212,7 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
         value for value in model.graph.input if value.name not in inside.body.borrowed
     ]
     if node.kind == "Loop":
+        # The iteration number and the condition are scalars by definition.
         pinned = names_of(own[:2])
     else:
         pinned = []
@@ -222,8 +232,11 @@ def _spare_carried(plan: PlanBuilder, body: Body) -> None:
     results = names_of(body.model.graph.output)
     scanned = int(body.node.attribute("num_scan_inputs", 0))
     if body.node.kind == "Loop":
+        # Body of Loop: inputs (iteration, condition, carried...), outputs (condition, carried...,
+        # scanned...), by the ONNX specification.
         carried = own[2:] + results[1 : len(own) - 1]
     elif body.node.kind == "Scan":
+        # Body of Scan: states first in inputs and outputs, then scanned elements.
         carried = own[: len(own) - scanned] + results[: len(own) - scanned]
     else:
         return
@@ -247,12 +260,14 @@ def _is_exchanged(kind: TypeProto) -> bool:
     """Return whether onnxruntime exchanges values of a type with numpy."""
     value = kind.WhichOneof("value")
     if value != "tensor_type":
+        # Sequences, maps and optionals arrive as lists, dictionaries or None.
         return value is not None
     return kind.tensor_type.elem_type in _EXCHANGED
 
 
 def _control(node: Node, scopes: dict[str, Scope]) -> Control:
     if node.kind == "Loop":
+        # Trailing optional inputs (trip count, condition) may be missing; readers expect both.
         inputs = node.inputs + ("",) * (2 - len(node.inputs))
     else:
         inputs = node.inputs
@@ -268,6 +283,7 @@ def _unmeasured(config: QConfig) -> QConfig:
     """Return the settings without activations of measured range."""
     overrides = list[Override]()
     for override in config.overrides:
+        # An override of measured activations is dropped, and its weights with others are kept.
         if override.activation is None or not override.activation.measured:
             overrides.append(override)
         elif override.weight is not None:

@@ -31,14 +31,17 @@ def tie_transposed_weights(graph: Graph) -> list[str]:
     """
     matrices = _with_partner(
         graph,
+        # Names in the order of the file: the first of a pair is stored.
         [name for name in graph.initializers if _may_share(graph, name)],
     )
     known: dict[_Key, str] = {}
     notes = list[str]()
     for name in matrices:
         codes = _codes(graph, name)
+        # Codes are compared without their scales, which DequantizeLinear nodes apply afterwards.
         twin = known.get(_key(codes.T))
         if twin is None:
+            # The first of several equal matrices.
             known.setdefault(_key(codes), name)
             continue
         turned = graph.fresh(f"{name}_shared")
@@ -52,6 +55,7 @@ def tie_transposed_weights(graph: Graph) -> list[str]:
 
 def _may_share(graph: Graph, name: str) -> bool:
     tensor = graph.initializers[name]
+    # A row or column vector is its own transpose in memory, and costs little.
     if tensor.data_type not in _TURNED or len(tensor.dims) != 2 or min(tensor.dims) < 2:
         return False
     return (
@@ -83,5 +87,6 @@ def _codes(graph: Graph, name: str) -> NDArray[Any]:
 
 
 def _key(codes: NDArray[Any]) -> _Key:
+    # A hash of 32 bytes: collisions are out of the question.
     content = hashlib.blake2b(np.ascontiguousarray(codes).data, digest_size=32).digest()
     return codes.dtype.str, codes.shape, content
