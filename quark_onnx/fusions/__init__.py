@@ -34,6 +34,7 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
         (qlinear_global_average_pool,),
     ),
     **dict.fromkeys(("Relu", "Clip"), (clip_codes,)),
+    # Blocks and dynamic scales first: the other two take a static scale per tensor or channel.
     "MatMul": (matmul_nbits, matmul_integer, qlinear_matmul, matmul_to_float),
     "Gemm": (matmul_nbits, matmul_integer, qgemm),
     "Conv": (conv_integer, qlinear_conv),

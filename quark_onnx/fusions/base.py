@@ -75,6 +75,7 @@ def value(graph: Graph, tensor: str) -> NDArray[Any]:
     """
     cast = graph.producer_of_type(tensor, {"Cast"})
     if cast is not None:
+        # The Cast is one to float32 (``OriginalDtypes.store_constants``).
         return value(graph, cast.inputs[0]).astype(np.float32)
     array = graph.constant(tensor)
     assert array is not None, tensor
@@ -107,6 +108,7 @@ def written_bytes(graph: Graph, tensor: str) -> Codes:
     """
     node = required(only_reader(graph, tensor))
     only_if(not graph.is_output(tensor))
+    # The tensor must be what is quantized, not a scale.
     only_if(node.op_type == "QuantizeLinear" and tensor == node.inputs[0])
     codes = Codes(
         node,
@@ -120,6 +122,7 @@ def written_bytes(graph: Graph, tensor: str) -> Codes:
 
 def _known(graph: Graph, codes: Codes) -> bool:
     """Return whether codes have 8 bits and constant float32 scales, not of blocks."""
+    # An omitted zero point is 0, which is constant.
     parameters = filter(None, (codes.scale, codes.zero_point))
     if codes.block_size or not all(map(graph.is_constant, parameters)):
         return False
@@ -129,6 +132,7 @@ def _known(graph: Graph, codes: Codes) -> bool:
 
 def code_type(graph: Graph, codes: Codes) -> int:
     """Return the ``TensorProto.DataType`` of codes."""
+    # The type of the codes may be unknown to shape inference; that of the zero point is stored.
     return graph.elem_type(codes.zero_point or codes.codes)
 
 
@@ -141,6 +145,7 @@ def alike(graph: Graph, *codes: Codes) -> bool:
     """Return whether codes represent the same values, with one scale per tensor."""
     if not one_scale(graph, *codes):
         return False
+    # Equal values count, not names: pairs of two tools have parameters of their own.
     return len({_parameters(graph, one) for one in codes}) == 1
 
 
@@ -155,6 +160,7 @@ def grid(graph: Graph, codes: Codes) -> list[str]:
     if codes.zero_point:
         return [codes.scale, codes.zero_point]
     dtype = helper.tensor_dtype_to_np_dtype(code_type(graph, codes))
+    # Operators on codes require a zero point, of the shape of the scale.
     zero = np.zeros(value(graph, codes.scale).shape, dtype)
     return [codes.scale, graph.add_constant(f"{codes.codes}_zero_point", zero)]
 
@@ -185,6 +191,7 @@ def write(  # noqa: PLR0913  the parts of a node
         **set_to: attributes of the operator.
     """
     output = result.codes if isinstance(result, Codes) else result
+    # Before the operator is added, as it takes over the name of the codes.
     graph.remove([node, result.node] if isinstance(result, Codes) else [node])
     if domain:
         graph.import_domain(domain)
@@ -194,6 +201,7 @@ def write(  # noqa: PLR0913  the parts of a node
         [output],
         domain=domain,
         **set_to,
+    # Not by ``add``, which would make the name of the removed node unique once more.
     ).name = node.name
     return True
 
@@ -201,6 +209,7 @@ def write(  # noqa: PLR0913  the parts of a node
 def replace(graph: Graph, node: Node, result: str) -> None:
     """Remove ``node``, and rename ``result`` to its first output."""
     output = node.outputs[0]
+    # First, so that the name of the result is free for the new producer.
     graph.remove([node])
     producer = graph.producer(result)
     assert producer is not None

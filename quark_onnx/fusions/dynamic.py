@@ -37,14 +37,17 @@ def matmul_integer(graph: Graph, node: Node) -> Literal[True]:
     scale = value(graph, w.scale)
     columns = 0 if transposed else stored.ndim - 1
     only_if(plain_matrix(node, stored.shape))
+    # A scale per row could not be taken out of the sums over the rows.
     only_if(not scale.ndim or w.axis % stored.ndim == columns)
     weight = w.codes
     if transposed:
+        # Nodes that share a weight share its transpose.
         key = ("transposed", w.codes)
         [weight] = graph.once(
             key,
             lambda: [graph.add_constant(f"{w.codes}_transposed", turned(stored))],
         )
+    # 0 is the default of an omitted zero point.
     zero_point = [w.zero_point] if zero_points(graph, w).any() else []
     return _write(
         graph,
@@ -70,8 +73,10 @@ def conv_integer(graph: Graph, node: Node) -> Literal[True]:
     only_if((zeros == zeros.flat[0]).all())
     if node.input(2):
         only_if(graph.is_constant(node.input(2)))
+        # BatchNormalization takes one factor per channel: (channels,).
         by_channel = np.broadcast_to(scale, stored.shape[:1])
     elif scale.ndim:
+        # (channels, 1, ...) broadcasts along the spatial axes of the sums.
         by_channel = scale.reshape(
             -1,
             *[1] * (stored.ndim - 2),
@@ -144,6 +149,7 @@ def _write(  # noqa: PLR0913  the operands of a product
         graph.fresh(f"{node.name}_{part}")
         for part in ("sum", "float", "scale", "product")
     ]
+    # A Gemm has none of these, so that its own attributes are dropped.
     attributes = present_values({name: node.attribute(name) for name in _ATTRIBUTES})
     graph.add(
         op_type,
@@ -158,6 +164,7 @@ def _write(  # noqa: PLR0913  the operands of a product
         names[1:2],
         to=int(TensorProto.FLOAT),
     )
+    # Scales of activation and weight first: one product per channel instead of one per value.
     graph.add("Mul", [x.scale, factor], names[2:3])
     bias = node.input(2)
     if bias and op_type == "ConvInteger":
@@ -186,4 +193,5 @@ def _scale_and_shift(graph: Graph, product: list[str], bias: str, result: str) -
             ),
         ],
     )
+    # (x - 0) * scale / sqrt(1 + 0) + bias, with the product of the scales as scale.
     graph.add("BatchNormalization", [*product, bias, *names], [result], epsilon=0.0)

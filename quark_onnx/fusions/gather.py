@@ -30,6 +30,7 @@ _LEAST_BLOCK = 16
 def gather_codes(graph: Graph, node: Node) -> Literal[True]:
     """Gather from a matrix of 4-bit blocks, or of 8 bits with a scale per row or per tensor."""
     table = required(stored_codes(graph, node.inputs[0]))
+    # Rows are looked up; along another axis a row would be cut.
     only_if(node.attribute("axis", 0) == 0)
     only_if(value(graph, table.codes).ndim == 2)
     if table.block_size:
@@ -40,6 +41,7 @@ def gather_codes(graph: Graph, node: Node) -> Literal[True]:
 def _gather_blocks(graph: Graph, node: Node, table: Codes) -> Literal[True]:
     """Gather rows of 4-bit blocks by GatherBlockQuantized, which dequantizes them."""
     size = table.block_size
+    # size & (size - 1) clears the lowest bit set.
     power_of_two = not size & (size - 1)
     only_if(size >= _LEAST_BLOCK and power_of_two and table.axis % 2 == 1)
     only_if(graph.elem_type(table.codes) in _NIBBLES)
@@ -78,6 +80,7 @@ def _gather_bytes(graph: Graph, node: Node, table: Codes) -> Literal[True]:
         factor = _of_rows(graph, node, table.scale, scale)
     graph.add("Gather", [table.codes, indices], [codes], name=node.name, axis=0)
     graph.add("Cast", [codes], [floats], to=int(TensorProto.FLOAT))
+    # A symmetric table needs no subtraction.
     if zeros.any():
         floats_of_zeros = zeros.astype(np.float32)
         if by_row:

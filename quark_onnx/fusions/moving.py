@@ -69,15 +69,19 @@ def move_codes(graph: Graph, node: Node) -> Literal[True]:
     places = moved_inputs(node)
     sources = [required(read_bytes(graph, node.inputs[place])) for place in places]
     results = _results(graph, node)
+    # One scale for all: the codes of each source mean the same values in each result.
     only_if(results and alike(graph, *sources, *results.values()))
     only_if(_moves(graph, node, sources[0]))
     for place, codes in zip(places, sources, strict=True):
         graph.set_input(node, place, codes.codes)
+    # The QuantizeLinear nodes go, so that the node itself can write their results.
     graph.remove([codes.node for codes in results.values()])
     for place, name in enumerate(node.outputs):
         if place in results:
             graph.set_output(node, place, results[place].codes)
         elif name:
+            # A result that nobody needs changes its type with the node, and gets a new name for
+            # it.
             graph.set_output(node, place, graph.fresh(f"{name}_idle"))
     return True
 
@@ -99,6 +103,7 @@ def _moves(graph: Graph, node: Node, codes: Codes) -> bool:
     if node.kind in ("Resize", "Upsample"):
         mode = node.attribute("coordinate_transformation_mode")
         is_nearest: bool = node.attribute("mode", "nearest") == "nearest"
+        # tf_crop_and_resize fills places outside with a float, extrapolation_value.
         return is_nearest and mode != "tf_crop_and_resize"
     return node.kind != "Pad" or _encode_padding(graph, node, codes)
 
@@ -130,7 +135,9 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     x = read_bytes(graph, source)
     if x is not None and alike(graph, x, y):
         return write(graph, node, "Clip", [x.codes, *limits], y, "")
+    # Only where an operator computes the values, with which the QuantizeLinear can be fused.
     required(graph.producer(source))
+    # Another reader needs the float values; dequantized values have codes already.
     only_if(alone_reads(graph, node, source) and not codes_of(graph, source))
     rounded = graph.fresh(f"{source}_quantized")
     graph.remove([node])
@@ -161,6 +168,7 @@ def _limit(graph: Graph, node: Node, codes: Codes, bound: NDArray[Any] | None) -
 def drop_rounding_again(graph: Graph, node: Node) -> Literal[True]:
     """Remove a QuantizeLinear after a DequantizeLinear of equal codes."""
     x = required(read_bytes(graph, node.inputs[0]))
+    # The input is checked by ``read_bytes``.
     only_if(all(map(graph.is_constant, node.operands[1:])))
     result = node.outputs[0]
     y = Codes(node, result, node.inputs[1], node.input(2))

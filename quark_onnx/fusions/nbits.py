@@ -31,11 +31,13 @@ def matmul_nbits(graph: Graph, node: Node) -> Literal[True]:
     """Replace a product by a constant of 2, 4 or 8 bits with scales per block of its rows."""
     codes = required(stored_codes(graph, node.input(1)))
     only_if(codes.block_size in BLOCK_SIZES)
+    # MatMulNBits has neither factors nor a transposed activation.
     only_if(unscaled(node) and not node.attribute("transA", 0))
     stored = value(graph, codes.codes)
     transposed = bool(node.attribute("transB", 0))
     only_if(stored.ndim == 2 and codes.axis % 2 == int(transposed))
     bits = required(_TYPES.get(str(stored.dtype)))
+    # K inputs per column, N columns.
     k, n = stored.shape[::-1] if transposed else stored.shape
     inputs = graph.once(
         ("nbits", codes.codes, codes.scale, codes.zero_point, str(transposed)),
@@ -133,6 +135,7 @@ def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWei
         zeros = zeros.T
     k = lines.shape[1]
     blocks = -(-lines.shape[1] // codes.block_size)
+    # The last block of a row is padded with the code 0, which is shifted like the others.
     unsigned = np.full(
         (len(lines), blocks * codes.block_size),
         offset,
@@ -145,6 +148,7 @@ def _packed(graph: Graph, codes: Codes, bits: int, transposed: bool) -> NBitsWei
         out=unsigned[:, :k],
     )
     zeros = zeros + offset
+    # The operator's default zero point is half of the range.
     middle = (zeros == 1 << bits - 1).all()
     return from_codes(
         unsigned.reshape(len(lines), blocks, codes.block_size),

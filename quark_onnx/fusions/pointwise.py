@@ -40,6 +40,7 @@ _FLATTEN_OPSET = 9
 @otherwise(False)
 def qlinear_elementwise(graph: Graph, node: Node) -> bool:
     """Replace Add, Mul, Sigmoid and LeakyRelu."""
+    # Checked completely before the first change: a fusion that fails leaves the graph as it was.
     *operands, y = _all_bytes(graph, node, *node.inputs)
     inputs = [*_operand_inputs(graph, operands), *grid(graph, y)]
     name = f"QLinear{node.op_type}"
@@ -66,6 +67,7 @@ def qlinear_softmax(graph: Graph, node: Node) -> bool:
     scale, zero = grid(graph, y)
     smaller_scale = graph.add_constant(
         f"{scale}_below",
+        # For a scale of float32(1 / 255), 1 / scale is then above 255, not just below.
         np.nextafter(value(graph, scale), np.float32(0)),
     )
     inputs = [x.codes, *grid(graph, x), smaller_scale, zero]
@@ -130,6 +132,8 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
             channels_last=0,
         )
     only_if(graph.opset >= _FLATTEN_OPSET)
+    # Without keepdims: the pool has the shape (N, C, 1, ...), and a Flatten of codes makes it (N,
+    # C).
     pooled = graph.fresh(f"{y.codes}_pooled")
     graph.remove([y.node])
     graph.add("Flatten", [pooled], [y.codes], axis=1)
@@ -148,6 +152,7 @@ def qlinear_concat(graph: Graph, node: Node) -> bool:
     """Replace Concat of codes with different scales."""
     *operands, y = _all_bytes(graph, node, *node.inputs)
     inputs = _operand_inputs(graph, operands)
+    # QLinearConcat takes the parameters of the result first.
     inputs = [*grid(graph, y), *inputs]
     return write(graph, node, "QLinearConcat", inputs, y, **attributes(node))
 
@@ -164,6 +169,7 @@ def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes]:
     """Return the codes of tensors, then of the result: of one type, with per-tensor scales."""
     codes = [required(read_bytes(graph, tensor)) for tensor in tensors]
     codes.append(required(written_bytes(graph, node.outputs[0])))
+    # The kernels take one type throughout (see the module's docstring).
     only_if(len({code_type(graph, one) for one in codes}) == 1)
     only_if(one_scale(graph, *codes))
     return codes

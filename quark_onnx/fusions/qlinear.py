@@ -77,6 +77,7 @@ def matmul_to_float(graph: Graph, node: Node) -> bool:
     inputs = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero]
     result = node.outputs[0]
     vector = _added_vector(graph, node, b)
+    # The operator adds a float bias itself, so that the Add goes.
     if vector is not None:
         inputs.append(vector.node.inputs[vector.index])
         result = vector.node.outputs[0]
@@ -90,6 +91,7 @@ def qgemm(graph: Graph, node: Node) -> bool:
     a, b = _operands(graph, node, output_axis(node))
     y = written_bytes(graph, node.outputs[0])
     bias = _bias(graph, node, a, b)
+    # alpha and beta would scale the codes of the bias, whose scale is the product of the others.
     only_if(not bias or unscaled(node))
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
     settings = attributes(node)
@@ -138,6 +140,7 @@ def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str]:
     """Return the codes of the bias, in products of the scales; empty without a bias."""
     if not node.input(2):
         return []
+    # A float bias has no kernel.
     bias = required(codes_of(graph, node.input(2)))
     only_if(graph.is_constant(bias.scale))
     only_if(graph.elem_type(bias.codes) == TensorProto.INT32)

@@ -32,6 +32,7 @@ def rewrite_each(
             ``rewrite`` requires does not hold.
         *kinds: operators of the nodes.
     """
+    # ``nodes_of`` returns a list, so that ``rewrite`` may remove nodes.
     return sum(_rewrite(graph, rewrite, node) for node in graph.nodes_of(kinds))
 
 

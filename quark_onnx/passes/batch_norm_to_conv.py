@@ -31,6 +31,7 @@ def _replace(graph: Graph, node: Node) -> None:
     shift = beta - mean * factor
     # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.
     only_if(np.isfinite(factor).all() and np.isfinite(shift).all())
+    # Weight (channels, 1, 1, 1): one 1x1 filter per group.
     names = [
         graph.add_constant(f"{node.name}_{name}", value.astype(np.float32))
         for name, value in (("weight", factor.reshape(-1, 1, 1, 1)), ("bias", shift))

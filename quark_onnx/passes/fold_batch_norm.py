@@ -34,6 +34,7 @@ def inference_parameters(graph: Graph, norm: Node) -> list[Doubles]:
     Raises:
         UnmetError: one of them is computed, or the node is in training mode.
     """
+    # In training mode the statistics are those of the batch.
     only_if(not norm.attribute("training_mode", 0) and not any(norm.outputs[1:]))
     parameters = [required(graph.constant(name)) for name in norm.inputs[1:5]]
     # float64, as differences of the parameters cancel
@@ -46,10 +47,12 @@ def _fold(graph: Graph, norm: Node) -> None:
     gamma, beta, mean, variance = inference_parameters(graph, norm)
     only_if(graph.elem_type(layer.input(1)) == TensorProto.FLOAT)
     required(graph.constant(layer.input(1)))
+    # A missing bias counts as 0, and is created below.
     bias = required(graph.optional_constant(layer.input(2), np.zeros(1)))
     # alpha and beta of a Gemm would scale the folded constants once more.
     only_if(layer.kind != "Gemm" or (unscaled(layer) and bias.ndim == 1))
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
+    # A variance and an epsilon of 0 divide by zero.
     only_if(np.isfinite(factor).all())
 
     # With outputs in front, one factor per output fits Conv, ConvTranspose and Gemm alike.
@@ -69,5 +72,6 @@ def _fold(graph: Graph, norm: Node) -> None:
         (bias.astype(np.float64) - mean) * factor + beta,
         "folded",
     )
+    # The layer takes over the name of the result, which readers and outputs use.
     graph.remove([norm])
     graph.set_output(layer, 0, norm.outputs[0])

@@ -46,8 +46,10 @@ _EXCHANGED = frozenset(
 @register
 def fold_constants(graph: Graph) -> int:
     """Fold every deterministic standard operator with constant inputs."""
+    # Before the search for foldable nodes, which knows initializers alone.
     count = store_constants(graph)
     foldable = _foldable(graph)
+    # Results inside of a chain of folded nodes are never stored.
     wanted = _read_elsewhere(graph, foldable)
     values = _compute(graph, foldable, wanted)
     for name, value in values.items():
@@ -76,8 +78,10 @@ def _read_elsewhere(graph: Graph, nodes: list[Node]) -> list[str]:
 
 def _foldable(graph: Graph) -> list[Node]:
     """Return the nodes to fold, in graph order."""
+    # Results of foldable nodes count as constants for the nodes after them.
     known: set[str] = set()
     result = []
+    # Number of values that the model holds: a result beyond it would make the file larger.
     budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
     for node in graph.nodes:
         if _may_fold(graph, node, known, budget):
@@ -111,6 +115,7 @@ def _may_fold(
 def _is_larger(graph: Graph, name: str, budget: int) -> bool:
     """Return whether a result is known to be too large, before its computation."""
     shape = graph.sizes(name)
+    # Open sizes are left out, so that the product is a lower bound.
     size = math.prod(of_type(shape, int))
     width = tensor_bytes(TensorProto(data_type=graph.elem_type(name)))
     return size * width > _LARGE and size > budget
@@ -130,6 +135,7 @@ def _compute(
         "constants",
         [],
         [onnx.ValueInfoProto(name=name) for name in wanted],
+        # Sorted, as the order of a set differs between runs.
         [graph.initializers[name] for name in sorted(inputs)],
     )
     model = helper.make_model(
@@ -143,6 +149,7 @@ def _compute(
         # onnxruntime raises several unrelated types. Nodes that it cannot run are not folded.
         logger.debug("constants are not folded: %s", error)
         return {}
+    # Here the operands of the folded nodes alone count.
     budget = sum(math.prod(graph.initializers[name].dims) for name in inputs)
     return {
         name: value

@@ -22,6 +22,7 @@ def _fold(graph: Graph, node: Node) -> None:
     factors = {1: float(node.attribute("alpha", 1.0))}
     if node.input(2):
         factors[2] = float(node.attribute("beta", 1.0))
+    # One factor that cannot be folded leaves the node unchanged, as both would be reset below.
     arrays = {
         index: required(graph.constant(node.input(index)))
         for index, factor in factors.items()
@@ -29,6 +30,7 @@ def _fold(graph: Graph, node: Node) -> None:
     }
     only_if(arrays)
     for index, array in arrays.items():
+        # In float64, and rounded to the type of the constant once.
         product = (array.astype(np.float64) * factors[index]).astype(array.dtype)
         graph.set_input(
             node,

@@ -22,6 +22,7 @@ def _fold(graph: Graph, node: Node) -> None:
     # Only a Shape has these attributes.
     start = node.attribute("start", 0)
     end = node.attribute("end")
+    # Only the sizes in the slice must be static, not those of the whole tensor.
     value = np.array(required(known_sizes(shape[start:end])), np.int64)
     if node.kind == "Size":
         value = np.array(np.prod(value), np.int64)

@@ -40,6 +40,7 @@ def fuse_gelu(graph: Graph) -> int:
     """Replace decomposed Gelus (with Erf) and ONNX Gelus by com.microsoft::Gelu."""
     count = rewrite_each(graph, _fuse, "Mul", "Div")
     count += rewrite_each(graph, _rename, "Gelu")
+    # An unused import would be one more domain that a compiler has to know.
     if count:
         graph.import_domain(_DOMAIN)
     return count
@@ -54,6 +55,7 @@ def _fuse(graph: Graph, last: Node) -> None:
     only_if(graph.elem_type(source) == TensorProto.FLOAT)
     # A constant of higher rank would broadcast the result.
     only_if(graph.shape(result) == graph.shape(source))
+    # The other nodes of the formula become unused, and are dropped later.
     graph.remove([last])
     graph.add(
         "Gelu",
@@ -66,6 +68,7 @@ def _fuse(graph: Graph, last: Node) -> None:
 
 def _rename(graph: Graph, gelu: Node) -> None:
     only_if(graph.elem_type(gelu.inputs[0]) == TensorProto.FLOAT)
+    # com.microsoft::Gelu has no attribute for the approximation by tanh.
     only_if(gelu.attribute("approximate", "none") == "none")
     gelu.drop_attribute("approximate")
     gelu.rename("Gelu", _DOMAIN)

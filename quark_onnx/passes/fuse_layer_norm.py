@@ -63,6 +63,7 @@ def _replace(
         channels: axis of scale and shift.
         **attributes: further attributes of the operator.
     """
+    # An operator has no bare tensor, and is fused already.
     only_if(norm.bare and norm.centered)
     [source] = norm.sources
     last = required(graph.producer(norm.result))
@@ -73,6 +74,7 @@ def _replace(
     only_if(width)
     # A constant of higher rank would broadcast the result.
     only_if(shape == graph.shape(norm.result))
+    # Scale and shift may hold one value for all channels.
     for vector in present((norm.scale, norm.shift)):
         only_if(_fits(graph, vector, width))
     inputs = [
@@ -87,6 +89,7 @@ def _replace(
                 _vector(graph, norm.shift, width, 0),
             ),
         )
+    # Only the node with the result: the others become unused, and are dropped later.
     graph.remove([last])
     graph.add(
         kind,
@@ -117,4 +120,5 @@ def _vector(
         values = np.full(1, default)
     else:
         values = stored.value(graph).reshape(-1)
+    # Both operators require one value per channel: shape (width,).
     return np.broadcast_to(values, (width,)).astype(np.float32)

@@ -27,9 +27,11 @@ def _replace(graph: Graph, node: Node) -> None:
     source = node.inputs[0]
     result = node.outputs[0]
     graph.remove([node])
+    # The pool keeps both axes with size 1: (N, C, 1, 1).
     if node.attribute("keepdims", 1):
         graph.add("GlobalAveragePool", [source], [result], name=node.name)
         return
+    # Without keepdims the mean is (N, C), as after a Flatten.
     pooled = graph.fresh(f"{result}_pooled")
     graph.add("GlobalAveragePool", [source], [pooled], name=node.name)
     graph.add(

@@ -56,6 +56,7 @@ def at_opset(graph: Graph, version: int) -> Graph:
             for node in (*graph.nodes, *inner_nodes(graph.nodes))
             if node.domain in STANDARD_DOMAINS
         ]
+        # A node that means the same at both versions needs no adapter, only another declaration.
         if not all(_alike(node, graph.opset, version) for node in nodes):
             raise
         converted = _declared(model, version)
@@ -70,6 +71,7 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     """
     light = ModelProto()
     light.CopyFrom(model)
+    # The copy has the small constants alone, which adapters may read (axes, shapes).
     large = _without_large(light, model)
     hidden = _hide_runtime_operators(light)
     try:
@@ -82,6 +84,7 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
         _show_runtime_operators(converted.graph)
     result = ModelProto()
     result.CopyFrom(model)
+    # Functions, metadata and imports of other domains are those of the model.
     result.graph.CopyFrom(converted.graph)
     # The converter writes inferred shapes into inputs and outputs: the originals return.
     del result.graph.input[:]
@@ -188,11 +191,13 @@ def _alike(node: Node, *versions: int) -> bool:
         )
     except defs.SchemaError:
         return False
+    # An attribute that only the newer version knows would be invalid, or lost.
     added = new.attributes.keys() - old.attributes.keys()
     if any(node.attribute(name) is not None for name in added):
         return False
     if old.attributes.keys() - new.attributes.keys():
         return False
+    # A changed default changes the meaning of a node that omits the attribute.
     for name in old.attributes:
         default = old.attributes[name].default_value
         if str(default) != str(new.attributes[name].default_value):

@@ -19,6 +19,7 @@ _LARGEST = 1 << 24
 Indices = NDArray[np.int64]
 
 _SHUFFLED = op("Reshape", op("Transpose", op("Reshape", tensor("x"))))
+#: Gather of constant indices from the shuffled tensor x.
 _PICKED = op("Gather", _SHUFFLED, tensor("indices", where=Graph.is_constant))
 
 
@@ -32,6 +33,8 @@ def pick_channels(graph: Graph) -> int:
     Slice with a step would be equivalent, but takes longer in onnxruntime 1.32.
     """
     count = rewrite_each(graph, _pick, "Gather")
+    # The shuffle may have other readers, such as a Gather of the other half: unused nodes go
+    # last.
     if count:
         graph.drop_unused()
     return count
@@ -39,12 +42,14 @@ def pick_channels(graph: Graph) -> int:
 
 def _pick(graph: Graph, node: Node) -> None:
     result = node.outputs[0]
+    # Two Gathers may share a shuffle.
     match = required(_PICKED.match(graph, result, shared=True))
     _, *shuffle = match.nodes
     source = match["x"]
     indices = required(graph.constant(match["indices"]))
     shape = required(known_sizes(graph.shape(source)))
     places = _followed(graph, shuffle[::-1], shape)
+    # Each picked value is named by its position in the source.
     picked = places.take(indices, axis=int(node.attribute("axis", 0)))
     channels = _channels(picked, shape)
     name = graph.add_constant(f"{result}_channels", channels)
@@ -91,6 +96,8 @@ def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices:
         shape: layout of the origins.
     """
     only_if(picked.ndim == len(shape) >= 2 and picked.size)
+    # The first value of each plane (of the first sample) names the channel: position // plane
+    # size.
     channels: Indices = picked[0].reshape(len(picked[0]), -1)[:, 0] // prod(shape[2:])
     places = np.arange(prod(shape)).reshape(shape)
     # The guess from the first value of each plane is checked against all of them: a Transpose may

@@ -17,6 +17,8 @@ def remove_identity(graph: Graph) -> int:
 
 def _remove(graph: Graph, node: Node) -> None:
     only_if(_IS_IDENTITY[node.kind](graph, node))
+    # The tensor may be an input and an output of the model at once, so that a node must be
+    # between.
     only_if(graph.bypass(node))
 
 
@@ -31,6 +33,7 @@ def _is_inactive(graph: Graph, dropout: Node) -> bool:
     if training is None or training:
         return False
     masks = dropout.results[1:]
+    # The mask is the second result.
     return not any(graph.consumers(name) or graph.is_output(name) for name in masks)
 
 

@@ -53,6 +53,7 @@ def _kernel(height: int, width: int) -> tuple[int, int] | None:
         for part in product(_divisors(height), _divisors(width))
         if prod(part) <= _MOST and height * width // prod(part) <= _MOST
     ]
+    # Ties are decided by the part itself, so that each run takes the same one.
     return min(
         parts,
         key=lambda part: (abs(part[0] - part[1]), part),

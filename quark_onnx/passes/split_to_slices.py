@@ -31,6 +31,7 @@ def _replace(graph: Graph, node: Node) -> None:
     # An omitted result has no name for the Slice to write.
     only_if(all(node.outputs))
     shape = required(graph.shape(source))
+    # An axis may be negative.
     axis = node.attribute("axis", 0) % len(shape)
     sizes = sizes_of_parts(graph, node, shape[axis])
     graph.remove([node])

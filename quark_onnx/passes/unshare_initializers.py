@@ -21,6 +21,7 @@ def unshare_initializers(graph: Graph) -> int:
     taken = set[str]()
     count = 0
     for node in graph.nodes_of(_LAYERS):
+        # The first input is the activation.
         for index in range(1, len(node.inputs)):
             codes = constant_behind(graph, node.inputs[index])
             if codes in taken:
@@ -44,6 +45,7 @@ def _copied(graph: Graph, tensor: str, reader: Node) -> str:
         {name: producer.attribute(name) for name in _ATTRIBUTES}
     )
     codes = producer.inputs[0]
+    # Scale and zero point may stay shared; the weight or bias itself may not.
     inputs = [copied(graph, codes, f"{codes}_{reader.name}"), *producer.inputs[1:]]
     result = graph.fresh(f"{tensor}_{reader.name}")
     graph.add(

@@ -42,8 +42,10 @@ def _write(graph: Graph, node: Node) -> bool:
     defaults: dict[str, Any] = {"kernel_shape": list(kernel), "strides": [1] * rank}
     if node.kind in _WEIGHTED:
         defaults |= {"dilations": [1] * rank, "group": 1}
+    # Attributes that the node has stay; only missing ones are written.
     wanted = subset(defaults, node.lacking(defaults))
     pads, replaced = _pads(graph, node, kernel)
+    # Pads that the node has already, and that replace nothing, stay.
     if pads is not None and (replaced or node.attribute("pads") is None):
         wanted["pads"] = pads
         if "ceil_mode" in replaced:
@@ -57,6 +59,7 @@ def _write(graph: Graph, node: Node) -> bool:
 
 def _kernel(graph: Graph, node: Node) -> tuple[int, ...] | None:
     if node.kind not in _WEIGHTED:
+        # A pool must have a kernel_shape; a layer may leave it to the weight.
         return tuple(node.attribute("kernel_shape", ())) or None
     shape = graph.sizes(node.input(1))
     return known_sizes(shape[2:]) or None
@@ -78,10 +81,13 @@ class _Axis:
 
     def same(self) -> int:
         """Return the total padding for a window at every stride."""
+        # ceil(size / stride) windows: stride * (windows - 1) + reach covers the padded input.
         return (-(-self.size // self.stride) - 1) * self.stride + self.reach - self.size
 
     def covers(self, added: int) -> int:
         """Return the number of output positions that a ConvTranspose's windows cover."""
+        # ONNX, ConvTranspose: stride * (size - 1) + reach + output_padding, before pads are cut
+        # off.
         return (self.size - 1) * self.stride + self.reach + added
 
 
@@ -99,6 +105,7 @@ def _pads(
     replaced = [] if mode == "NOTSET" else ["auto_pad"]
     output = list(node.attribute("output_shape", ()))
     rounds_up = _rounds_up(node)
+    # An output_shape decides the pads of a ConvTranspose, whatever auto_pad says.
     if mode in _SAME or (output and not rounds_up):
         totals = _same_totals(node, _axes(graph, node, kernel), output)
         if rounds_up:
@@ -113,6 +120,7 @@ def _pads(
     if rounds_up:
         rounded = _rounded_up(pads, _axes(graph, node, kernel))
         # A pad that fills a window is invalid.
+        # Pads at the end, as the windows of ceil_mode extend beyond the end.
         if all(map(lt, rounded[len(kernel) :], kernel)):
             return rounded, [*replaced, "ceil_mode"]
     return pads, replaced
@@ -141,6 +149,7 @@ def _rounded_up(pads: list[int], axes: list[_Axis]) -> list[int]:
     """Return the pads with the effect of ceil_mode."""
     rank = len(axes)
     after = list[int]()
+    # ``pads`` holds all starts, then all ends.
     for axis, start, end in zip(axes, pads, pads[rank:], strict=False):
         beyond = overhang(axis.size, start, end, axis.reach, axis.stride)
         after.append(end + beyond)
@@ -159,6 +168,7 @@ def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
             for axis, more, size in zip(axes, added, sizes, strict=True)
         ]
         only_if(not output or min(totals) >= 0)
+    # Windows that leave out values at the end (stride > reach) need no padding.
     return [max(0, total) for total in totals]
 
 

@@ -39,6 +39,7 @@ _NAMES = frozenset(
 @register
 def write_defaults(graph: Graph) -> int:
     """Make defaults of standard operators explicit; return the number of changed nodes."""
+    # Other domains have defaults of their own, which onnx does not know.
     return sum(_write(graph, node) for node in graph.nodes if not node.domain)
 
 
@@ -62,10 +63,13 @@ def _defaults(op_type: str, opset: int) -> dict[str, Any]:
         return {}
     known = {
         name: schema.attributes[name].default_value
+        # The set has no fixed order; ``sorted`` below makes that of the attributes the same in
+        # each run.
         for name in _NAMES & set(schema.attributes)
     }
     return {
         name: helper.get_attribute_value(value)
         for name, value in sorted(known.items())
+        # An attribute without a default has an empty default_value.
         if value.name
     }

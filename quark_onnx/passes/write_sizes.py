@@ -21,6 +21,7 @@ def write_sizes(graph: Graph) -> int:
 
 
 def _write(graph: Graph, node: Node) -> None:
+    # Without num_outputs, a Split has sizes, or equal parts as before opset 18.
     required(node.attribute("num_outputs"))
     shape = required(graph.shape(node.inputs[0]))
     sizes = sizes_of_parts(

@@ -49,10 +49,12 @@ class Activation:
         return self.kind == "linear"
 
 
+#: Factor of the approximation of Gelu by tanh (Hendrycks and Gimpel, 2016).
 _ROOT = float(np.sqrt(2 / np.pi))
 
 
 def _sigmoid(x: Any, xp: ModuleType) -> Any:
+    # exp(60) is finite in float32, and sigmoid(-60) is 0 within the precision of any use.
     return 1 / (1 + xp.exp(-xp.clip(x, -60, 60)))
 
 
@@ -66,6 +68,7 @@ def _gelu(x: Any, xp: ModuleType) -> Any:
 
 
 def _gelu_slope(x: Any, xp: ModuleType) -> Any:
+    # d/dx of x/2 (1 + tanh(u)) is (1 + tanh(u))/2 + x/2 (1 - tanh(u)^2) u'.
     bend = xp.tanh(_ROOT * (x + 0.044715 * x * x * x))
     return 0.5 * (1 + bend) + 0.5 * x * (1 - bend * bend) * _ROOT * (
         1 + 3 * 0.044715 * x * x
@@ -90,8 +93,10 @@ _VALUES: dict[str, _Formula] = {
 _DERIVATIVES: dict[str, _Formula] = {
     "linear": lambda f, x, xp: 1.0,
     "clip": lambda f, x, xp: _within(x, f.low, f.high),
+    # (1 + slope) / 2 plus or minus (1 - slope) / 2: 1 above zero, and the slope below.
     "leaky": lambda f, x, xp: (1 + f.slope) / 2 + (1 - f.slope) / 2 * xp.sign(x),
     "silu": lambda f, x, xp: _silu_slope(x, xp),
+    # x (x / 6 + 1/2) has the slope x / 3 + 1/2 between -3 and 3, and 1 above.
     "hardswish": lambda f, x, xp: (x / 3 + 0.5) * _within(x, -3.0, 3.0) + (x >= 3.0),
     "gelu": lambda f, x, xp: _gelu_slope(x, xp),
 }
@@ -114,11 +119,13 @@ _GATED = {
 
 def activation_behind(graph: Graph, result: str) -> Activation:
     """Return the activation function after a tensor; linear without one."""
+    # The caller or a body reads the linear result, whatever follows it.
     if graph.is_output(result) or graph.captured(result):
         return Activation()
     reader = only_reader(graph, result)
     if reader is not None:
         return _single(graph, reader)
+    # A gated activation has two readers, the gate and the product.
     for kind, pattern in _GATED.items():
         if gated(graph, result, pattern):
             return Activation(kind)
@@ -151,6 +158,7 @@ def gated(graph: Graph, tensor: str, pattern: Pattern = GATED) -> Match | None:
         pattern: a product with a gate.
     """
     readers = graph.consumers(tensor)
+    # The product is one of the readers, so that a match that ends in it is looked for.
     for reader in readers:
         match = pattern.match(graph, reader.outputs[0], x=tensor)
         if match is not None and set(match.nodes) == set(readers):

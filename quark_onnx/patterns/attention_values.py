@@ -82,6 +82,7 @@ def _heads(graph: Graph, node: Node) -> Heads:
     size = width(graph, values)
     only_if(size >= 2 and not _has_constant(graph, node))
     reader = _reader(graph, node.outputs[0], size)
+    # The output projection reads all heads, one after the other.
     only_if(reader.inputs % size == 0)
     writers, part = _ValueTrace(graph, size).run(values, node)
     return Heads(size, writers, part, reader)
@@ -100,6 +101,7 @@ def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
 
 def _readers(graph: Graph, tensor: str) -> list[Node]:
     """Return the readers of the values of a tensor, not of its shape."""
+    # The graph's Shape nodes compute the target shapes of Reshapes.
     return [node for node in graph.consumers(tensor) if node.kind != "Shape"]
 
 
@@ -107,6 +109,7 @@ def _passes(graph: Graph, node: Node, size: int) -> bool:
     """Return whether a node leaves channels in place within each head."""
     if node.kind not in _MOVING:
         return False
+    # Whole heads before and after: a Reshape may split (heads * size) into (heads, size).
     widths = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
     if 0 in widths or any(channels % size for channels in widths):
         return False
@@ -144,6 +147,7 @@ class _ValueTrace:
             reader = node
 
     def _private(self, tensor: str, reader: Node, node: Node) -> bool:
+        # A Split has the values as any of its results; other operators as their first.
         first = tensor == node.outputs[0] or node.kind == "Split"
         even = width(self.graph, tensor) % self.size == 0
         return first and even and _sole(self.graph, tensor, reader)

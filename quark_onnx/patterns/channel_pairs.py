@@ -90,8 +90,10 @@ class Pair:
         )
         for reader in self.readers:
             weight = weights[reader.layer.node.name]
+            # One factor per input channel of the reader, 1 outside of the span.
             factors = np.ones(weight.shape[0] * weight.shape[2])
             factors[reader.span(self.channels)] = np.repeat(factor, reader.repeat)
+            # (groups, 1, inputs / groups, 1, ...): inputs count group by group.
             shape = (weight.shape[0], 1, weight.shape[2], *[1] * (weight.ndim - 3))
             weights[reader.layer.node.name] = weight * factors.reshape(shape)
 
@@ -106,6 +108,7 @@ class Pair:
             gates_by_layers: correct the gates of images by depthwise convolutions, not by products.
         """
         bias = self.first.bias(graph)
+        # A bias of zeros is the same after the division.
         if bias is not None and bias.any():
             self.first.set_bias(graph, bias / factor, "equalized")
         for node, repeat in self.clips:
@@ -183,8 +186,10 @@ class _PairSearch:
     def _visit(self, at: _Channels) -> None:
         consumers = self.graph.consumers(at.tensor)
         only_if(consumers and private(self.graph, at.tensor))
+        # Both readers of a gated tensor are passed at once, the gate with a correction.
         if self.passed.gates and self._fills(at) and self._pass_gate(at):
             return
+        # All readers have to take the factors: one that does not ends the search by UnmetError.
         for reader in consumers:
             if not self._read(reader, at):
                 self._pass(reader, at)
@@ -227,6 +232,7 @@ class _PairSearch:
         matrix = len(self.graph.sizes(at.tensor)) == MATRIX
         same_axis = self.spatial == (node.kind in SPATIAL)
         only_if(same_axis or matrix)
+        # A shared weight would be rescaled for its other layers, too.
         only_if(len(self.graph.consumers(node.input(1))) == 1)
         only_if(_fits(self.graph, layer, at.offset, self.channels * at.repeat))
         self.readers.append(Reader(layer, at.offset, at.repeat))
@@ -240,6 +246,7 @@ class _PairSearch:
         """
         only_if(node.kind in _ELEMENTWISE or self._along_second_axis(at.tensor))
         after = _behind(self.graph, node, at)
+        # A Clip with an upper bound gets one bound per channel instead.
         if after is None:
             only_if(self.passed.clips and self._fills(at))
             required(upper_bound(self.graph, node))
@@ -264,6 +271,7 @@ def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
 @otherwise(None)
 def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Return the channels after an operator; None if factors do not pass."""
+    # Further results, such as the indices of a MaxPool or a mask, are read by nobody.
     only_if(not any(map(graph.consumers, node.outputs[1:])))
     follow = _FOLLOWED.get(node.kind)
     if follow is not None:
@@ -276,6 +284,7 @@ def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels:
 def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Count the channels that a Concat puts before these."""
     only_if(node.attribute("axis") == 1)
+    # Channels that occur twice have two offsets.
     only_if(node.inputs.count(at.tensor) == 1)
     before = node.inputs[: node.inputs.index(at.tensor)]
     widths = [required(_width(graph.shape(name))) for name in before]
@@ -285,6 +294,7 @@ def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
 def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
     """Repeat each channel as often as it has values, in neighbouring columns."""
     only_if(node.attribute("axis", 1) == 1)
+    # Flatten turns (N, C, H, W) into (N, C * H * W): channel c owns H * W columns in a row.
     sizes = required(known_sizes(required(graph.shape(at.tensor))[2:]))
     area = int(np.prod(sizes, initial=1))
     return replace(at, offset=at.offset * area, repeat=at.repeat * area)
@@ -293,6 +303,7 @@ def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
 def _follow_resize(graph: Graph, node: Node, at: _Channels) -> _Channels:
     width = required(_width(graph.shape(at.tensor)))
     only_if(node.input(0) == at.tensor)
+    # A Resize of the channels would mix them.
     only_if(_width(graph.shape(node.outputs[0])) == width)
     return at
 
@@ -349,6 +360,8 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
     shape = (1, factor.size, *[1] * (rank - 2))
     bounds = graph.add_constant(
         f"{result}_bounds",
+        # min(relu(x), high) / factor is min(relu(x / factor), high / factor) for a positive
+        # factor.
         (high / factor).astype(np.float32).reshape(shape),
     )
     positive = graph.fresh(f"{result}_positive")
@@ -371,6 +384,7 @@ def _scale(graph: Graph, node: Node, factor: Doubles, *, by_layer: bool) -> None
     """
     source = node.input(0)
     rank = len(graph.sizes(source))
+    # Conv weight (C, 1, 1, 1), one filter per group; factor of a Mul (1, C, 1, 1).
     before, after = (0, 1) if by_layer else (1, 0)
     shape = (*[1] * before, factor.size, *[1] * (rank - 2 + after))
     factors = graph.add_constant(

@@ -17,6 +17,7 @@ def clip_bounds(graph: Graph, node: Node) -> tuple[float, float]:
     """Return the least and the greatest result of a Relu or Clip; None if not constant."""
     if node.kind == "Relu":
         return 0.0, np.inf
+    # Attributes before opset 11, inputs from then on; both may be missing.
     low = setting(graph, node, "min", 1, -np.inf)
     high = setting(graph, node, "max", 2, np.inf)
     return _number(low), _number(high)

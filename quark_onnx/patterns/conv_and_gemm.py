@@ -47,6 +47,7 @@ class Layer:
     @otherwise(None)
     def of(cls, graph: Graph, node: Node) -> Layer:
         """Return the layer of a node; None if the node is not a layer."""
+        # A product of a tensor with itself has no weight.
         only_if(node.kind in LAYERS and node.input(0) != node.input(1))
         only_if(graph.elem_type(node.input(1)) == TensorProto.FLOAT)
         weight = required(graph.constant(node.input(1)))
@@ -60,8 +61,10 @@ class Layer:
         """Return the layout of a node's weight, whatever else the node does."""
         if node.kind in SPATIAL:
             groups = node.attribute("group", 1)
+            # ONNX: Conv (out, in / groups, *kernel), ConvTranspose (in, out / groups, *kernel).
             return cls(node, groups, turned=node.kind == "ConvTranspose")
         transposed = node.kind == "Gemm" and node.attribute("transB", 0)
+        # MatMul and Gemm store (in, out), Gemm with transB (out, in).
         return cls(node, 1, turned=not transposed)
 
     def weight(self, graph: Graph) -> NDArray[np.float64]:
@@ -72,6 +75,7 @@ class Layer:
 
     def shape(self, graph: Graph) -> tuple[int, ...]:
         """Return the shape of ``weight`` cheaply."""
+        # Views only: no conversion to float64.
         stored = graph.constant(self.node.input(1))
         assert stored is not None
         return self.arranged(stored).shape
@@ -83,6 +87,7 @@ class Layer:
 
     def arranged(self, stored: NDArray[T]) -> NDArray[T]:
         """Arrange an array from the layout of the stored weight to that of ``weight``."""
+        # Groups divide the first axis: (groups, rows / groups, columns, *kernel).
         grouped = stored.reshape(
             self.groups,
             -1,
@@ -119,6 +124,7 @@ class Layer:
         None if the bias is computed, or of another shape.
         """
         outputs = self.outputs(graph)
+        # A MatMul has no third input; an Add after it is no part of the layer.
         if not self.node.input(2) or self.node.kind == "MatMul":
             return np.zeros(outputs)
         stored = graph.constant(self.node.input(2))

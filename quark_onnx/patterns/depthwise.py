@@ -51,6 +51,7 @@ def unbounded_depthwise(graph: Graph) -> list[Node]:
 
 def _is_unbounded(graph: Graph, name: str) -> bool:
     producer = graph.producer(name)
+    # Inputs of the model have the range of the data, alike in all channels.
     if producer is None or producer.kind in _BOUNDED:
         return False
     if producer.kind != "Clip":

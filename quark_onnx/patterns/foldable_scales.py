@@ -52,9 +52,11 @@ def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]
         size: number of channels along its last axis.
         readers: number of readers, all of which are prepared for the factors.
     """
+    # A Shape reads no value, and needs no preparation.
     known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
     only_if(len(known) == readers and private(graph, tensor))
     node = required(graph.producer(tensor))
+    # Further results, such as a Dropout's mask, do not carry the channels.
     only_if(tensor == node.outputs[0])
     if Linear.of(graph, node) is not None:
         return _product(graph, node, size)
@@ -78,6 +80,7 @@ def _rearranged(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 def _sum(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return the constants of the summands."""
+    # A factor of a sum is a factor of both summands.
     first = _operand(graph, node, 0, size)
     second = _operand(graph, node, 1, size)
     return required(first) + required(second)
@@ -98,6 +101,7 @@ def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return weight and bias of a layer with an unshared weight."""
     layer = required(Linear.of(graph, node))
     only_if(layer.outputs == size)
+    # Another layer with the same weight would get the factors as well.
     only_if(len(graph.consumers(node.input(1))) == 1)
     folds = [Fold(layer.weight[1])]
     if node.input(2):
@@ -108,6 +112,7 @@ def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
 def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
     """Return a constant factor; otherwise the constants of a computed one."""
     only_if(width(graph, node.outputs[0]) == size)
+    # A factor of one operand is enough; a constant operand needs no further search.
     for place in (1, 0):
         stored = ConstantInput(node, place)
         if stored.spread(graph, size):
@@ -134,6 +139,7 @@ def _operand(graph: Graph, node: Node, place: int, size: int) -> list[Fold]:
     name = node.inputs[place]
     if stored.spread(graph, size):
         return [Fold(stored)]
+    # An operand that is broadcast along the channels, or read twice, has no factor per channel.
     only_if(width(graph, name) == size and node.inputs.count(name) == 1)
     return required(absorb(graph, name, size))
 

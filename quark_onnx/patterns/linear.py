@@ -79,12 +79,14 @@ class Linear:
         # A weight that is the activation or the bias as well cannot be changed alone.
         only_if(node.inputs.count(weight) == 1)
         only_if(graph.elem_type(weight) == TensorProto.FLOAT)
+        # Axes from the end, of (inputs, outputs) or (outputs, inputs).
         first = -2 if Layer.stored(node).turned else -1
         second = -3 - first
         inputs = int(shape[first] or 0)
         outputs = int(shape[second] or 0)
         only_if(inputs and outputs)
         bias = _bias(graph, node, outputs)
+        # The computed bias of a Gemm cannot be changed like a constant.
         only_if(bias is not None or not node.input(2))
         sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, second))
         return cls(node, inputs, outputs, sides, bias)
@@ -107,6 +109,7 @@ class Linear:
         if self.bias is not None:
             self.bias.change(graph, key, lambda value: value + vector)
             return
+        # A vector per output; MatMul and Gemm broadcast it over the rows.
         name = graph.add_constant(f"{self.node.name}_{key}", vector.astype(np.float32))
         if self.node.kind == "Gemm":
             graph.fill_input(self.node, 2, name)
@@ -129,6 +132,7 @@ def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
     """Return the constant vector of the Add that alone reads a product, or None."""
     added = constant_operand(graph, node.outputs[0], "Add")
+    # A constant of a higher rank would broadcast the product.
     if added is None or added.sizes(graph) != (size,):
         return None
     return added
@@ -160,6 +164,7 @@ def width(graph: Graph, tensor: str, depth: int = 8) -> int:
     Where shape inference fails, as after an operator unknown to ONNX, weights nearby may tell.
     """
     shape = graph.shape(tensor)
+    # An inferred size is certain; nearby weights are only looked at without one.
     if shape and isinstance(shape[-1], int):
         return shape[-1]
     return _width_nearby(graph, tensor, depth)
@@ -172,6 +177,7 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
         if layer is not None and reader.input(0) == tensor:
             return layer.inputs
     node = graph.producer(tensor)
+    # The depth limits the search, which follows both operands of an Add.
     if node is None or not depth:
         return 0
     return _width_through(graph, tensor, node, depth)

@@ -82,6 +82,7 @@ class _Axes:
 
     def are_reduced(self, graph: Graph, node: Node) -> bool:
         """Return whether a reduction runs over the axes, and keeps them with size 1."""
+        # For an unknown rank the last axis is -1, as ``reduced_axes`` leaves it.
         wanted = self.of(len(graph.sizes(node.inputs[0])))
         is_kept = bool(node.attribute("keepdims", 1))
         return is_kept and bool(wanted) and reduced_axes(graph, node) == {*wanted}
@@ -166,12 +167,14 @@ def _operator(graph: Graph, node: Node) -> Norm:
     # Readers of the mean or the deviation would lose them with the normalization.
     only_if(not any(_is_used(graph, name) for name in statistics))
     stored = [_parameter(graph, node, place) for place in SCALE[node.kind]]
+    # RMS normalizations have no shift.
     scale, shift = (*stored, None)[:2]
     return Norm(
         node.name,
         sources,
         node.outputs[0],
         frozenset({node}),
+        # ``op_type`` is the kind without a domain, as in _CENTERING.
         node.op_type in _CENTERING,
         scale,
         shift,
@@ -202,6 +205,7 @@ def _is_used(graph: Graph, tensor: str) -> bool:
 def _decomposed(graph: Graph, node: Node, pattern: Pattern, axes: _Axes) -> Norm:
     """Return the decomposed normalization whose last node is the given one."""
     bare = node.outputs[0]
+    # The readers of inner tensors are checked by ``match``: none outside of the formula.
     match = required(pattern.match(graph, bare))
     source = match["x"]
     squares = required(graph.producer(match["mean of squares"]))
@@ -211,6 +215,7 @@ def _decomposed(graph: Graph, node: Node, pattern: Pattern, axes: _Axes) -> Norm
         squares.name,
         (source,),
         shifted,
+        # Centered: ReduceMean and Sub read the source; otherwise the square and the quotient do.
         frozenset(member for member in match.nodes if source in member.inputs),
         match["v"] != source,
         scale,
@@ -236,6 +241,7 @@ def _constant(
 
     Without such a reader: None, and the tensor.
     """
+    # The Mul, and then the Add, belong to the normalization only as its sole readers.
     stored = constant_operand(graph, tensor, kind)
     rank = len(graph.sizes(tensor))
     if stored is None or not axes.channels(stored.sizes(graph), rank):

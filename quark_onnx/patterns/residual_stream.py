@@ -83,14 +83,19 @@ class Stream:
                 key,
                 partial(_turned, rotation, writer.axis),
             )
+        # Scale and shift are folded before the rotation, which acts on the input of the plain
+        # matrix.
         for layer, norm in self.readers.values():
             if norm is not None:
+                # The shift goes through the unscaled matrix: bias += shift @ W, then W *= scale
+                # per row.
                 _unfold(graph, layer, norm, self.size)
             layer.weight[0].change(
                 graph,
                 key,
                 partial(_turned, rotation, layer.weight[0].axis),
             )
+        # Last: the readers above still read scale and shift.
         for norm in self.norms:
             _strip(graph, norm)
 
@@ -120,6 +125,8 @@ def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
 
 def _strip(graph: Graph, norm: Norm) -> None:
     """Remove scale and shift."""
+    # A decomposed normalization has a tensor before its Mul and Add; an operator keeps both
+    # inputs, set to 1 and 0.
     if norm.bare:
         graph.replace_uses(norm.result, norm.bare)
         return
@@ -139,6 +146,7 @@ def streams(graph: Graph, norms: list[Norm]) -> tuple[list[Stream], list[str]]:
     refused = list[str]()
     seen = set[str]()
     for norm in norms:
+        # The stream of an earlier normalization contains this one.
         if seen & {*norm.sources}:
             continue
         search = _Search(
@@ -169,6 +177,7 @@ class _Search:
         self.graph = graph
         self.stream = stream
         self.todo = list[str]()
+        # Nodes that read the sources of a normalization, such as its ReduceMean and its Sub.
         self.by_node = merged(dict.fromkeys(norm.nodes, norm) for norm in norms)
         self.results = {norm.result: norm for norm in norms}
 
@@ -183,10 +192,12 @@ class _Search:
         self.push(start)
         while self.todo:
             tensor = self.todo.pop()
+            # Callers and bodies would see rotated values.
             if not private(self.graph, tensor):
                 raise Unknown(
                     f"{tensor!r} is an output of the model, or read by a body",
                 )
+            # A width of 0 is unknown; the edges around decide then.
             if width(self.graph, tensor) not in (0, self.stream.size):
                 raise Unknown(f"{tensor!r} has another number of channels")
             self.written(tensor)
@@ -226,6 +237,7 @@ class _Search:
         node = self.graph.producer(tensor)
         if node is None:
             raise Unknown(f"{tensor!r} is an input of the model")
+        # Writers end the search: their constants are rotated.
         if self.layer(node) or self.lookup(node):
             return
         norm = self.by_node.get(node)
@@ -237,6 +249,7 @@ class _Search:
             self.push(scaled["x"])
         elif self.moves(node):
             self.push(node.inputs[0])
+        # The sum that a SkipLayerNormalization returns next to the normalized tensor.
         elif norm is not None and tensor == norm.sources[-1]:
             self.sum_of(norm)
         else:
@@ -257,6 +270,7 @@ class _Search:
         if node.kind != "Gather" or not self.graph.is_constant(node.inputs[0]):
             return False
         rank = len(self.graph.sizes(node.inputs[0]))
+        # Rows of the table (vectors, channels) are looked up along axis 0.
         if node.attribute("axis", 0) or rank != 2:
             raise Unknown(f"{node.name} (Gather) does not look up vectors")
         self.constant(ConstantInput(node, 0))
@@ -272,8 +286,10 @@ class _Search:
                 self.stream.norms.append(norm)
         elif layer is not None:
             self.stream.readers[node] = (layer, None)
+        # The operands of a sum that is reached from one of them are found by ``written``.
         elif self.passes(node):
             self.push(node.outputs[0])
+        # A Shape reads no value.
         elif node.kind != "Shape":
             raise Unknown(f"{node.name} ({node.kind}) reads it")
 
@@ -297,6 +313,7 @@ class _Search:
             layer = Linear.reading(self.graph, node, tensor)
             if layer is not None:
                 self.stream.readers[node] = (layer, norm)
+            # A movement between normalization and layer passes the rotation unchanged.
             elif self.moves(node) and node.inputs[0] == tensor:
                 self.normalized(norm, node.outputs[0])
             elif node.kind != "Shape":
@@ -323,6 +340,7 @@ class _Search:
     def _slices_rows(self, node: Node) -> bool:
         """Return whether a Slice leaves the last axis unchanged."""
         rank = len(self.graph.sizes(node.inputs[0]))
+        # Without axes a Slice cuts the first ones, which may include the last.
         axes = self.graph.constant(node.input(3))
         if axes is None or rank == 0:
             return False

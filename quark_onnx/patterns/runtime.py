@@ -80,6 +80,7 @@ def _multiply_adds(graph: Graph, node: Node) -> float:
     weight = graph.sizes(node.input(1))
     # of a Conv's weight (M, C/group, ...), a matrix (K, N), or its transpose
     sizes = of_type(weight, int)
+    # Each result sums over all elements of the weight that belong to its output channel.
     results = _elements(graph, node.outputs[0])
     return results * prod(sizes) / max(_channels(graph, node, sizes), 1)
 
@@ -96,6 +97,7 @@ def absorbing_layer(graph: Graph, node: Node) -> Node | None:
     """Return the layer in which onnxruntime computes an activation function; None if apart."""
     if node.kind not in _ABSORBED or not node.inputs:
         return None
+    # A tensor with other readers is needed before the activation function as well.
     if only_reader(graph, node.inputs[0]) is None:
         return None
     return graph.producer_of_kind(node.inputs[0], LAYERS)
@@ -114,6 +116,7 @@ def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
     if not sizes:
         return 1
     if node.kind in ("MatMul", "Gemm"):
+        # (K, N), or (N, K) with transB.
         return sizes[0] if node.attribute("transB", 0) else sizes[-1]
     return sizes[0]
 

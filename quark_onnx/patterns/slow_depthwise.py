@@ -66,6 +66,7 @@ def _weight_of(
     only_if(node.op_type == "Conv")
     activation = required(dequantized.get(node.input[0])).input
     weight = required(dequantized.get(node.input[1])).input
+    # Without a zero point nothing differs per channel; that of the activation tells the type.
     only_if(len(activation) > 2 and len(weight) > 2)
     zero_point = required(constants.get(activation[2]))
     only_if(zero_point.data_type in _BYTES)
@@ -84,6 +85,7 @@ def _has_fast_shape(node: NodeProto, weight: TensorProto | None) -> bool:
 
 def _differs(zero_point: TensorProto | None) -> bool:
     """Return whether the elements of a constant differ from each other."""
+    # Values in another file are not loaded for a remark.
     if zero_point is None or zero_point.data_location == TensorProto.EXTERNAL:
         return False
     elements = numpy_helper.to_array(zero_point).ravel()
