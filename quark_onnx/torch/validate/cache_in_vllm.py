@@ -78,6 +78,7 @@ _STACKED = frozenset(
     ),
 )
 _ONE = "there is no such tensor; 1.0 is taken"
+#: Projections whose scales a renaming loader loses.
 _SIDES = ("q_proj", "k_proj", "v_proj")
 
 
@@ -86,6 +87,8 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
     yield from _name_findings(checkpoint)
     for module in checkpoint.modules.values():
         for end, tensor in without(module.tensors, ["prob_output_scale"]).items():
+            # vLLM maps prob_output_scale to attn.prob_scale, and finds no parameter for a zero
+            # point
             if end.startswith("prob_output_"):
                 text = f"{tensor}, which attention does not have"
                 yield broken("tensor-unknown", f"{module.name}.{end}", text)
@@ -96,22 +99,26 @@ def cache_findings(checkpoint: Checkpoint, config: QuarkConfig) -> Iterator[Find
 
 def static_cache_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the scales of a cache that is fp8 as a whole by configuration."""
+    # without a cache in vLLM its scales mean nothing
     problems = [*_scheme_findings(checkpoint)]
     yield from problems
     if problems:
         return
     yield from _unread_findings(checkpoint)
     scheme = checkpoint.quantization.get("kv_cache_scheme")
+    # dynamic scales are computed at runtime; native fp8 has a string such as "static" here
     has_scales = scheme is not None and not object_of(scheme).get("dynamic")
     for parent, modules in _attentions(checkpoint).items():
         yield from _pair_findings(checkpoint, parent, [has_scales for _ in modules])
         # a cache by heads has a scale for each head
+        # ``KVCacheScaleParameter`` takes one value; attn_head has a loader of its own
         if object_of(scheme).get("strategy") != "attn_head":
             yield from _scalar_findings(checkpoint, parent)
 
 
 def _scheme_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield a KV cache scheme without support in vLLM."""
+    # vLLM does not read the kv_cache_scheme of native fp8
     if checkpoint.method == "compressed-tensors":
         entries = checkpoint.quantization
         yield from field_findings(entries, QUANTIZATION, [_CACHE_CHECK])
@@ -119,6 +126,7 @@ def _scheme_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield scales with AMD Quark's name in a checkpoint of compressed-tensors."""
+    # the mapper of CompressedTensorsConfig has k_scale and v_scale, not output_scale
     names = [*checkpoint.modules_with("output_scale")]
     if names and checkpoint.method == "compressed-tensors":
         text = f"no loader finds the {len(names)} scales that are called so"
@@ -128,6 +136,7 @@ def _unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _scalar_findings(checkpoint: Checkpoint, parent: str) -> Iterator[Finding]:
     """Yield non-scalar scales of keys or values."""
     for tensor in present(_scale(checkpoint, parent, side) for side in "kv"):
+        # a module with this tensor alone, so that no other tensor is found unknown
         owner, _, end = tensor.name.rpartition(".")
         yield from slot_findings(Module(owner, {end: tensor}), {end: SCALE})
 
@@ -165,6 +174,7 @@ def _attentions(checkpoint: Checkpoint) -> dict[str, list[Module]]:
 def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield KV cache scales under names unknown to the loader of the model's class."""
     name = checkpoint.architecture
+    # no mapper of vLLM has the output of a fused projection
     unfound: tuple[str, ...] = FUSED
     if name.removesuffix("ForCausalLM") in _STACKED:
         unfound = (*FUSED, *_SIDES)
@@ -193,18 +203,22 @@ def _pair_findings(
         parent: name of the attention module.
         cached: whether the configuration quantizes keys, and values.
     """
+    # either may be missing
     keys, values = (_scale(checkpoint, parent, side) for side in "kv")
     places = [f"{parent}.{side}_proj.output_scale" for side in "kv"]
     missing = _MISSING_SCALES.get(checkpoint.method, _MISSING_SCALES["quark"])
     if keys is None and values is None:
+        # vLLM takes 1.0 for both; only a cache that the configuration quantizes should have scales
         for place in compress(places, cached):
             yield broken("kv-scales-missing", place, _ONE)
     elif keys is None:
         text = f"there is one for values alone, and {missing.keys}"
         yield broken("kv-scales-missing", places[0], text, missing.severity_of_keys)
+    # kv_scale is the old name for a scale of both
     elif values is None and not keys.name.endswith("kv_scale"):
         text = f"there is no such tensor; {missing.values}"
         yield broken("kv-scales-missing", places[1], text, WRONG)
+    # compressed-tensors does not test the value
     if keys is not None and checkpoint.method != "compressed-tensors":
         yield from _key_scale_findings(keys)
 
@@ -236,6 +250,7 @@ def _key_scale_findings(scale: Tensor) -> Iterator[Finding]:
     """Yield a scale of keys that disables the fp8 cache of vLLM."""
     value = single_value(scale)
     # written so that NaN is found as well
+    # ``assert layer.k_scale > 0.0`` in ``BaseKVCacheMethod``
     if value is not None and not value > 0:
         text = f"it is {value:g}, and no fp8 cache is made"
         yield broken("scale-value", scale.name, text, REFUSED)
@@ -243,6 +258,7 @@ def _key_scale_findings(scale: Tensor) -> Iterator[Finding]:
 
 def _scale(checkpoint: Checkpoint, parent: str, side: str) -> Tensor | None:
     """Return the scale of keys or values, under any name that vLLM looks for."""
+    # the order decides only which tensor a finding names
     names = [
         f"{parent}.{side}_proj.output_scale",
         f"{parent}.{side}_proj.{side}_scale",

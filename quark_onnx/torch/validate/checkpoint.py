@@ -21,6 +21,7 @@ from quark_onnx.torch.validate.rules import broken
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+#: Stand-in where a name belongs to no module, so that look-ups of its tensors find nothing.
 _NO_MODULE = Module("", {})
 
 
@@ -45,6 +46,8 @@ class Checkpoint:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Tensors of the checkpoint; the last tensor if two have a common name."""
+        # headers are in the order of file names; a name in two files is a finding of
+        # ``file_findings``
         return merged(header.tensors for header in self.headers.values())
 
     @cached_property
@@ -55,6 +58,7 @@ class Checkpoint:
             names |= dict.fromkeys(header.tensors, file)
         return names
 
+    # cached, as every check walks over all modules, and a mixture has 10,000s of tensors
     @cached_property
     def modules(self) -> dict[str, Module]:
         """Modules of the checkpoint with their tensors."""
@@ -93,6 +97,7 @@ class Checkpoint:
     @property
     def experts(self) -> list[str]:
         """The names of the modules of experts, sorted."""
+        # modules outside of experts have an empty name
         return sorted({module.experts for module in self.modules.values()} - {""})
 
     def modules_with(self, end: str) -> dict[str, Module]:
@@ -106,6 +111,7 @@ class Checkpoint:
     def tensor_today(self, name: str) -> Tensor | None:
         """Return the tensor of a current name, which may have an older one in the file."""
         parent, _, end = name.rpartition(".")
+        # modules hold their tensors by current names, whatever the file calls them
         module = self.modules.get(parent, _NO_MODULE)
         return module.tensors.get(end)
 
@@ -113,11 +119,14 @@ class Checkpoint:
     def architecture(self) -> str:
         """The first class that the configuration names, or an empty string."""
         classes = self.config.get("architectures")
+        # vLLM takes the first class that it knows; exports of all tools name exactly one
         return str(next(iter(classes), "")) if isinstance(classes, list) else ""
 
     @cached_property
     def quantization(self) -> dict[str, Any]:
         """The quantization_config of the configuration; empty if missing."""
+        # multimodal models may keep the settings of the language model in text_config; vLLM reads
+        # compression_config where quantization_config is missing
         inner = object_of(self.config.get("text_config"))
         places = (
             self.config.get("quantization_config"),
@@ -132,6 +141,7 @@ class Checkpoint:
         """Layout by the configuration, such as "quark"; "float" if not quantized."""
         if not self.quantization:
             return "float"
+        # vLLM lowers the name before it looks for a class
         return str(self.quantization.get("quant_method", "")).lower()
 
     @property
@@ -150,6 +160,7 @@ class Checkpoint:
         inner = self.config.get("text_config")
         if not isinstance(inner, dict):
             return self.config
+        # keys of the whole model, such as tie_word_embeddings, hold unless the part overrides them
         return {**self.config, **inner}
 
 
@@ -166,6 +177,7 @@ def read(folder: Path) -> Checkpoint:
         raise ModelError(
             f"{folder} is no folder; name that of a Hugging Face checkpoint",
         )
+    # the file system returns names in any order; findings must not depend on it
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not files and not (folder / CONFIG).is_file():
         raise ModelError(
@@ -173,6 +185,7 @@ def read(folder: Path) -> Checkpoint:
         )
     damage = list[Finding]()
     config = _read_json(folder / CONFIG, "config-json", damage)
+    # optional: clients generate with defaults of their own without the file
     if (folder / "generation_config.json").is_file():
         _read_json(folder / "generation_config.json", "generation-config", damage)
     index = _read_index(folder, damage)
@@ -189,11 +202,14 @@ def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:
 
     Without an index, return the files except for copies in other layouts.
     """
+    # clients read no file that the index does not name, such as a copy in another layout
     if index is not None:
         return [file for file in files if file.name in set(index.values())]
     by_file_name = by_name(files)
+    # transformers reads model.safetensors alone, even where other files lie beside it
     if SINGLE in by_file_name:
         return [by_file_name[SINGLE]]
+    # consolidated*.safetensors hold the same weights under Mistral's own names
     return [file for file in files if not file.name.startswith("consolidated")]
 
 
@@ -212,6 +228,7 @@ def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
     """Return the JSON object of a file; an empty object and a finding if it has none."""
     try:
         found = json.loads(read_text(file))
+    # "there is no such file" says more than the error of the operating system
     except FileNotFoundError:
         problem = "there is no such file"
     except (ValueError, RecursionError) as error:
@@ -228,6 +245,8 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
     """Return the file names of the index by tensor name; None without a readable index."""
     if not (folder / INDEX).is_file():
         return None
+    # a file that is no JSON has its finding already; only a sound file without weight_map needs
+    # another
     before = len(damage)
     found = _read_json(folder / INDEX, "index-json", damage).get("weight_map")
     if isinstance(found, dict) and is_names([*found.values()]):

@@ -58,6 +58,7 @@ class Layout:
 
 
 #: Checks for every layout: for all clients, and for a single client.
+#: ``file_findings`` comes first: damage explains many of the findings that follow.
 EVERY: tuple[Check, ...] = (
     model.file_findings,
     model.told_findings,
@@ -68,6 +69,7 @@ EVERY: tuple[Check, ...] = (
 )
 OWN: dict[str, tuple[Check, ...]] = {
     "vllm": (
+        # vLLM raises where a float model lacks a tensor; transformers initializes it with a warning
         model.strict_findings,
         vllm_names.name_findings,
         vllm_names.order_findings,
@@ -75,6 +77,7 @@ OWN: dict[str, tuple[Check, ...]] = {
     "transformers": (model.missing_findings,),
 }
 
+# transformers refuses amd-quark before 0.12; amd-quark compiles C++ kernels on import
 _QUARK_NEEDS = (
     "amd-quark 0.12 or later with a C++ compiler, or quark_onnx.torch.transformers",
 )
@@ -140,6 +143,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             _COMPRESSED,
             (compressed.transformers_findings, compressed.layer_findings),
             compressed.schemes,
+            # quantizer_compressed_tensors.py of transformers refuses earlier releases
             ("compressed-tensors 0.15 or later",),
         ),
         "awq": Layout(
@@ -206,6 +210,7 @@ _UNCHECKED = {
 }
 #: Exceptions for values of a type that no tool writes; clients fail with the same exceptions.
 _MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+#: Clients by name, with the release whose sources the rules mirror.
 RELEASES = {
     "vllm": VLLM,
     "transformers": TRANSFORMERS,
@@ -241,8 +246,10 @@ def validate(folder: Path, client: str) -> Validation:
             f"unknown client {client!r}{nearest(client, RELEASES)}; there are"
             f" {', '.join(RELEASES)}",
         )
+    # callers may hand over a string, as ``validate("llama", "vllm")`` in a notebook
     folder = Path(folder)
     if client == "llama.cpp":
+        # a GGUF file has no config.json, so that the layouts of Hugging Face do not apply
         return _validate_gguf(folder)
     if client == "onnxruntime-genai":
         found = genai.findings(folder)
@@ -250,6 +257,7 @@ def validate(folder: Path, client: str) -> Validation:
     checkpoint = read(folder)
     layout = LAYOUTS[client].get(checkpoint.method, Layout())
     schemes = dict[str, int]()
+    # without a readable configuration the schemes of layers cannot be named
     if not _stops([*_run(layout.config, checkpoint)]):
         schemes = dict(Counter(_safely(layout.schemes, checkpoint)))
     return _validation(
@@ -271,7 +279,9 @@ def findings_of(checkpoint: Checkpoint, client: str) -> list[Finding]:
     """
     method = checkpoint.method
     layout = LAYOUTS[client].get(method, Layout())
+    # the rules of files and sizes hold for layouts without rules of their own as well
     found = [*_run((*EVERY, *OWN[client]), checkpoint)]
+    # "float" is a layout of both clients, so that a model without quantization passes here
     if method not in LAYOUTS[client]:
         found.append(_unknown(checkpoint, client))
     config = [*_run(layout.config, checkpoint)]
@@ -300,6 +310,7 @@ def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
     # (quantizers/auto.py, supports_quant_method)
     if client != "transformers" or not checkpoint.method:
         return broken("method", place, found)
+    # transformers skips the configuration: float weights load correctly, codes become the weights
     quantized = any(module.is_quantized for module in checkpoint.modules.values())
     return broken(
         "method",
@@ -319,7 +330,9 @@ def _validation(  # noqa: PLR0913
 ) -> Validation:
     """Return a verdict with the findings in the order of their severity, each once."""
     ordered = sorted(
+        # EVERY and a layout may look at the same key; a dictionary drops equal findings in order
         dict.fromkeys(found),
+        # the sort is stable: findings of a severity keep the order of the checks
         key=lambda finding: SEVERITIES.index(finding.severity),
     )
     return Validation(
@@ -358,6 +371,8 @@ def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield the findings of checks; a check that fails becomes a finding."""
     for check in checks:
         try:
+            # a list, so that an exception within a generator is caught here, before its findings
+            # are yielded
             yield from [*check(checkpoint)]
         except _MALFORMED as error:
             yield broken("malformed", "config.json", f"{type(error).__name__}: {error}")

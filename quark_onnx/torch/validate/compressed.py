@@ -48,6 +48,7 @@ from quark_onnx.torch.validate.slots import (
 )
 
 #: Formats whose weights compressed-tensors 0.20 decodes to bfloat16.
+#: Their decompressors name bfloat16 themselves, and ignore the dtype of the model.
 _DECODED_TO_BFLOAT16 = (
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
@@ -85,6 +86,7 @@ _STRATEGIES = (
 
 Group = dict[str, Any]
 
+#: An empty object gives no layer a scheme.
 _GROUPS_CHECK = FieldCheck(
     "ct-groups",
     "config_groups",
@@ -111,6 +113,7 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration, for any client."""
     entries = checkpoint.quantization
     yield from field_findings(entries, QUANTIZATION, [_GROUPS_CHECK])
+    # vLLM raises only if sparsity_config has targets (``_parse_sparsity_config``)
     targets = object_of(entries.get("sparsity_config")).get("targets")
     if targets:
         yield broken(
@@ -133,6 +136,7 @@ def _group_findings(
 ) -> Iterator[Finding]:
     """Yield errors in the keys of a group and in the arguments of its tensors."""
     targets, weights = group.get("targets"), group.get("weights")
+    # the checks below read both
     if not isinstance(targets, list) or not isinstance(weights, dict):
         yield broken(
             "ct-groups",
@@ -140,10 +144,12 @@ def _group_findings(
             "it lacks the list targets or the object weights",
         )
         return
+    # null means the same as a missing format: that of the checkpoint holds
     form = present_values(group).get("format", entries.get("format"))
     if form not in FORMATS:
         yield broken("ct-format", f"{place}.format", repr(form))
     for key in ("weights", "input_activations", "output_activations"):
+        # null stands for a tensor that is not quantized
         if isinstance(group.get(key), dict):
             yield from _argument_findings(f"{place}.{key}", group[key])
 
@@ -152,10 +158,12 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the schemes of the layers, for vLLM."""
     entries = checkpoint.quantization
     yield from field_findings(entries, QUANTIZATION, [_FORMAT_IN_VLLM_CHECK])
+    # vLLM iterates over ignore, and fails for null; a missing key means no exceptions
     if entries.get("ignore", []) is None:
         yield broken(
             "malformed", f"{QUANTIZATION}.ignore", "null, and not a list of names"
         )
+    # vLLM asks for each part of a fused layer, and refuses a layer that is ignored in part
     for name, modules in shards(checkpoint.modules):
         out = [_ignores(entries, module.name) for module in modules]
         yield from partial_findings(name, out, "ignored")
@@ -184,6 +192,7 @@ def _scheme_findings(
         place: place of the group.
         group: the group.
     """
+    # compressed_tensors_moe.py has no class for experts with static integer activations
     inputs = object_of(_arguments(group.get("input_activations")))
     if module.experts and meets(inputs, _STATIC_INT8):
         text = f"{_describe(group)}: experts have no static integers"
@@ -197,9 +206,11 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     dtype = checkpoint.dtype
     for place, group in _groups(checkpoint.quantization):
         weight = _arguments(group.get("weights"))
+        # ``config_findings`` has reported a group without weights
         if weight is None:
             continue
         form = _form(checkpoint.quantization, group)
+        # decoding all weights while loading (dequantize=True) is a way around, hence only a warning
         if form == "pack-quantized" and not weight["symmetric"]:
             yield broken("ct-zero-points", f"{place}.weights.symmetric", "false")
         if form in _DECODED_TO_BFLOAT16 and dtype not in ("bfloat16", ""):
@@ -214,6 +225,7 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if found is None:
             text = f"no group is for it, and its weight is {module.weight}"
             yield from excluded_findings(module, text)
+        # the second item of the pair is the group
         elif module.is_quantized:
             yield from _tensor_findings(checkpoint, module, found[1])
         else:
@@ -261,8 +273,10 @@ def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | Non
     """
     if _ignores(entries, module.name):
         return None
+    # the names first: an entry for a single layer overrides that of the class
     for name in (module.name, "Linear"):
         for place, group in _groups(entries):
+            # a group without weights has a finding of its own
             whole = isinstance(group.get("weights"), dict)
             if whole and matches_any(name, strings_of(group.get("targets"))):
                 return place, group
@@ -271,6 +285,7 @@ def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | Non
 
 _INT8 = {"type": "int", "num_bits": 8}
 _E4M3 = {"type": "float", "num_bits": 8}
+#: ``dynamic`` may be false, null or missing for static scales, and true or "local" otherwise.
 _STATIC = {"dynamic": is_unset}
 _SYMMETRIC = {"symmetric": is_set}
 _STATIC_INT8 = {**_INT8, "strategy": "tensor", **_STATIC}
@@ -315,10 +330,12 @@ class Scheme:
 
     def takes(self, group: Group, form: str | None) -> bool:
         """Return whether the scheme is for a group in a format."""
+        # a scheme without formats looks at the arguments alone
         if self.formats and form not in self.formats:
             return False
         weight = _arguments(group.get("weights"))
         return (
+            # the arguments have their defaults by now, as in QuantizationArgs
             meets(object_of(weight), self.weight)
             and self._takes_inputs(_arguments(group.get("input_activations")))
             and self._takes_outputs(_arguments(group.get("output_activations")))
@@ -327,6 +344,7 @@ class Scheme:
     def _takes_inputs(self, inputs: Group | None) -> bool:
         if self.inputs is None or inputs is None:
             # empty conditions are met by inputs that are not quantized, too
+            # None against None passes, and conditions pass without inputs only if they are empty
             return inputs is None and not self.inputs
         return meets(inputs, self.inputs)
 
@@ -334,10 +352,12 @@ class Scheme:
         return self.outputs is None or meets(object_of(outputs), self.outputs)
 
 
+#: Conditions that any inputs meet, also those that are not quantized.
 _ANY: Conditions = {}
 #: In the order of ``_get_scheme_from_parts`` in vllm/model_executor/layers/quantization/
 #: compressed_tensors/compressed_tensors.py of vLLM 0.33: the first that takes a group is chosen.
 SCHEMES = (
+    # weights alone (W4A16), and weights with inputs of the same format (W4A4)
     Scheme("nvfp4", _NVFP4),
     Scheme("nvfp4", _NVFP4, _NVFP4),
     Scheme("mxfp4", {**_BLOCKS_OF_32, "num_bits": 4}, _ANY),
@@ -415,6 +435,7 @@ SCHEMES = (
 
 def scheme_in_vllm(group: Group, form: str | None) -> str:
     """Return the name of the scheme that vLLM 0.33 chooses; empty if unsupported."""
+    # vLLM tests in this order, and several schemes may take the same group
     for scheme in SCHEMES:
         if scheme.takes(group, form):
             return scheme.name.format(
@@ -429,6 +450,7 @@ def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
     arguments = _arguments(group["weights"])
     inputs = _arguments(group.get("input_activations"))
     assert arguments is not None
+    # fp4 is packed into uint8, two values in a byte, integers into int32
     if meets(arguments, {"type": "float", "num_bits": 4}):
         return _fp4_slots(arguments, inputs, weight)
     if weight.name.endswith("weight_packed"):
@@ -443,9 +465,11 @@ def _fp4_slots(
 ) -> tuple[Shape, Slots]:
     """Return the size and slots of fp4, of which a byte holds two."""
     rows, columns = weight.shape
+    # weights are (out, in / 2); NVFP4 has groups of 16
     into, size = columns * 2, arguments["group_size"] or 16
     scale_types: tuple[str, ...] = ("U8", "F8_E8M0")
     global_scales = []
+    # NVFP4 has E4M3 scales below a global scale, MXFP4 has exponents (E8M0) alone
     if arguments["strategy"] == "tensor_group":
         scale_types = ("F8_E4M3",)
         global_scales.append("weight_global_scale")
@@ -466,12 +490,14 @@ def _packed_slots(
     """Return the size and slots of integers packed in int32."""
     rows, columns = weight.shape
     bits = arguments["num_bits"]
+    # weights are (out, ceil(in * bits / 32)); values of 3, 5, 6 or 7 bits do not fill an int32
     into, groups = columns * 32 // bits, 1
     if arguments["strategy"] == "group":
         groups = into // arguments["group_size"]
     return (rows, into), {
         "weight_packed": Slot(("I32",), ((rows, columns),)),
         "weight_scale": floats((rows, groups)),
+        # (out, in), without the padding of the last int32
         "weight_shape": Slot(("I64", "I32"), ((2,),)),
         # zero points are packed along the outputs, weights along the inputs
         "weight_zero_point": Slot(
@@ -492,6 +518,7 @@ def _byte_slots(
     shapes = _scale_shapes(arguments, weight.shape)
     is_float = arguments["type"] == "float"
     scale_types: tuple[str, ...] = FLOATS
+    # MXFP8 has exponents as scales, other fp8 in groups has floats
     if is_float and arguments["strategy"] == "group":
         scale_types = ("U8", "F8_E8M0", *FLOATS)
     return weight.shape, {
@@ -506,6 +533,7 @@ def _scale_shapes(arguments: Group, shape: Shape) -> tuple[Shape, ...]:
     """Return the accepted shapes of the scales of a weight."""
     rows, columns = shape
     strategy = arguments["strategy"]
+    # compressed-tensors keeps the axis that was reduced: (out, 1), not (out,)
     if strategy == "channel":
         return ((rows, 1),)
     if strategy == "group":
@@ -520,12 +548,14 @@ def slot_names(group: Group) -> tuple[str, ...]:
     """Return the names of the tensors with a layer's quantized values."""
     arguments = _arguments(group["weights"])
     assert arguments is not None
+    # 8-bit integers may be packed four in an int32
     packed = arguments["num_bits"] < 8 or group.get("format") == "pack-quantized"
     return ("weight_packed",) if packed else ("weight",)
 
 
 def _input_slots(inputs: Group | None) -> dict[str, Slot]:
     """Return the slots of calibrated input scales; empty for dynamic inputs."""
+    # dynamic scales are computed at runtime, and are not stored
     if inputs is None or inputs["dynamic"]:
         return {}
     return {
@@ -539,15 +569,18 @@ def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
     is_cached = isinstance(entries.get("kv_cache_scheme"), dict)
     if not is_cached or module.last not in ("k_proj", "v_proj", "q_proj"):
         return {}
+    # missing scales are findings of ``cache_in_vllm``
     optional = Slot(FLOATS, SCALAR, needed=False)
     return dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional)
 
 
 def _arguments(found: Any) -> Group | None:
     """Return QuantizationArgs with defaults."""
+    # null, or a malformed value, which ``config_findings`` reports
     if not isinstance(found, dict):
         return None
     size = found.get("group_size")
+    # ``validate_model_after`` of QuantizationArgs infers the strategy from group_size
     guessed = "tensor"
     if size is not None:
         guessed = "group" if size > 0 else "channel"
@@ -558,6 +591,7 @@ def _arguments(found: Any) -> Group | None:
         "group_size": None,
         "dynamic": False,
     }
+    # an explicit null of strategy counts as missing
     return {**defaults, **found, "strategy": found.get("strategy") or guessed}
 
 
@@ -585,6 +619,7 @@ def _has_numbers(arguments: Group) -> bool:
 def _has_group_size(arguments: Group) -> bool:
     """Return whether there is a group size exactly where the strategy has groups."""
     grouped = arguments["strategy"] in ("group", "tensor_group")
+    # a size of -1 means a scale for each output, and goes with channel
     return grouped == is_positive(arguments["group_size"])
 
 
@@ -597,6 +632,7 @@ def _has_blocks(arguments: Group) -> bool:
 def _is_ordered_statically(arguments: Group) -> bool:
     """Return whether columns are stored in their original order (no group-wise actorder)."""
     order = arguments["actorder"]
+    # true is the old spelling of "group"
     return order is not True and str(order).lower() not in ("group", "dynamic")
 
 
@@ -630,6 +666,7 @@ _REQUIREMENTS = (
 
 def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
     """Yield the first unmet requirement of a tensor's arguments."""
+    # keys without a default in ``_arguments``, which the requirements read
     absent = {"block_structure": None, "actorder": None}
     arguments = {**absent, **object_of(_arguments(found))}
     for requirement in _REQUIREMENTS:
@@ -642,6 +679,7 @@ def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
 def _groups(entries: dict[str, Any]) -> Iterator[tuple[str, Group]]:
     """Yield the places and the groups of the configuration."""
     for name, group in objects_in(entries.get("config_groups")).items():
+        # the order of the file decides where several groups match a layer
         yield f"{QUANTIZATION}.config_groups.{name}", group
 
 
@@ -651,6 +689,7 @@ def _ignored(entries: dict[str, Any]) -> list[str]:
 
 def _form(entries: dict[str, Any], group: Group) -> str | None:
     """Return the format of a group, or else that of the checkpoint."""
+    # vLLM and compressed-tensors prefer the format of the group
     return group.get("format") or entries.get("format")
 
 

@@ -25,16 +25,20 @@ def one_of(*allowed: Any) -> Callable[[Any], bool]:
     >>> one_of(4, 8)(8)
     True
     """
+    # a tuple needs no hash, so that a list or object where a name should be is found, and does not
+    # fail
     return lambda value: value in allowed
 
 
 def is_true(value: object) -> bool:
     """Return whether a value is the JSON value true; 1 is not."""
+    # vLLM compares with `is True`, so that 1 or "true" does not pass
     return value is True
 
 
 def is_set(value: object) -> bool:
     """Return whether a field is there, and neither null, false, 0 nor empty."""
+    # clients test such fields by their truth, as vLLM's `not weight_quant.get("is_dynamic")`
     return bool(value)
 
 
@@ -50,6 +54,7 @@ def is_given(value: object) -> bool:
 
 def is_integer(value: object) -> TypeGuard[int]:
     """Return whether a value is an integer; true is not, as JSON tells them apart."""
+    # bool is a subclass of int, so that isinstance would let true pass
     return type(value) is int
 
 
@@ -93,6 +98,7 @@ def meets(entries: Mapping[str, Any], conditions: Conditions) -> bool:
     >>> meets({"dtype": "int8"}, {"dtype": one_of("int8", "uint8"), "is_dynamic": is_unset})
     True
     """
+    # a missing field is tested as None, as clients read it by ``get``
     return all(fits(entries.get(key), wanted) for key, wanted in conditions.items())
 
 
@@ -120,7 +126,9 @@ class FieldCheck:
         """Return the text of a finding for the fields of an object."""
         value = entries.get(self.key)
         if value is None and self.absent:
+            # "null" says less than that the field is missing
             return self.absent
+        # the format names other fields, for example "{observer_cls!r}, with {qscheme}"
         return self.found.format(**entries) if self.found else shown(value)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from quark_onnx.reported import Reported
 
+#: A verdict follows from reading files; the text says so, since only the client itself can prove
+#: it.
 _RULES_ONLY = "(the client was not run)"
 #: Maximum number of places of a rule in a text.
 _SHOWN = 3
@@ -106,6 +108,7 @@ class Validation(Reported):
     @property
     def loads(self) -> bool:
         """Whether the client loads the checkpoint."""
+        # a client that loads wrong values loads nevertheless; only a refusal stops it
         return not self.count(REFUSED)
 
     @property
@@ -160,6 +163,7 @@ class Validation(Reported):
 
         A rule that is broken at many places is shown three times, unless ``complete``.
         """
+        # for example "14 × fp8, 2 × mxfp4"
         schemes = ", ".join(f"{count} × {name}" for name, count in self.schemes.items())
         what = f"{self.layout} checkpoint"
         if schemes:
@@ -168,11 +172,15 @@ class Validation(Reported):
         lines += [f"needs {what}" for what in self.needs]
         if complete:
             return "\n".join([*lines, *map(str, self.findings)])
+        # a wrong config.json breaks one rule at every layer; hundreds of equal lines would hide the
+        # others
         seen = Counter[str]()
         for finding in self.findings:
             seen[finding.rule] += 1
             if seen[finding.rule] <= _SHOWN:
                 lines.append(str(finding))
+        # the difference of counters keeps positive counts alone: the rules with findings beyond the
+        # limit
         hidden = seen - Counter(dict.fromkeys(seen, _SHOWN))
         if hidden:
             more = [f"{count} × {rule}" for rule, count in hidden.items()]

@@ -30,6 +30,7 @@ def findings(folder: Path) -> Iterator[Finding]:
         raise ModelError(f"{folder} is no folder; name that of {CONFIG}")
     try:
         config = json.loads(read_text(folder / CONFIG))
+    # a folder of another kind gets a rule of its own, with the command that writes such a folder
     except FileNotFoundError:
         yield broken("genai-none", str(folder), f"there is no {CONFIG}")
         return
@@ -47,20 +48,25 @@ def findings(folder: Path) -> Iterator[Finding]:
 
 def _decoder(config: Any) -> str | None:
     """Return the file name of the decoder; None if it is missing."""
+    # any level may be missing or of another type; the level below is then looked up in {}
     for key in ("model", "decoder", "filename"):
         config = object_of(config).get(key)
+    # an empty name would be the folder itself
     return config if isinstance(config, str) and config else None
 
 
 def _model_findings(folder: Path, name: str) -> Iterator[Finding]:
     try:
+        # the values may take gigabytes, and no rule needs them
         model = onnx.load(folder / name, load_external_data=False)
     except DecodeError as error:
         yield broken("genai-file", name, f"it is no ONNX model: {error}")
         return
+    # all initializers of a model share a few files, so that each is reported once
     files = set[str]()
     for tensor in filter(uses_external_data, model.graph.initializer):
         files |= {part.value for part in tensor.external_data if part.key == "location"}
+    # sets have no order; the findings do
     for file in sorted(files):
         if not (folder / file).is_file():
             yield broken("genai-file", file, f"{name} names it, and it is not there")

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from quark_onnx.errors import ModelError
 
+#: Version 1 has counts of 32 bits; llama.cpp does not read it any more.
 VERSIONS = (2, 3)
 #: Format characters of ``struct`` by the number of a metadata type; 8 is a string, 9 an array.
 _SCALARS = {
@@ -29,6 +30,7 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+#: GGML_MAX_DIMS of ggml.
 _MOST_DIMENSIONS = 4
 
 
@@ -70,6 +72,8 @@ class GGUFHeader:
     @property
     def alignment(self) -> int:
         """The alignment of values in bytes."""
+        # 32 is the specification's default; 0 stands for a value that is no integer, and is
+        # reported
         found = self.metadata.get("general.alignment", 32)
         return found if isinstance(found, int) else 0
 
@@ -93,11 +97,13 @@ def read_gguf(file: Path) -> GGUFHeader:
             raise ModelError("it does not begin with the letters GGUF")
         version = reader.number("I")
         if version not in VERSIONS:
+            # the magic has the same bytes in both orders; only the version shows a big-endian file
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
             raise ModelError(
                 f"version {version}: "
                 + ("big-endian" if swapped else f"{VERSIONS} are read"),
             )
+        # the order in the file: number of tensors, number of metadata pairs
         count, pairs = reader.number("Q"), reader.number("Q")
         metadata = dict[str, Any]()
         for _ in range(pairs):
@@ -115,6 +121,7 @@ def read_gguf(file: Path) -> GGUFHeader:
             version,
             metadata,
             tuple(tensors.values()),
+            # the values begin here, after padding to the alignment
             stream.tell(),
             size,
         )
@@ -128,6 +135,7 @@ class _Reader:
 
     def bytes(self, count: int) -> bytes:
         self._check(count)
+        # complete: the check has compared the count with the size of the file
         return self.stream.read(count)
 
     def skip(self, count: int) -> None:
@@ -135,13 +143,16 @@ class _Reader:
         self.stream.seek(count, 1)
 
     def _check(self, count: int) -> None:
+        # before reading, so that a damaged length of 2**60 bytes allocates nothing
         if count > self.size - self.stream.tell():
             raise ModelError(f"it ends within its header: {self.size} bytes")
 
     def number(self, form: str) -> Any:
+        # "<" stands for little-endian without padding between fields
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
 
     def string(self) -> str:
+        # a damaged name must be reported, not raise a UnicodeDecodeError
         return self.bytes(self.number("Q")).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
@@ -151,13 +162,17 @@ class _Reader:
             return self.number(_SCALARS[kind])
         if kind != _ARRAY:
             raise ModelError(f"the metadata has the unknown type {kind}")
+        # vocabularies have 100,000s of entries that no rule needs, so that arrays are skipped
         inner, count = self.number("I"), self.number("Q")
         if inner in _SCALARS:
             self.skip(count * struct.calcsize(f"<{_SCALARS[inner]}"))
         elif inner == _STRING:
             for _ in range(count):
+                # every string has its own length in front, so that strings can be skipped only one
+                # by one
                 self.skip(self.number("Q"))
         else:
+            # the specification allows arrays of arrays; gguf.cpp of llama.cpp refuses them, too
             raise ModelError(f"the metadata has an array of the unknown type {inner}")
         return count
 

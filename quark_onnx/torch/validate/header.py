@@ -33,6 +33,7 @@ BITS = {
     **dict.fromkeys(("U32", "I32", "F32"), 32),
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
 }
+#: Types of float weights and of scales in the layouts.
 FLOATS = ("F32", "BF16", "F16")
 
 #: The library refuses longer headers, too.
@@ -92,6 +93,7 @@ def read_header(file: Path) -> Header:
         ModelError: the file is truncated, damaged, or not a safetensors file; the message gives the
             reason without the file name.
     """
+    # the length is not trusted: a damaged file could ask for gigabytes of header
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -102,11 +104,14 @@ def read_header(file: Path) -> Header:
             )
         text = stream.read(length)
     try:
+        # Python keeps the last of two equal keys without an error; the hook refuses them
         entries = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
         if not isinstance(entries, dict):
             raise ValueError("no object")
+    # UnicodeDecodeError and JSONDecodeError are ValueErrors; deep nesting exhausts the stack
     except (ValueError, RecursionError) as error:
         raise ModelError(f"the header is no JSON object: {error}") from None
+    # the only entry that is no tensor
     metadata = entries.pop("__metadata__", {})
     tensors = {
         name: _tensor(name, entry, file, 8 + length) for name, entry in entries.items()
@@ -122,11 +127,13 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
         ModelError: the tensor has another type.
     """
     if tensor.planned:
+        # checks before a run know shapes alone; ones are finite and positive, and break no rule
         return np.ones(tensor.count)
     with tensor.file.open("rb") as stream:
         stream.seek(tensor.start)
         data = stream.read(tensor.size)
     if tensor.dtype == "BF16":
+        # a bfloat16 is the upper half of a float32; numpy has no such type
         return (
             (np.frombuffer(data, "<u2").astype("<u4") << 16)
             .view("<f4")
@@ -168,6 +175,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
     """
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
+        # offsets count from the end of the header
         first, last = entry["data_offsets"]
         is_whole = all(map(_is_size, (*shape, first, last)))
     except (TypeError, KeyError, ValueError):
@@ -179,6 +187,7 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
         )
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ModelError(f"{name!r} has the unknown type {dtype!r}")
+    # in bits, as a tensor of F4 may have an odd number of values, of which no bytes can be made
     if prod(shape) * BITS[dtype] != (last - first) * 8:
         raise ModelError(
             f"{name!r} is {dtype} {list(shape)}, which does not fill the {last - first}"
@@ -189,12 +198,14 @@ def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:
 
 def _is_size(value: object) -> bool:
     """Return whether a value is an integer of 0 or more; true is not."""
+    # bool is a subclass of int
     return type(value) is int and value >= 0
 
 
 def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
     """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file."""
     place = start
+    # the size decides among equal starts, so that an empty tensor comes before its neighbour
     for tensor in sorted(tensors.values(), key=attrgetter("start", "size")):
         if tensor.start != place:
             raise ModelError(

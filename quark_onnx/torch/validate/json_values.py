@@ -25,6 +25,7 @@ def objects_in(value: Any) -> dict[str, dict[str, Any]]:
     {'group_0': {'format': None}}
     """
     entries = object_of(value)
+    # entries of another type have findings of their own, and must not stop the other checks
     return {key: entry for key, entry in entries.items() if isinstance(entry, dict)}
 
 
@@ -34,6 +35,7 @@ def strings_of(value: Any) -> list[str]:
     >>> strings_of(["lm_head", 3]), strings_of("lm_head")
     (['lm_head'], [])
     """
+    # a string is iterable, too, and must not be taken for a list of its letters
     if isinstance(value, list):
         return of_type(value, str)
     return []

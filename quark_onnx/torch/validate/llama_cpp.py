@@ -19,6 +19,7 @@ from quark_onnx.torch.validate.slots import ceil_div
 
 #: Families with a table of tensors in this package; others are checked against the tables of gguf.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral3", "granite")
+#: Metadata below the name of the family, which llama.cpp reads to build the model.
 _KEYS = (
     "context_length",
     "embedding_length",
@@ -27,12 +28,14 @@ _KEYS = (
     "attention.layer_norm_rms_epsilon",
 )
 _BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
+#: By whether the family's experts are counted: a mixture has fused tensors of all experts.
 _FEED_FORWARD = {
     False: ("ffn_gate", "ffn_up", "ffn_down"),
     True: ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
 }
 #: Upper bound of the blocks of any model; a greater number is damage.
 _MOST_BLOCKS = 10_000
+#: Names that gguf-split writes, counted from 00001.
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -53,6 +56,7 @@ class GGUFModel:
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata of the first part, which is complete."""
+        # gguf-split writes the model's metadata into the first part only
         return next(iter(self.headers.values())).metadata
 
     @property
@@ -75,6 +79,7 @@ def read_models(place: Path) -> list[GGUFModel]:
     if not place.exists():
         raise ModelError(f"there is no {place}; name a *.gguf file, or a folder")
     files = sorted(place.glob("*.gguf")) if place.is_dir() else [place]
+    # sorted, so that the first part comes first
     parts_of = grouped_by(files, lambda file: _PART.sub("", file.name))
     return list(map(_read, parts_of.values()))
 
@@ -84,9 +89,11 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
     yield from model.damage
     if not model.headers:
         return
+    # once for all headers: the import takes a while, and may fail
     gguf = gguf_package()
     for file, header in model.headers.items():
         yield from _place_findings(file, header, gguf)
+    # tensors of a damaged or missing part would all be reported as missing
     if model.damage:
         return
     yield from _key_findings(model, gguf)
@@ -96,6 +103,7 @@ def findings(model: GGUFModel) -> Iterator[Finding]:
             model.name,
             "it is not installed; types and unknown tensors are not checked",
         )
+    # an unknown architecture has a finding of its own, and no table of tensors
     elif model.architecture in gguf.MODEL_ARCH_NAMES.values():
         yield from _unknown_findings(model, gguf)
     yield from _missing_findings(model)
@@ -107,6 +115,7 @@ def schemes(model: GGUFModel) -> Iterator[str]:
     if gguf is None:
         return
     for tensor in model.tensors.values():
+        # vectors are floats in every quantized model; an unknown type has no name
         if len(tensor.shape) > 1 and _is_type(gguf, tensor.kind):
             yield gguf.GGMLQuantizationType(tensor.kind).name
 
@@ -117,9 +126,11 @@ def _read(files: list[Path]) -> GGUFModel:
     for file in files:
         try:
             headers[file.name] = read_gguf(file)
+        # the other parts are read on, so that one run reports all damage
         except ModelError as error:
             damage.append(broken("gguf-damaged", file.name, str(error)))
     part = _PART.search(files[0].name)
+    # the number of parts is in the name of each of them
     if part is not None and len(files) < int(part[2]):
         text = f"{len(files)} of {int(part[2])} parts are there"
         damage.append(broken("gguf-parts", files[0].name, text))
@@ -138,6 +149,7 @@ def gguf_package() -> ModuleType | None:
 
 def _is_type(gguf: ModuleType, kind: int) -> bool:
     """Return whether a number stands for a type of ggml."""
+    # numbers of types that ggml has removed are missing there, too
     return kind in {member.value for member in gguf.GGML_QUANT_SIZES}
 
 
@@ -154,18 +166,22 @@ def _place_findings(
         gguf: the package that knows the sizes of types; None if it is not installed.
     """
     align = header.alignment
+    # ggml masks offsets with align - 1
     if align <= 0 or align & (align - 1):
         text = f"general.alignment is {align}, no power of two"
         yield broken("gguf-place", file, text)
         return
+    # offsets count from the aligned end of the header
     place = 0
     for tensor in header.tensors:
         problem = _misaligned(tensor, align)
+        # without gguf, sizes in bytes are not known
         if problem is None and gguf is not None:
             problem = _wrong_type(tensor, gguf)
         if problem is None and gguf is not None:
             size = _size_of(tensor, gguf)
             problem = _misplaced(file, header, tensor, place, size)
+            # every tensor begins at a multiple of the alignment
             place += ceil_div(size, align) * align
         if problem is not None:
             yield problem
@@ -186,6 +202,7 @@ def _wrong_type(tensor: GGUFTensor, gguf: ModuleType) -> Finding | None:
         text = f"its type has the number {tensor.kind}"
         return broken("gguf-type", tensor.name, text)
     kind = gguf.GGMLQuantizationType(tensor.kind)
+    # the first axis of a shape is the fastest, so that it is the length of a row
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     if tensor.shape and tensor.shape[0] % block:
         text = f"rows of {tensor.shape[0]} are no whole blocks of {block} ({kind.name})"
@@ -196,6 +213,7 @@ def _wrong_type(tensor: GGUFTensor, gguf: ModuleType) -> Finding | None:
 def _size_of(tensor: GGUFTensor, gguf: ModuleType) -> int:
     """Return the size of a tensor's values in bytes."""
     block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.kind)]
+    # rows are whole blocks by now, so that the division leaves no rest
     count: int = prod(tensor.shape) // block * size
     return count
 
@@ -219,6 +237,7 @@ def _misplaced(
     if tensor.offset != place:
         text = f"it begins at {tensor.offset} instead of {place}"
         return broken("gguf-place", tensor.name, text)
+    # the data section begins at a multiple of the alignment
     start = ceil_div(header.start, header.alignment) * header.alignment
     if start + tensor.offset + size > header.size:
         text = f"it has {header.size} bytes and ends within {tensor.name}"
@@ -233,6 +252,7 @@ def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding
         text = f"general.architecture is {family!r}"
         yield broken("gguf-architecture", model.name, text)
         return
+    # other families have other keys, but all count their blocks
     keys = _KEYS if family in _DENSE else ("block_count",)
     wanted = [f"{family}.{key}" for key in keys]
     for key in excluding([*wanted, "tokenizer.ggml.model"], model.metadata):
@@ -241,11 +261,13 @@ def _key_findings(model: GGUFModel, gguf: ModuleType | None) -> Iterator[Finding
 
 def _is_family(name: str, gguf: ModuleType | None) -> bool:
     """Return whether llama.cpp has a family; without gguf, that is not known."""
+    # the table belongs to the installed package, which may be older than llama.cpp
     return gguf is None or name in gguf.MODEL_ARCH_NAMES.values()
 
 
 def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
     """Yield tensors unknown to the architecture."""
+    # gguf has the names by number
     families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     family = families[model.architecture]
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[family]}
@@ -261,6 +283,7 @@ def _name_in_table(name: str) -> str:
     >>> _name_in_table("blk.3.attn_q.weight")
     'blk.{bid}.attn_q'
     """
+    # ".weight" or ".bias" is cut off; only the first number is that of a block
     return re.sub(r"\.\d+\.", ".{bid}.", name.rpartition(".")[0], count=1)
 
 
@@ -271,7 +294,9 @@ def _missing_findings(model: GGUFModel) -> Iterator[Finding]:
         return
     count = metadata.get(f"{family}.block_count")
     has_experts = bool(metadata.get(f"{family}.expert_count", 0))
+    # output.weight may be missing: llama.cpp takes the embedding then
     names = ["token_embd.weight", "output_norm.weight"]
+    # a missing count has its finding by ``_key_findings``
     if type(count) is int:
         for number in range(min(count, _MOST_BLOCKS)):
             parts = (*_BLOCK, *_FEED_FORWARD[has_experts])

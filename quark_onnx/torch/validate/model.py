@@ -35,6 +35,7 @@ from quark_onnx.torch.validate.slots import size_findings
 
 #: Upper bound of any model's number; a greater number is damage.
 _MOST_LAYERS = 10_000
+#: Blocks at any depth: "model.layers.3.", "language_model.model.layers.3.", "layers.3.".
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _NO_KEY_OR_EMPTY = "there is no such key, or it is empty"
 #: Keys by which clients choose the class of the model.
@@ -63,11 +64,15 @@ _ALIKE = {
     **dict.fromkeys(("qwen2_moe", "qwen3_moe"), r"self_attn\.|\w+_layernorm$"),
 }
 _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
+#: Norms over the hidden state; those of heads (q_norm, k_norm) have another length.
 _NORM = re.compile(r"model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)")
 _LAYER_SCALES = ("weight_scale", "input_scale")
+#: Scales of weights, activations, outputs and the KV cache, in any layout; ``_2`` is the second
+#: stage, ``_inv`` DeepSeek's name, ``_global`` the name of compressed-tensors.
 _SCALE = re.compile(
     r"(weight|input|activation|output|prob_output|[kvq]|kv)(_global)?_scale(_2|_inv)?",
 )
+#: Scales of a KV cache under all names that clients look for.
 _KV_SCALE = re.compile(
     r"\.(?:[kv]_proj\.(?:output_scale|[kv]_scale)|[kv]_scale|kv_scale)$",
 )
@@ -81,6 +86,7 @@ def file_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from _config_findings(checkpoint, _ARCHITECTURE_CHECKS)
     files_of = _files_by_tensor(checkpoint)
     for name, files in files_of.items():
+        # which of the two a client reads depends on the order in which it opens the files
         if len(files) > 1:
             yield broken("tensor-twice", name, f"it is in {' and in '.join(files)}")
     if checkpoint.index is not None:
@@ -116,6 +122,7 @@ def _index_findings(
         index: file name by tensor name, from the index.
         files_of: names of the files that hold a tensor, by the tensor's name.
     """
+    # a damaged file has a finding of its own, and is not missing
     unread = {finding.place for finding in checkpoint.damage}
     for file in sorted({*index.values()} - {*checkpoint.headers} - unread):
         yield broken("file-missing", file, f"{INDEX} names it")
@@ -142,6 +149,7 @@ def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield missing parts of a model, as errors for float models."""
     yield from missing_findings(
         checkpoint,
+        # vLLM checks for weights that were not initialized only in models without quantization
         WRONG if checkpoint.quantization else REFUSED,
     )
 
@@ -162,6 +170,7 @@ def missing_findings(
         if len(lost) > 1:
             text += f", nor {len(lost) - 1} others"
         yield broken("weights-missing", lost[0], text, severity)
+    # families differ in the default, so that only an explicit false demands a head
     untied = checkpoint.text_config.get("tie_word_embeddings") is False
     if untied and EMBEDDING in checkpoint.modules and not _has_head(checkpoint):
         text = "tie_word_embeddings is false, and no file has it"
@@ -184,6 +193,7 @@ def _missing_block_findings(
     # a model without blocks, or of a family with other names for them
     if not layers or type(count) is not int:
         return
+    # the bound keeps a number such as 10**12 from filling the memory
     missing = sorted({*range(min(count, _MOST_LAYERS))} - layers)
     if missing:
         text = (
@@ -205,15 +215,18 @@ def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
 
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
     """Return names that a block lacks compared with others, and outer layers."""
+    # None for families whose blocks differ among each other: nothing can be compared there
     alike = _ALIKE.get(str(checkpoint.text_config.get("model_type")))
     inside = _names_inside(checkpoint)
     if alike is None or not inside:
         return []
     blocks = [f"model.layers.{layer}" for layer in sorted(layers)]
+    # the empty expression of uniform families matches every name
     uniform = list(filter(re.compile(alike).match, sorted(inside)))
     wanted = [EMBEDDING]
     for block in blocks:
         wanted += [f"{block}.{name}" for name in uniform]
+    # the order of the model, so that the first missing layer is the one that is named
     wanted.append("model.norm")
     lost = list(filterfalse(partial(_holds, checkpoint), wanted))
     if _has_attention_biases(checkpoint.text_config):
@@ -224,6 +237,7 @@ def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
 def _holds(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a layer has tensors; an attention's own are scales of its cache."""
     module = checkpoint.modules.get(name)
+    # scales of the KV cache may be called self_attn.attn.k_scale, though no layer is called so
     return module is not None and module.last != "attn"
 
 
@@ -253,6 +267,7 @@ def _lost_biases(checkpoint: Checkpoint, blocks: list[str]) -> list[str]:
     """Return the names of missing biases of queries, keys and values."""
     lost = []
     for block in blocks:
+        # a layer that is missing altogether is in ``lost`` already
         names = [f"{block}.self_attn.{side}_proj" for side in "qkv"]
         for name, module in subset(checkpoint.modules, names).items():
             if "bias" not in module.tensors:
@@ -267,6 +282,7 @@ def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """
     for module in checkpoint.modules.values():
         for name, tensor in module.tensors.items():
+            # scales per group or block are matrices, which would have to be read in full
             if _SCALE.fullmatch(name) and _is_float_vector(tensor):
                 yield from _scale_value_findings(module, name, tensor)
 
@@ -278,11 +294,13 @@ def _scale_value_findings(
 ) -> Iterator[Finding]:
     """Yield a scale with unusable values."""
     values = values_of(tensor)
+    # of several scales some may be 0, as for outputs whose weights are all 0
     usable = np.isfinite(values)
     if tensor.count == 1:
         usable &= values > 0
     if usable.all():
         return
+    # one finding for each tensor, with the first bad value
     wrong = values[~usable][0]
     severity = WRONG
     if wrong == 0 and module.experts and name.startswith("input"):
@@ -293,6 +311,7 @@ def _scale_value_findings(
 
 def _is_float_vector(tensor: Tensor) -> bool:
     """Return whether a tensor has floats, and at most one axis."""
+    # scales of 8 bits belong to groups or blocks
     return tensor.dtype in FLOATS and len(tensor.shape) <= 1 and tensor.count > 0
 
 
@@ -335,11 +354,14 @@ def _matrix_findings(
     if module.name in (EMBEDDING, HEAD):
         demanded = integers(config.get("vocab_size"), config.get("hidden_size"))
     else:
+        # None for layers whose size the configuration does not give; then only the axes can be
+        # checked
         demanded = size_of(module.name, config)
     if len(weight.shape) == 2:
         # the size of a quantized matrix follows from its scheme, which the layout's checks know
         if weight.dtype in FLOATS and not module.is_quantized:
             yield from size_findings(module, weight.shape, demanded)
+    # a known Linear with one axis or three: no client loads such a weight
     elif demanded is not None:
         text = f"it has {weight}; config.json says (out, in) = {demanded}"
         yield broken("weight-shape", module.name, text)
@@ -364,6 +386,8 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
                 "scale-alone",
                 module.name,
                 f"{', '.join(sorted(module.tensors))} without a weight",
+                # the weight of a Linear stays uninitialized; a float head has no parameter for a
+                # scale
                 REFUSED if module.is_head else WRONG,
             )
     yield from _cache_scale_findings(checkpoint)
@@ -373,6 +397,7 @@ def _cache_scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield equal KV cache scales in all layers, a sign of missing calibration."""
     names = [name for name in checkpoint.tensors if _KV_SCALE.search(today(name))]
     scales = {single_value(checkpoint.tensors[name]) for name in names}
+    # None stands for scales of heads, which are several values; no names at all give an empty set
     if None in scales or len(scales) != 1:
         return
     (scale,) = scales
@@ -399,6 +424,7 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield quantized tensors that no configuration declares."""
     for module in checkpoint.modules.values():
+        # inv_freq of rotary embeddings is a buffer that old files store
         if module.is_quantized and not module.name.endswith("rotary_emb"):
             text = f"its weight is {module.weight}, and there is no quantization_config"
             yield broken("undeclared", module.name, text)

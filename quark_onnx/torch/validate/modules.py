@@ -17,14 +17,18 @@ from quark_onnx.torch.validate.rules import broken
 #: Names of scales in files of amd-quark before 0.9, and their current names.
 _OLD = re.compile(r"\.(weight|input|output|bias)_quantizer\.(scale|zero_point)$")
 #: Names of the values of a Linear in the supported layouts.
+#: compressed-tensors packs into weight_packed, AutoAWQ and GPTQ into qweight.
 WEIGHTS = ("weight", "weight_packed", "qweight")
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
+#: "model.layers.0.mlp.experts.3.up_proj" is within the experts "model.layers.0.mlp.experts".
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.")
 _EMBEDDINGS = re.compile(
     r"(^|[._])(embed|embeddings?|wte|wpe|embed_\w+|\w+_embeddings?)($|\.)",
 )
+#: Blocks of a language model; layers of a vision tower have sizes that text_config does not give.
 _DECODER = re.compile(r"((model|language_model)\.)*layers\.\d+\.")
+#: Names of the layers that choose experts, in Mixtral, Qwen, DeepSeek and gpt-oss.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
@@ -87,6 +91,7 @@ class Module:
     @property
     def experts(self) -> str:
         """Name of the module of experts around the layer, or an empty string."""
+        # the dot lets the module of one expert match as well, not only layers below it
         found = _EXPERT.match(f"{self.name}.")
         return found["experts"] if found else ""
 
@@ -94,10 +99,12 @@ class Module:
     def is_quantized(self) -> bool:
         """Whether the values are not 16-bit or 32-bit floats, or have a scale."""
         weight = self.weight
+        # scales of outputs and of the KV cache stand beside float weights, too
         scaled = any(
             "scale" in name and not name.startswith(("output", "k_", "v_"))
             for name in self.tensors
         )
+        # F64 without a scale is an unquantized weight, too; integers and 8-bit floats never are
         return weight is not None and (scaled or weight.dtype not in (*FLOATS, "F64"))
 
 
@@ -114,6 +121,7 @@ def modules_of(tensors: Mapping[str, Tensor]) -> dict[str, Module]:
     """Return modules by name, with their tensors."""
     found = dict[str, dict[str, Tensor]]()
     for name, tensor in tensors.items():
+        # a tensor without a dot in its name belongs to the module ""
         module, _, what = today(name).rpartition(".")
         found.setdefault(module, {})[what] = tensor
     return {name: Module(name, parts) for name, parts in found.items()}
@@ -127,6 +135,7 @@ def fused(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
     groups = dict[str, list[Module]]()
     for module in modules.values():
         if module.is_linear:
+            # a layer is a part of several fused layers where families fuse differently
             for name in _fused_names(module):
                 groups.setdefault(name, []).append(module)
     yield from groups.items()
@@ -142,8 +151,10 @@ def shards(modules: Mapping[str, Module]) -> Iterator[tuple[str, list[Module]]]:
 def _fused_names(module: Module) -> list[str]:
     """Return the names of the fused layers of which a layer is a part."""
     if module.experts:
+        # vLLM holds all experts of a block in one module with one scheme
         return [module.experts]
     groups = [",".join(names) for names in FUSED if module.last in names]
+    # for example "model.layers.0.self_attn.{q_proj,k_proj,v_proj}"
     return [f"{module.parent}.{{{group}}}" for group in groups]
 
 
@@ -182,10 +193,12 @@ def included_findings(
         text: text of the finding.
         severity: severity of the finding; by default that of the rule.
     """
+    # most exports leave routers float without an entry, and clients create float routers
     if not module.is_router:
         yield broken("float-included", module.name, text, severity)
 
 
+#: Families whose feed-forward layers have intermediate_size in every block.
 _DENSE = (
     "llama",
     "mistral",
@@ -198,6 +211,7 @@ _DENSE = (
     "olmo2",
     "smollm3",
 )
+#: Families of mixtures, with the key of the width of an expert.
 _MIXTURES = {
     "mixtral": "intermediate_size",
     "qwen2_moe": "moe_intermediate_size",
@@ -228,6 +242,7 @@ def size_of(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
 def _size_in_mixture(name: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the (out, in) of a layer in a family of mixtures of experts; None if unknown."""
     if name.endswith((".mlp.gate", ".block_sparse_moe.gate")):
+        # Mixtral's name of the key, and Qwen's
         count = config.get("num_local_experts", config.get("num_experts"))
         return integers(count, config.get("hidden_size"))
     if ".experts." in name:
@@ -250,6 +265,7 @@ def _size_with_width(
         width_key: key of the inner width of feed-forward layers.
     """
     lengths = _lengths(config, config.get(width_key))
+    # an unknown layer has no lengths, so that its size is None
     out, into = _SIDES.get(name.rpartition(".")[2], ("", ""))
     return integers(lengths.get(out), lengths.get(into))
 
@@ -275,6 +291,7 @@ def _lengths(config: Mapping[str, Any], wide: Any) -> dict[str, Any]:
         groups = heads
     lengths = {"hidden": hidden, "wide": wide}
     if all(map(is_positive, (hidden, wide, heads, groups))):
+        # families such as Gemma have heads wider than hidden_size / num_attention_heads
         width = config.get("head_dim") or hidden // heads
         if type(width) is not int:
             return {}

@@ -44,6 +44,7 @@ _TYPES = ("F8_E4M3",)
 def _is_block(block: Any) -> bool:
     """Return whether a block has two positive sizes; null stands for no blocks."""
     whole = isinstance(block, list) and len(block) == 2
+    # vLLM and transformers take [rows, columns] such as [128, 128]
     return block is None or (whole and all(map(is_positive, block)))
 
 
@@ -64,11 +65,13 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from field_findings(entries, QUANTIZATION, _CHECKS)
     block = entries.get("weight_block_size")
     # inputs of weights in blocks get their scales at runtime, a scale for each block
+    # a malformed block has a finding by _CHECKS already
     if block and _is_block(block) and entries.get("activation_scheme") == "static":
         place = f"{QUANTIZATION}.activation_scheme"
         yield broken("fp8-config", place, "static, with weight_block_size")
     yield from name_list_findings(entries, "ignored_layers")
     for name in _excluded(entries):
+        # ``Fp8Config`` compares exact names (ignored_layers_match_mode)
         if is_glob(name) or name.startswith("re:"):
             place = f"{QUANTIZATION}.ignored_layers"
             yield broken("exclude-pattern", place, f"{name!r} is no exact name")
@@ -80,16 +83,20 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     names = _excluded(entries)
     block = entries.get("weight_block_size")
     for name, modules in shards(checkpoint.modules):
+        # no parents: vLLM compares the name of each part of a fused layer
         out = [module.name in names for module in modules]
         yield from partial_findings(name, out, "in ignored_layers")
+        # layers that are left out stay float, and have no blocks
         if block and not any(out):
             yield from _block_findings(block[0], modules)
+    # vLLM creates the parameter under one of the two names
     end = "weight_scale_inv" if block else "weight_scale"
     yield from _layer_findings(checkpoint, {end}, "input_scale")
 
 
 def _block_findings(rows: int, modules: list[Module]) -> Iterator[Finding]:
     """Yield fused layers that end within a block; the last may."""
+    # a block may not reach over the end of a part, since the next part begins with new scales
     for module in modules[:-1]:
         weight = module.weight
         # fused layers are linear, so that they have a weight
@@ -106,6 +113,7 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield tensors that transformers does not find in the layers."""
     old = []
     for module in checkpoint.modules.values():
+        # transformers creates weight_scale_inv and activation_scale, and skips other tensors
         for end in subset(module.tensors, ("weight_scale", "input_scale")):
             old.append(f"{module.name}.{end}")
     if old:
@@ -123,6 +131,7 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer."""
+    # one for all layers: the configuration has no entries for single layers
     block = checkpoint.quantization.get("weight_block_size")
     for _ in checkpoint.quantized_linears:
         yield f"fp8 in blocks of {block[0]} × {block[1]}" if block else "fp8"
@@ -141,10 +150,12 @@ def _layer_findings(
         inputs: name under which the client finds the scale of the inputs.
     """
     excluded = _excluded(checkpoint.quantization)
+    # an entry may name a whole block or the layers of an attention
     parents = tuple(f"{name}." for name in excluded)
     for module in checkpoint.layers:
         is_out = module.name in excluded or module.name.startswith(parents)
         stored = f"its weight is {module.weight}"
+        # heads are float in both clients
         if is_out or (module.is_head and module.is_quantized):
             yield from excluded_findings(module, f"it is excluded, and {stored}")
         elif module.is_quantized:
@@ -172,6 +183,7 @@ def _tensors(
         "weight": Slot(_TYPES, ((rows, columns),)),
         stored[0]: Slot((*FLOATS, "F8_E8M0", "U8"), shapes),
     }
+    # transformers: scales under vLLM's names are one finding of fp8-names, not one for each layer
     if len(scales) > 1:
         optional = Slot(FLOATS, SCALAR, needed=False)
         slots |= {"input_scale": optional, inputs: optional}

@@ -38,6 +38,7 @@ Sizes = Callable[[Tensor, dict[str, Any]], tuple[Shape, Slots]]
 
 def _group_size(entries: dict[str, Any]) -> Any:
     """Return the group size, under AutoAWQ's or transformers' name."""
+    # transformers writes the keys of its AwqConfig, AutoAWQ its own in quant_config.json
     return entries.get("q_group_size", entries.get("group_size"))
 
 
@@ -50,6 +51,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration of AutoAWQ."""
     entries = checkpoint.quantization
     for names in (("w_bit", "bits"), ("q_group_size", "group_size"), ("zero_point",)):
+        # vLLM takes either name (``get_from_keys`` of auto_awq.py)
         if not subset(entries, names):
             yield broken("awq-config", f"{QUANTIZATION}.{names[-1]}", NO_KEY)
     bits = _bits(entries, 4)
@@ -60,6 +62,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
     """Yield a version of AutoAWQ with a packing order unlike gemm's."""
+    # older files have no version, and are gemm
     version = str(entries.get("version", "gemm")).lower()
     if version != "gemm":
         yield broken(rule, f"{QUANTIZATION}.version", repr(version))
@@ -67,6 +70,7 @@ def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
 
 def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of AutoAWQ."""
+    # parts of names, as ``match_mode="substring"`` of vLLM's auto_awq.py
     names = checkpoint.quantization.get("modules_to_not_convert") or []
     skipped = [*map(str, names)]
     for module in checkpoint.linears:
@@ -85,13 +89,16 @@ def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     keys = ("bits", "group_size", "desc_act", "sym")
     yield from missing_key_findings(entries, QUANTIZATION, "gptq-config", keys)
+    # a missing key has its own finding, and passes here
     bits, symmetric = entries.get("bits", 4), entries.get("sym", True)
+    # ``TYPE_MAP`` of auto_gptq.py
     if bits not in (4, 8) or symmetric is not True:
         yield broken(
             "gptq-config",
             f"{QUANTIZATION}.bits",
             f"{bits!r} with sym {symmetric!r}; 4 and 8 with true are read",
         )
+    # with one group for all inputs the order of the columns does not matter
     if entries.get("desc_act") and entries.get("group_size") != -1:
         yield broken(
             "gptq-config",
@@ -124,6 +131,7 @@ def schemes(checkpoint: Checkpoint) -> Iterator[str]:
     entries = checkpoint.quantization
     bits = _bits(entries)
     for module in checkpoint.linears:
+        # layers without it are float
         if "qweight" in module.tensors:
             yield f"{bits} bits in groups of {_group_size(entries)}"
 
@@ -141,6 +149,7 @@ def fused_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield experts with a group size of -1, by which vLLM divides the inputs."""
     entries = checkpoint.quantization
+    # Linear layers have one group for -1; the class of experts has not
     if _group_size(entries) != -1:
         return
     for module in checkpoint.modules.values():
@@ -161,9 +170,11 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
     group = _group_size(entries)
     for module in checkpoint.modules.values():
         weight = module.weight
+        # norms, embeddings and layers that were left out
         is_float = "weight" in module.tensors and not module.is_quantized
         if weight is None or is_float:
             continue
+        # a matrix of codes under another name, or a norm that was renamed to qweight
         if not weight.name.endswith(".qweight") or len(weight.shape) != 2:
             yield broken(
                 "tensor-unknown",
@@ -178,6 +189,7 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
 
 def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     """Return the size and slots of AutoAWQ: eight outputs in an int32."""
+    # qweight is (in, out / 8), and scales are (groups, out)
     rows, columns = weight.shape
     groups = _groups(rows, _group_size(entries))
     return (columns * 8, rows), {
@@ -189,6 +201,7 @@ def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
 
 def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     """Return the size and slots of GPTQ: several inputs in an int32."""
+    # qweight is (in * bits / 32, out), and scales are (groups, out)
     bits = _override(weight.name, entries) or entries["bits"]
     rows, columns = weight.shape
     into = rows * 32 // bits
@@ -197,6 +210,7 @@ def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
         "qweight": Slot(("I32",), ((rows, columns),)),
         "qzeros": Slot(("I32",), ((groups, columns * bits // 32),), needed=False),
         "scales": Slot(FLOATS, ((groups, columns),)),
+        # the group of each input; only desc_act needs it, though files mostly hold it
         "g_idx": Slot(("I32",), ((into,),), needed=False),
     }
 
@@ -205,6 +219,7 @@ def _override(name: str, entries: dict[str, Any]) -> int | None:
     """Return the bits of a layer by a rule of GPTQModel's ``dynamic``, or None."""
     for pattern, change in (entries.get("dynamic") or {}).items():
         bits = object_of(change).get("bits")
+        # "+:" is the default of a rule; "-:" excludes layers, and matches no name here
         if type(bits) is int and re.match(pattern.removeprefix("+:"), name):
             return bits
     return None

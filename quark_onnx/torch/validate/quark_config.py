@@ -14,6 +14,7 @@ from quark_onnx.torch.validate.json_values import object_of, objects_in, strings
 from quark_onnx.torch.validate.modules import Module
 
 Layer = dict[str, Any]
+#: Layers whose outputs are keys, values or queries of an attention.
 _CACHED = ("k_proj", "v_proj", "q_proj", "qkv_proj")
 
 
@@ -23,6 +24,7 @@ def stages(spec: Any) -> list[dict[str, Any]]:
     >>> stages(None), stages({"dtype": "int8"})
     ([], [{'dtype': 'int8'}])
     """
+    # null and malformed entries drop out; ``listed`` tells how many there were
     return of_type(listed(spec), dict)
 
 
@@ -33,13 +35,16 @@ def listed(spec: Any) -> list[Any]:
 
 def is_glob(pattern: str) -> bool:
     """Return whether a name is a shell pattern, which vLLM does not support."""
+    # "*" is common in regular expressions
     return not pattern.startswith("re:") and any(mark in pattern for mark in "*?[")
 
 
 def overrides_in_vllm(pattern: str, name: str) -> bool:
     """Return whether vLLM applies an entry of layer_quant_config to a layer."""
+    # ``get_layer_quant_config_from_name``: without a star, the name must be within the pattern, so
     if "*" in pattern:
         return fnmatch(name, pattern)
+    # that an exact name matches, and a longer pattern as well
     return name in pattern
 
 
@@ -66,11 +71,13 @@ class QuarkConfig:
     @property
     def is_fake(self) -> bool:
         """Whether the weights are floats that were rounded, without codes and scales."""
+        # a missing weight_format means real_quantized
         return bool(self.export.get("weight_format") == "fake_quantized")
 
     @property
     def pack_method(self) -> str:
         """The order of packed 4-bit integers."""
+        # the default of amd-quark; vLLM passes None on, and ``quark-export`` reports it
         return str(self.export.get("pack_method", "reorder"))
 
     @property
@@ -112,16 +119,19 @@ class QuarkConfig:
 
         The experts of a mixture have a common entry.
         """
+        # vLLM asks once for all experts of a block
         name = module.experts or module.name
         if matches_any(name, self.exclude):
             return True
         # a single expert that is excluded excludes them all
         inside = f"{module.experts}."
+        # ``should_ignore_layer`` with check_children
         is_inside = (pattern.startswith(inside) for pattern in self.exclude)
         return bool(module.experts) and any(is_inside)
 
     def layer(self, name: str) -> Layer:
         """Return a layer's configuration in amd-quark: the first matching pattern."""
+        # the first match wins in both readers, so that the order of the file matters
         for pattern, layer in self.overrides.items():
             if fnmatch(name, pattern):
                 return layer
@@ -133,6 +143,7 @@ class QuarkConfig:
         for pattern, layer in self.overrides.items():
             if overrides_in_vllm(pattern, name):
                 is_cache = self._is_cache_pattern(pattern)
+                # ``QuarkConfig.from_config`` of vLLM removes them before layers are configured
                 return {**layer, "output_tensors": None} if is_cache else layer
         return self.fallback
 
@@ -150,12 +161,14 @@ class QuarkConfig:
 
     def is_cached(self, module: Module) -> bool:
         """Return whether a layer's output is quantized, as KV cache or as queries."""
+        # other layers with quantized outputs are refused by vLLM
         output = self.layer(module.name).get("output_tensors")
         return bool(stages(output)) and module.last in _CACHED
 
 
 def same(first: Any, second: Any) -> bool:
     """Return whether two configurations are equal in vLLM; 1 does not equal True."""
+    # ``deep_compare`` of vLLM, quark/utils.py; 1 == True in Python, but not in JSON
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):
@@ -176,6 +189,7 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
 
 def different(first: Layer, second: Layer) -> list[str]:
     """Return the keys of two objects whose values differ; a missing value is not null."""
+    # None would hide the difference between a missing key and null
     missing = object()
     return [
         key
@@ -191,6 +205,7 @@ def is_regular_match(pattern: str, name: str) -> bool:
     (True, False)
     """
     try:
+        # anchored at the start alone, as in vLLM
         return pattern.startswith("re:") and re.match(pattern[3:], name) is not None
     except re.error:
         return False

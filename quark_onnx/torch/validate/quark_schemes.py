@@ -32,12 +32,15 @@ SizeAndSlots = tuple[Shape, dict[str, Slot]]
 
 _INT4 = ("int4", "uint4")
 _FP6 = ("fp6_e3m2", "fp6_e2m3")
+#: Types of safetensors by the dtypes that take a byte for each value.
 _BYTES = {"fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2", "int8": "I8", "uint8": "U8"}
 
+#: vLLM tests ``not weight_quant.get("is_dynamic")``, so that a missing key means static.
 _STATIC = {"is_dynamic": is_unset}
 _DYNAMIC = {"is_dynamic": is_set}
 _PER_TENSOR = {"qscheme": "per_tensor"}
 _E4M3 = {"dtype": "fp8_e4m3"}
+#: Also the second stage of NVFP4: the global scale of the E4M3 scales of the blocks.
 _E4M3_STATIC = {**_E4M3, **_PER_TENSOR, **_STATIC}
 _INT8_WEIGHT = {
     "dtype": "int8",
@@ -56,6 +59,7 @@ _INT4_FP8 = (
         **_STATIC,
     },
 )
+#: OCP MX: 32 values share an exponent of 8 bits.
 _MX = {"qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 #: MXFP8 as blocks of two dimensions, of which each row has 32 values.
 _MX_BLOCKS = {
@@ -66,6 +70,7 @@ _MX_BLOCKS = {
     "symmetric": is_true,
     **_STATIC,
 }
+#: Element types of OCP MX that vLLM has kernels or emulation for (ocp_mx_utils.py).
 _MX_TYPES = ("fp4", *_FP6, "fp8_e4m3")
 
 
@@ -87,6 +92,7 @@ class Scheme:
 
     def takes(self, weight: list[Spec], inputs: list[Spec], experts: bool) -> bool:
         """Return whether the scheme is for a layer."""
+        # classes for experts are other classes than those for Linear layers
         if self.experts not in (None, experts):
             return False
         return _all_meet(weight, self.weight) and _all_meet(inputs, self.inputs)
@@ -101,6 +107,7 @@ SCHEMES = (
         ({**_NVFP4_BLOCKS, **_STATIC}, _E4M3_STATIC),
         ({**_NVFP4_BLOCKS, **_DYNAMIC}, _E4M3_STATIC),
     ),
+    # ``_is_fp8_w4a8``: dynamic inputs of any qscheme, or static ones for the whole tensor
     Scheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_DYNAMIC},), experts=True),
     Scheme("int4_fp8", _INT4_FP8, ({**_E4M3, **_PER_TENSOR},), experts=True),
     Scheme(
@@ -109,6 +116,7 @@ SCHEMES = (
             {
                 **_E4M3,
                 "qscheme": "per_block",
+                # DeepSeek's blocks; vLLM takes no others
                 "block_size": lambda block: list(block or ()) == [128, 128],
                 "symmetric": is_true,
                 **_STATIC,
@@ -118,6 +126,7 @@ SCHEMES = (
             {
                 **_E4M3,
                 "qscheme": "per_group",
+                # groups of inputs are as wide as the blocks of the weight
                 "group_size": 128,
                 "symmetric": is_true,
                 **_DYNAMIC,
@@ -141,6 +150,7 @@ SCHEMES = (
     ),
     Scheme(
         "int8",
+        # with dynamic inputs vLLM does not look at is_dynamic of the weight
         (_INT8_WEIGHT,),
         ({"dtype": "int8", "qscheme": "per_channel", "is_dynamic": is_true},),
     ),
@@ -148,6 +158,7 @@ SCHEMES = (
         "mxfp4_fp8",
         ({"dtype": "fp4", **_MX, **_STATIC},),
         ({**_E4M3_STATIC, "symmetric": is_true},),
+        # experts of this kind are a case of ``_microscaling``
         experts=False,
     ),
 )
@@ -170,9 +181,11 @@ def scheme_in_vllm(
     """
     weight = stages(layer.get("weight"))
     inputs = stages(layer.get("input_tensors"))
+    # rows that overlap have the same name, so that their order does not matter
     for scheme in SCHEMES:
         if scheme.takes(weight, inputs, experts):
             return scheme.name, ""
+    # vLLM raises for several stages before it looks at the other schemes
     if max(len(weight), len(inputs)) > 1:
         return "", (
             "of two stages is nvfp4 alone: fp4 in groups of 16 and fp8_e4m3, inputs"
@@ -182,6 +195,7 @@ def scheme_in_vllm(
         return "", "the weight has no specification"
     if meets(weight[0], {"qscheme": "per_block", "block_size": is_unset}):
         return "", "per_block needs a block_size"
+    # int4 with inputs has no scheme: microscaling, the last one, takes no integers
     packed = pack_method in ("order", "reorder") and not inputs
     if packed and weight[0].get("dtype") in _INT4:
         return _weight_only_int4(weight[0])
@@ -190,6 +204,7 @@ def scheme_in_vllm(
 
 def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
     """Return whether the number of stages is right, and every stage meets its conditions."""
+    # ``map`` would stop at the shorter of the two
     if len(specs) != len(wanted):
         return False
     return all(map(meets, specs, wanted))
@@ -198,6 +213,7 @@ def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
 def _weight_only_int4(spec: Spec) -> tuple[str, str]:
     """Return the scheme of packed integers, and the reason if unsupported."""
     group, symmetric = spec.get("group_size"), spec.get("symmetric")
+    # ``parse_w4a16_int4_weight_config`` of vLLM, quark/utils.py
     if not isinstance(group, int) or group <= 0:
         return "", f"integers of four bits need a positive group_size; it is {group!r}"
     if not isinstance(symmetric, bool):
@@ -216,11 +232,13 @@ def _microscaling(
         return "", "no scheme has such weights"
     if not inputs:
         return f"mx{dtype}", ""
+    # more stages than one have been refused above
     kind = inputs[0].get("dtype")
     if inputs[0].get("is_dynamic"):
         if kind in _MX_TYPES:
             return f"mx{dtype}_{kind}", ""
         return "", f"microscaling weights take no inputs of {kind}"
+    # ``allow_static_fp8`` of ``_is_w_ocp_mx_a_x`` is set for experts only
     if experts and meets(inputs[0], {**_E4M3_STATIC, "symmetric": is_true}):
         return f"mx{dtype}_fp8", ""
     return "", "microscaling weights take no static inputs"
@@ -230,6 +248,7 @@ def _has_exponents(weight: Spec, experts: bool) -> bool:
     """Return whether each 32 values share an exponent; experts have it in one row alone."""
     if meets(weight, _MX):
         return True
+    # blocks of several rows share a scale; the class for experts takes one row alone
     return meets(weight, _MX_BLOCKS) and (not experts or weight["block_size"][0] == 1)
 
 
@@ -241,6 +260,7 @@ def describe(layer: Layer) -> str:
     """
     parts = []
     for what, key in (("weight", "weight"), ("input", "input_tensors")):
+        # "fp8_e4m3 per_tensor of int4 per_channel" names two stages
         words = " of ".join(map(_words, stages(layer.get(key))))
         if words:
             parts.append(f"{what} {words}")
@@ -274,6 +294,7 @@ def slots_of(
     specs = stages(layer.get("weight"))
     if not specs:
         return None
+    # the first stage decides how values are stored, except for int4_fp8
     make_slots = _SLOTS_BY_DTYPE.get(str(specs[0].get("dtype")))
     if _all_meet(specs, (_E4M3, {"dtype": "int4"})):
         make_slots = _int4_fp8_slots
@@ -286,6 +307,7 @@ def slots_of(
 def group_of(layer: Layer) -> int:
     """Return the number of input values per scale; 0 without groups."""
     for spec in stages(layer.get("weight")):
+        # NVFP4 has its groups in the first stage, int4_fp8 has none
         if spec.get("qscheme") == "per_group":
             # a second stage scales the scales of the first
             return _group_size(spec)
@@ -308,6 +330,7 @@ def _int4_fp8_slots(
     return (rows, columns * 8), {
         "weight": Slot(("I32",), ((rows, columns),)),
         "weight_scale": SCALE,
+        # a weight is code * weight_scale_2 * weight_scale
         "weight_scale_2": floats((rows,)),
         "weight_zero_point_2": Slot(("I32",), ((ceil_div(rows, 8),),), needed=False),
     }
@@ -320,6 +343,7 @@ def _float_blocks(
 ) -> SizeAndSlots:
     """Return the size and slots of fp4 (two values in a byte) or fp6 (four in three)."""
     out, columns = weight.shape
+    # bytes of a row: in * 3 / 4 for fp6, in / 2 for fp4
     into = columns * 4 // 3
     if specs[0].get("dtype") == "fp4":
         into = columns * 2
@@ -357,16 +381,20 @@ def _packed_integers(
     spec = specs[0]
     rows, columns = weight.shape
     size: Shape = (rows, columns * 8)
+    # per tensor
     scales, zeros = SCALE, SCALAR
     if spec.get("qscheme") == "per_group":
+        # the weight is stored as (in, ceil(out / 8)): eight outputs of an input share an int32
         size = (_packed_width(columns, scale), rows)
         groups = max(rows // (_group_size(spec) or rows), 1)
         scales, zeros = floats((groups, size[0])), ((groups, columns),)
     elif spec.get("qscheme") == "per_channel":
+        # the weight is stored as (out, in / 8), and eight zero points share an int32
         scales, zeros = floats((rows,)), ((ceil_div(rows, 8),),)
     return size, {
         "weight": Slot(("I32",), ((rows, columns),)),
         "weight_scale": scales,
+        # amd-quark writes zero points of symmetric integers as well; vLLM initializes them with 0
         "weight_zero_point": Slot(("I32",), zeros, spec.get("symmetric") is False),
     }
 
@@ -386,17 +414,21 @@ def _packed_width(columns: int, scale: Tensor | None) -> int:
     if scale is None or len(scale.shape) != 2:
         return columns * 8
     out = scale.shape[1]
+    # scales of another width are a finding of their own, and tell nothing about the weight
     return out if ceil_div(out, 8) == columns else columns * 8
 
 
 def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
     """Return the slots of the scales of fp4 or fp6 in groups."""
+    # without groups a row has one scale
     group = group_of({"weight": specs}) or into
     blocks = (out, into // group)
+    # NVFP4: E4M3 scales of the blocks, and a global scale
     if len(specs) == 2:
         return {"weight_scale": Slot(("F8_E4M3",), (blocks,)), "weight_scale_2": SCALE}
     spec = specs[0]
     in_bytes = (
+        # amd-quark names the number format of a scale in either key; e5m3 is AMD's own FP4
         spec.get("scale_format") in ("e8m0", "e5m3", "e4m3")
         or spec.get("scale_type") == "float8_e5m3"
     )
@@ -436,11 +468,14 @@ def _scale_shapes(
     """Return the accepted shapes of the scales of an 8-bit weight."""
     qscheme = spec.get("qscheme")
     if qscheme == "per_channel":
+        # vLLM's parameter is (out, 1) for integers, and (out,) for fp8
         return ((out,), (out, 1)) if _is_integer(spec) else ((out,),)
     if qscheme == "per_group":
         groups = into // (_group_size(spec) or into)
+        # scales lie like the weight
         return ((groups, out),) if transposed else ((out, groups),)
     if qscheme == "per_block":
+        # (rows, columns) of a block; the last blocks may be incomplete
         high, wide = spec.get("block_size") or (1, 1)
         return ((ceil_div(out, high), ceil_div(into, wide)),)
     return SCALAR
@@ -448,12 +483,14 @@ def _scale_shapes(
 
 def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:
     """Return the slot of zero points, required for asymmetric integers."""
+    # amd-quark writes the type of zero_point_type, int32 by default
     return Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
 
 
 def _input_slots(specs: list[Spec]) -> dict[str, Slot]:
     """Return the slots of input scales, one for every static stage."""
     slots = {}
+    # names of scales by the number of the stage; more than three stages do not exist
     for spec, end in zip(specs, ("", "_2", "_3"), strict=False):
         if spec.get("is_dynamic"):
             continue

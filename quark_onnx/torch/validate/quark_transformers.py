@@ -41,6 +41,7 @@ TOP_KEYS = (
     "layer_type_quant_config",
     "exclude",
 )
+#: ``QLayerConfig.from_dict`` of amd-quark indexes its keys, so that a missing key is a KeyError.
 LAYER_KEYS = ("weight", "input_tensors", "output_tensors", "bias")
 TENSOR_KEYS = (
     "dtype",
@@ -51,6 +52,7 @@ TENSOR_KEYS = (
     "symmetric",
     "observer_cls",
 )
+#: amd-quark passes the object as keyword arguments, so that another key is a TypeError.
 EXPORT_KEYS = (
     "kv_cache_group",
     "min_kv_scale",
@@ -143,17 +145,20 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     config = QuarkConfig(checkpoint.quantization)
     entries = config.entries
     yield from missing_key_findings(entries, QUANTIZATION, "quark-key", TOP_KEYS)
+    # missing keys have defaults
     extra = without(config.export, EXPORT_KEYS)
     if extra:
         text = f"it has {', '.join(map(repr, extra))}"
         yield broken("quark-export-keys", f"{QUANTIZATION}.export", text)
     if config.is_fake:
         yield from _fake_findings(config)
+    # null or a list is no object, and has a finding of vLLM's rules alone
     classes = object_of(entries.get("layer_type_quant_config"))
     for layer_class in excluding(classes, _LAYER_CLASSES):
         place = f"{QUANTIZATION}.layer_type_quant_config"
         yield broken("quark-layer-class", place, f"it names {layer_class!r}")
     yield from _algorithm_findings(entries)
+    # transformers does not build AMD Quark's attention
     for spec in stages(entries.get("softmax_quant_spec")):
         place = f"{QUANTIZATION}.softmax_quant_spec"
         yield broken("quark-softmax", place, describe({"weight": spec}))
@@ -176,6 +181,7 @@ def _fake_findings(config: QuarkConfig) -> Iterator[Finding]:
 def _algorithm_findings(entries: dict[str, Any]) -> Iterator[Finding]:
     """Yield unknown algorithms."""
     for algorithm in listed(entries.get("algo_config") or []):
+        # an algorithm is an object with a name; older files have the name itself
         name = algorithm
         if isinstance(algorithm, dict):
             name = algorithm.get("name")
@@ -187,6 +193,7 @@ def _algorithm_findings(entries: dict[str, Any]) -> Iterator[Finding]:
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield missing tensors, and tensors that are misread silently."""
     config = QuarkConfig(checkpoint.quantization)
+    # transformers holds the experts of a block in fused tensors, and does not find single experts
     experts = checkpoint.experts
     if experts:
         yield broken("quark-mixture", experts[0], f"{len(experts)} layers have experts")
@@ -205,20 +212,24 @@ def _module_findings(
     if module.weight is None:
         return
     stored = f"its weight is {module.weight}"
+    # amd-quark leaves the layer as it is, with a float weight
     if config.excludes(module.name):
         yield from excluded_findings(module, f"it is excluded, and {stored}")
         return
     layer = config.layer(module.name)
     weights = stages(layer.get("weight"))
+    # a cast has no scale, so that the file shows no sign of it
     casts = [spec.get("dtype") in _CASTS for spec in weights]
     if module.is_quantized or any(casts):
         yield from _unloadable(module, weights)
+    # float weights are right here
     if not weights or casts[0] or config.is_fake:
         return
     if not module.is_quantized:
         # routers are no Linear in transformers
         yield from included_findings(module, f"{stored}, not {describe(layer)}")
         return
+    # transformers renames the scale of the first stage only
     if len(weights) > 1:
         yield broken("quark-two-stages", module.name, describe(layer))
     yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
@@ -232,6 +243,7 @@ def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Findi
     weight = module.weight
     if not weights or weight is None or not meets(weights[0], _TWO_BIT_GROUPS):
         return
+    # packed weights in groups are stored transposed, so that the first axis counts the inputs
     group = weights[0]["group_size"]
     if weight.shape[0] % group:
         text = f"groups of {group}, and {weight.shape[0]} inputs"
@@ -240,6 +252,7 @@ def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Findi
 
 def _is_unloadable(dtype: Any) -> bool:
     """Return whether amd-quark loads no weights of a dtype."""
+    # "int3" and "uint3" have no packing in amd-quark 0.13
     return dtype in _CASTS or str(dtype).endswith("int3")
 
 
@@ -279,6 +292,7 @@ def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
     for key in LAYER_KEYS:
         yield from missing_key_findings(layer, place, "quark-key", [key])
         for number, spec in enumerate(stages(layer.get(key))):
+            # a single stage has no number in the file
             which = f"[{number}]" if isinstance(layer[key], list) else ""
             yield from _tensor_findings(f"{place}.{key}{which}", spec)
 
@@ -319,6 +333,7 @@ def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
     problems = [*field_findings(spec, place, [_TYPE_CHECK])]
     if not problems and spec["dtype"] not in _UNSCALED:
         problems = [*field_findings(spec, place, [_QSCHEME_CHECK])]
+        # the first kind of problem alone, as the checks build on each other
         problems = problems or [*_scaled_findings(place, spec)]
     yield from problems
 
@@ -326,6 +341,7 @@ def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
 def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
     """Yield errors in the fields of a known type and qscheme."""
     qscheme = spec["qscheme"]
+    # per_block has no list of observers
     checks = [*_OBSERVER_CHECKS.get(qscheme, ())]
     if spec["dtype"] in INTEGERS:
         checks += _INTEGER_CHECKS

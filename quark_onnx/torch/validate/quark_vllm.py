@@ -58,6 +58,8 @@ _PROBABILITIES, _QUERIES = (
     "prob_output_scale",
     ("q_proj", "qkv_proj", "query_key_value"),
 )
+#: vLLM initializes the scales with -1.0, and takes 1.0 where no tensor has replaced that
+#: (``BaseKVCacheMethod`` in kv_cache.py).
 _ONE = "there is no such tensor; 1.0 is taken"
 
 _EXCLUDE_CHECK = FieldCheck("quark-exclude", "exclude", is_names, absent=NO_KEY_OR_NULL)
@@ -73,11 +75,14 @@ def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in the configuration."""
     config = QuarkConfig(checkpoint.quantization)
     entries = config.entries
+    # the order of ``QuarkConfig.from_config``: the export and the cache before the layers
     yield from _export_findings(config)
     yield from field_findings(entries, QUANTIZATION, [_EXCLUDE_CHECK])
     for pattern in config.exclude:
         yield from _pattern_findings(checkpoint, pattern)
     yield from field_findings(entries, QUANTIZATION, [_LAYER_TYPES_CHECK])
+    # vLLM looks the class itself up in this object; its keys are strings, so that none is ever
+    # found
     ignored = object_of(entries.get("layer_type_quant_config"))
     if ignored:
         place = f"{QUANTIZATION}.layer_type_quant_config"
@@ -96,6 +101,7 @@ def _override_findings(
     config: QuarkConfig,
 ) -> Iterator[Finding]:
     """Yield entries of layer_quant_config without a layer."""
+    # an entry may be for all experts of a block, which vLLM looks up as one module
     names = {*checkpoint.modules, *checkpoint.experts} - {""}
     for pattern in config.overrides:
         if not any(overrides_in_vllm(pattern, name) for name in names):
@@ -106,8 +112,10 @@ def _override_findings(
 def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]:
     """Yield an entry of exclude that vLLM reads otherwise than amd-quark."""
     place = f"{QUANTIZATION}.exclude"
+    # vLLM compiles the expression when it creates the first layer
     if pattern.startswith("re:") and not _is_regular(pattern[3:]):
         yield broken("quark-exclude", place, f"{pattern!r} is no regular expression")
+    # amd-quark writes patterns that users gave; vLLM compares the pattern as an exact name
     if is_glob(pattern):
         names = fnmatch_filter(checkpoint.modules, pattern)
         yield broken(
@@ -123,6 +131,7 @@ def _severity_of_glob(modules: Iterable[Module]) -> str:
 
     vLLM finds no name in it, and quantizes the float layers that amd-quark left out by it.
     """
+    # vLLM creates quantized layers for float weights: values are cast to codes without a scale
     if any(module.is_linear and not module.is_quantized for module in modules):
         return WRONG
     return WARNING
@@ -134,9 +143,11 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     quantized_routers = checkpoint.config.get("model_type") in _QUANTIZED_ROUTERS
     for name, modules in fused(checkpoint.modules):
         yield from _fused_findings(config, name, modules)
+        # vLLM keeps a second scale for each expert, so that experts may differ
         if not modules[0].experts:
             yield from _second_scale_findings(name, modules)
     for module in checkpoint.linears:
+        # float routers of other families are created without a quantization config
         if module.is_quantized or quantized_routers or not module.is_router:
             yield from _layer_findings(checkpoint, config, module)
     yield from cache_findings(checkpoint, config)
@@ -148,6 +159,8 @@ def quark_schemes_in_vllm(checkpoint: Checkpoint) -> Iterator[str]:
     config = QuarkConfig(checkpoint.quantization)
     for module in checkpoint.quantized_linears:
         layer = config.layer_in_vllm(module)
+        # the reason is for ``_layer_findings``; a layer without a scheme is named by its number
+        # formats
         name, _ = scheme_in_vllm(layer, config.pack_method, bool(module.experts))
         yield name or describe(layer)
 
@@ -163,16 +176,19 @@ def tensor_findings(
     if weight is None:
         return
     found = slots_of(layer, weight, module.tensors.get("weight_scale"))
+    # a number format without a layout is a finding of the scheme
     if found is None:
         return
     size, slots = found
     demanded = size_of(module.name, checkpoint.text_config)
+    # 0 stands for no groups
     group = group_of(layer)
     yield from quantized_findings(module, size, demanded, {**slots, **extra}, group)
 
 
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:
     """Return the scales of a layer whose output is the KV cache."""
+    # scales of queries come with quantized attention, even where no entry names the queries
     queries = module.last == "q_proj" and config.rounds_attention
     if not (queries or config.is_cached(module)):
         return {}
@@ -197,8 +213,10 @@ def attention_findings(
     """Yield non-scalar scales of probabilities, and missing attention scales."""
     scaled = checkpoint.modules_with(_PROBABILITIES)
     for module in scaled.values():
+        # the other tensors of the module have rules of their own
         alone = subset(module.tensors, [_PROBABILITIES])
         yield from slot_findings(Module(module.name, alone), {_PROBABILITIES: SCALE})
+    # without quantized probabilities the scales are not needed
     if config.rounds_attention:
         for module in checkpoint.linears:
             yield from _missing_attention_findings(config, module, scaled)
@@ -256,6 +274,7 @@ def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
     """Yield errors in the settings of the export."""
     place = f"{QUANTIZATION}.export"
     problems = [*field_findings(config.entries, QUANTIZATION, [_EXPORT_CHECK])]
+    # the checks below read keys that the first ones demand
     if not problems:
         problems = [*field_findings(config.export, place, [_CACHE_GROUP_CHECK])]
     yield from problems
@@ -272,6 +291,7 @@ def _cache_group_findings(config: QuarkConfig) -> Iterator[Finding]:
     if not layers:
         text = f"no name in layer_quant_config matches {config.kv_patterns}"
         yield broken("quark-kv", f"{QUANTIZATION}.export.kv_cache_group", text)
+    # vLLM raises the first of these errors; the others would follow from it
     elif problem := _cache_problem(layers):
         yield broken("quark-kv", f"{QUANTIZATION}.layer_quant_config", problem)
 
@@ -286,8 +306,10 @@ _LAYERS_CHECK = FieldCheck(
 def _cache_problem(layers: list[Layer]) -> str:
     """Return what keeps vLLM from an fp8 cache, by the layers of keys and values, or ""."""
     outputs = [layer.get("output_tensors") for layer in layers]
+    # vLLM indexes the key, and raises a KeyError without it
     if not all("output_tensors" in layer for layer in layers):
         return "a layer of the KV cache lacks output_tensors"
+    # one cache holds all layers, so that vLLM demands one specification
     if not all(same(output, outputs[0]) for output in outputs):
         return "layers of the KV cache differ in output_tensors"
     spec = object_of(outputs[0])
@@ -315,6 +337,7 @@ def _entry_findings(name: str, entry: object) -> Iterator[Finding]:
 
 def _has_stages(spec: object) -> bool:
     """Return whether a specification is null, an object or a list of objects."""
+    # stages drops entries that are no objects, so that fewer stages than entries are a sign of them
     return spec is None or len(stages(spec)) == len(listed(spec))
 
 
@@ -330,6 +353,7 @@ def _fused_findings(
     modules: list[Module],
 ) -> Iterator[Finding]:
     """Yield partially excluded fused layers, or fused layers with different configurations."""
+    # by the shell patterns of amd-quark or the regular expressions of vLLM
     excluded = list(filter(config.excludes, names_of(modules)))
     if not excluded and modules[0].experts:
         yield from _expert_findings(config, name, modules)
@@ -346,6 +370,7 @@ def _expert_findings(
     modules: list[Module],
 ) -> Iterator[Finding]:
     """Yield experts with a configuration unlike their module's."""
+    # vLLM looks up the module of the experts, whose name stands for all of them
     shared = config.layer_in_vllm(modules[0])
     differ = [
         name for name in names_of(modules) if not same(config.layer(name), shared)
@@ -370,6 +395,7 @@ def _shard_findings(
         found = config.layer_in_vllm(other)
         if not same(found, layer):
             text = f"{first.last}: {describe(layer)}; {other.last}: {describe(found)}"
+            # equal in a few words: the difference is in another key, such as the observer
             if describe(layer) == describe(found):
                 text = _differing_keys(layer, found)
             yield broken("quark-shards-differ", name, text)
@@ -380,6 +406,7 @@ def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding
 
     vLLM takes the greatest second scale for all codes of the fused layer.
     """
+    # int4_fp8 has a second scale for each output: single_value returns None, which drops out
     tensors = present(module.tensors.get("weight_scale_2") for module in modules)
     scales = present(map(single_value, tensors))
     if len(set(scales)) > 1:
@@ -393,10 +420,12 @@ def _layer_findings(
     module: Module,
 ) -> Iterator[Finding]:
     """Yield errors in the configuration of a layer, and then in its tensors."""
+    # a pattern of amd-quark means a float layer in the file, even where vLLM does not read it
     if config.excludes(module.name) or config.excludes_in_vllm(module):
         yield from excluded_findings(module, f"it is excluded, and {_stored(module)}")
         return
     layer = config.layer_in_vllm(module)
+    # outputs for the KV cache are removed by ``layer_in_vllm``
     for key, spec in subset(layer, ("output_tensors", "bias")).items():
         if spec:
             yield broken("quark-outputs", module.name, f"{key} is {_short(spec)}")
@@ -413,6 +442,8 @@ def _layer_findings(
             "float-included",
             module.name,
             f"{_stored(module)}; the configuration says {name}",
+            # a float weight fits into a parameter of its own shape, and is cast; a packed shape
+            # raises
             REFUSED if _is_packed(layer) else WRONG,
         )
 
@@ -420,6 +451,7 @@ def _layer_findings(
 def _is_packed(layer: dict[str, object]) -> bool:
     """Return whether the stored shape differs from a float weight's shape."""
     return any(
+        # "4" stands for int4, uint4 and fp4
         str(spec.get("dtype")).endswith(("4", "fp6_e3m2", "fp6_e2m3"))
         for spec in stages(layer.get("weight"))
     )
@@ -438,6 +470,7 @@ def _differing_keys(first: Layer, second: Layer) -> str:
     differ = []
     for key in different(first, second):
         one, other = stages(first.get(key)), stages(second.get(key))
+        # keys of single stages can be named; lists of stages differ as a whole
         if len(one) == len(other) == 1:
             differ += [f"{key}.{name}" for name in different(one[0], other[0])]
     names = differ or different(first, second)

@@ -36,6 +36,7 @@ from quark_onnx.torch.validate.quark_transformers import (
     OBSERVERS,
 )
 
+#: Bytes that are copied at once: 16 MiB, so that a file of any size needs little memory.
 _CHUNK = 1 << 24
 #: Clients of other files, with the error for them.
 _UNMENDED = {
@@ -88,9 +89,11 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
     """
     if client in _UNMENDED:
         raise ConfigError(_UNMENDED[client])
+    # before the output is looked at: an unreadable folder is the first error to report
     before = validate(folder, client)
     folder = Path(folder)
     if output is None:
+        # absolute, as "." has no name to which a suffix could be added
         output = folder.absolute().with_name(f"{folder.absolute().name}-fixed")
     output = Path(output)
     if output.exists():
@@ -105,6 +108,7 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         notes.append(f"{renamed} scales have the names of today")
     index = _index_of(checkpoint)
     if index is not None:
+        # the index is derived from the headers, whatever it said before
         notes.append("the index says where each tensor is")
     if not notes:
         return Mended(None, (), before)
@@ -116,6 +120,7 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         _write(checkpoint, config, index, scratch)
         # check that the copy is readable before it is published
         validate(scratch, client)
+        # atomic: another process sees no half-written copy
         scratch.replace(output)
     return Mended(output, tuple(notes), validate(output, client))
 
@@ -125,12 +130,15 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
 
     Values follow from other keys and from the tensors.
     """
+    # the steps change nested objects, and the original is needed to see a difference
     config, notes = deepcopy(checkpoint.config), list[str]()
     if checkpoint.method != "quark":
         return config, notes
+    # the configuration of the language model may hold the settings (``Checkpoint.quantization``)
     holder = config["text_config"] if "quantization_config" not in config else config
     entries = holder.get("quantization_config")
     if isinstance(entries, dict):
+        # _mend_exclude comes last: it reads exclude, which _mend_plain_keys may add
         for step in (_mend_export, _mend_plain_keys, _mend_layers, _mend_exclude):
             step(entries, checkpoint, notes)
     return config, notes
@@ -160,10 +168,12 @@ def _mend_export(
     kv = [
         name
         for name, layer in QuarkConfig(entries).overrides.items()
+        # queries may have quantized outputs, too, but are no part of the cache
         if stages(layer.get("output_tensors")) and name.endswith(("k_proj", "v_proj"))
     ]
     found = entries.get("export")
     export = object_of(found)
+    # null counts as missing: vLLM fails for a kv_cache_group of null as for none
     given = present_values(subset(export, EXPORT_KEYS))
     whole = {"kv_cache_group": kv, **_PLAIN_EXPORT, **given}
     if whole == found:
@@ -174,6 +184,7 @@ def _mend_export(
         "loses": list(without(export, EXPORT_KEYS)),
     }
     parts = [f"{verb} {', '.join(keys)}" for verb, keys in changes.items() if keys]
+    # no parts: only keys were added that need no words
     notes.append(f"export {' and '.join(parts) or 'is whole'}")
 
 
@@ -184,6 +195,7 @@ def _mend_plain_keys(
 ) -> None:
     """Add the keys of amd-quark's QConfig that are missing or null."""
     missing = without(_PLAIN_KEYS, present_values(entries))
+    # copies, or all configurations would share the lists and objects of the table
     entries |= deepcopy(missing)
     for key, plain in missing.items():
         notes.append(f"{key} is {json.dumps(plain)}")
@@ -199,15 +211,19 @@ def _mend_layers(
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += object_of(entries.get(key)).values()
     added = list[str]()
+    # malformed entries stay as they are, and have findings
     for layer in of_type(layers, dict):
+        # an object without a weight is no configuration of a layer
         if "weight" in layer:
             added += _mend_layer(layer)
     if added:
+        # each name once, in the order of the layers
         notes.append(f"layers have {', '.join(dict.fromkeys(added))}")
 
 
 def _mend_layer(layer: dict[str, Any]) -> list[str]:
     """Add the keys that a layer's configuration lacks; return their names."""
+    # weight and input_tensors are left out: no plain value follows for them
     missing = excluding(LAYER_KEYS[2:], layer)
     layer |= dict.fromkeys(missing)
     changed = missing
@@ -221,10 +237,12 @@ def _mend_spec(spec: dict[str, Any]) -> list[str]:
     """Add the missing keys of a specification; return the names of changed keys."""
     observers = OBSERVERS.get(str(spec.get("qscheme")), ())
     plain = _plain_fields(spec)
+    # keys that are missing or null
     changed = excluding(plain, present_values(spec))
     if observers and spec.get("observer_cls") not in observers:
         changed.append("observer_cls")
     spec |= subset(plain, changed)
+    # amd-quark demands the keys, though they mean nothing for one scale
     if spec.get("qscheme") == "per_tensor":
         missing = excluding(("ch_axis", "group_size"), spec)
         spec |= dict.fromkeys(missing)
@@ -239,9 +257,11 @@ def _plain_fields(spec: dict[str, Any]) -> dict[str, Any]:
     observers = OBSERVERS.get(str(qscheme), ())
     if observers:
         plain["observer_cls"] = observers[0]
+    # amd-quark 0.13 writes this observer for MX formats and NVFP4
     if qscheme == "per_group" and dtype.startswith(("fp4", "fp6")):
         plain["observer_cls"] = "PerBlockMXObserver"
     if dtype in INTEGERS:
+        # the values that amd-quark writes for all of its integer schemes
         plain |= {"round_method": "half_even", "scale_type": "float"}
     return plain
 
@@ -257,6 +277,7 @@ def _mend_exclude(
     names = excluding(config.exclude, patterns)
     matrices = checkpoint.matrices
     if patterns:
+        # the patterns alone, so that the names in the list are not repeated
         meant = QuarkConfig({"exclude": patterns})
         matched = filter(meant.excludes, names_of(matrices))
         expanded = excluding(matched, names)
@@ -265,6 +286,7 @@ def _mend_exclude(
             f"exclude has {len(expanded)} names in place of {', '.join(patterns)}",
         )
     wanted = QuarkConfig({"exclude": names})
+    # vLLM quantizes every layer that exclude does not name
     floats = [module.name for module in matrices if not module.is_quantized]
     unnamed = list(filterfalse(wanted.excludes, floats))
     # nothing is known of a checkpoint whose layers are all float
@@ -281,10 +303,12 @@ def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     rules = {finding.rule for finding in checkpoint.damage}
     missing = {*object_of(checkpoint.index).values()} - {*checkpoint.headers}
     # an index of the files that can be read would hide those that are lost
+    # the complete index has to come with the files
     if missing or "file-damaged" in rules:
         return None
     if "index-json" not in rules and checkpoint.index in (None, found):
         return None
+    # total_size counts the bytes of values, without headers
     size = sum(tensor.size for tensor in checkpoint.tensors.values())
     return {"metadata": {"total_size": size}, "weight_map": dict(sorted(found.items()))}
 
@@ -304,12 +328,14 @@ def _write(
         folder: an empty folder.
     """
     writers = _writers(checkpoint, config, index)
+    # sorted: a folder comes before its files
     for source in sorted(checkpoint.folder.rglob("*")):
         name = source.relative_to(checkpoint.folder)
         target = folder / name
         if source.is_dir():
             target.mkdir(parents=True, exist_ok=True)
         else:
+            # keys of ``writers`` have slashes, also on Windows
             write = writers.get(name.as_posix(), partial(shutil.copyfile, source))
             write(target)
 
@@ -322,11 +348,13 @@ def _writers(
     """Return writers of changed files, by file name."""
     writers: dict[str, Callable[[Path], object]] = {}
     for file, header in checkpoint.headers.items():
+        # files without old names are copied byte for byte
         if any(today(tensor) != tensor for tensor in header.tensors):
             writers[file] = partial(_rename, checkpoint.folder / file, header)
     if config != checkpoint.config:
         writers[CONFIG] = partial(_write_json, value=config)
     names = index
+    # the names in the index have to follow those in the files
     if not names and checkpoint.index is not None:
         names = json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
     if names is not None:
@@ -347,6 +375,7 @@ def _rename(source: Path, header: Header, target: Path) -> None:
     if header.metadata:
         entries["__metadata__"] = header.metadata
     for name, tensor in header.tensors.items():
+        # offsets of the format count from the end of the header, whose length changes
         start = tensor.start - header.start
         entries[today(name)] = {
             "dtype": tensor.dtype,
@@ -354,6 +383,7 @@ def _rename(source: Path, header: Header, target: Path) -> None:
             "data_offsets": [start, start + tensor.size],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
+    # safetensors pads the header with spaces, so that values are aligned to 8 bytes
     text += b" " * (-len(text) % 8)
     with source.open("rb") as values, target.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from quark_onnx.torch.config.client_releases import RELEASES, release
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding, Rule
 
+#: Releases whose sources the rules mirror; ``torch/config/client_releases`` names each once.
 VLLM = f"vLLM {RELEASES['vllm']}"
 TRANSFORMERS = release("transformers")
 LLAMA_CPP = f"llama.cpp with {release('gguf')}"
@@ -15,6 +16,7 @@ GENAI = release("onnxruntime-genai")
 _AMD_QUARK = release("amd-quark")
 _COMPRESSED = release("compressed-tensors")
 
+#: Sources: paths within the release, so that a reader can look the requirement up.
 _LAYERS = "vllm/model_executor/layers/quantization"
 _SAFETENSORS = "safetensors 0.8, README, Format"
 _LOADER = f"{VLLM}, vllm/model_executor/model_loader; {TRANSFORMERS}, modeling_utils"
@@ -27,10 +29,12 @@ _AWQ = f"{VLLM}, {_LAYERS}/auto_awq.py"
 _GPTQ = f"{VLLM}, {_LAYERS}/auto_gptq.py"
 _FP8 = f"{VLLM}, {_LAYERS}/fp8.py"
 _GGUF = "ggml, docs/gguf.md; gguf.cpp and llama-model.cpp of llama.cpp"
+#: Instructions that several rules share.
 _AGAIN = "export the model again"
 _COPY = "copy or download the file again"
 _FIX = "--fix mends it"
 
+#: Rules of the files of any checkpoint.
 _FILES = {
     "config-json": Rule(REFUSED, "config.json is a JSON object", _COPY, _LOADER),
     "generation-config": Rule(
@@ -70,6 +74,7 @@ _FILES = {
         _AGAIN,
         _LOADER,
     ),
+    # clients read the files that the index names, and find the tensor nevertheless
     "tensor-misplaced": Rule(
         WARNING,
         "the index says where each tensor is",
@@ -83,7 +88,9 @@ _FILES = {
         _LOADER,
     ),
 }
+#: Rules of the model and of its tensors, in any layout.
 _MODEL = {
+    # vLLM refuses float models (``strict_findings``); quantized layers keep uninitialized values
     "layers-missing": Rule(
         WRONG,
         "there are as many layers as num_hidden_layers says",
@@ -114,6 +121,7 @@ _MODEL = {
         "write it, or tie it in config.json",
         _LOADER,
     ),
+    # clients read the embedding in its place, which is the same in most files
     "head-tied": Rule(
         WARNING,
         "with tie_word_embeddings there is no lm_head.weight",
@@ -157,6 +165,7 @@ _MODEL = {
         _AGAIN,
         f"{_SCHEMES}; {_CT}",
     ),
+    # loaders copy with a cast, so that a wrong type gives wrong values without an error
     "tensor-type": Rule(
         WRONG,
         "weights and scales have the types of their scheme",
@@ -193,6 +202,7 @@ _MODEL = {
         "correct it",
         _LOADER,
     ),
+    # codes would be taken for weights, and scales have no parameter
     "undeclared": Rule(
         REFUSED,
         "quantized tensors need a quantization_config",
@@ -205,12 +215,14 @@ _MODEL = {
         "export in another layout",
         f"{VLLM}, {_LAYERS}/__init__.py; {TRANSFORMERS}, quantizers/auto.py",
     ),
+    # the client may load the checkpoint; nothing is known here
     "method-unchecked": Rule(
         WARNING,
         "there are rules for the layout",
         "try to load it",
         "this package",
     ),
+    # 1.0 is a usable scale for most models, hence a warning
     "kv-scales-missing": Rule(
         WARNING,
         "a quantized KV cache has scales for keys and values",
@@ -236,6 +248,7 @@ _MODEL = {
         f"{VLLM}, kv_cache.py",
     ),
 }
+#: Rules of vLLM for AMD Quark's layout, and for names and rows in any layout.
 _QUARK_VLLM = {
     "vllm-names": Rule(
         REFUSED,
@@ -266,6 +279,7 @@ _QUARK_VLLM = {
         _QUARK,
     ),
     "quark-exclude": Rule(REFUSED, "exclude is a list of strings", _FIX, _QUARK),
+    # amd-quark reads shell patterns, vLLM exact names and regular expressions
     "quark-exclude-glob": Rule(
         WRONG,
         "exclude has exact names and patterns that begin with re:",
@@ -284,6 +298,7 @@ _QUARK_VLLM = {
         "name the layers in layer_quant_config",
         _QUARK,
     ),
+    # an entry without a layer changes nothing; mostly it is a typing error
     "quark-pattern": Rule(
         WARNING,
         "names in layer_quant_config match layers",
@@ -296,6 +311,7 @@ _QUARK_VLLM = {
         "give q, k, v and gate, up the same scheme",
         _QUARK,
     ),
+    # the greatest scale stands for all of a fused layer, and the others are lost
     "nvfp4-scales-differ": Rule(
         WRONG,
         "NVFP4 layers that are fused have one second scale",
@@ -339,6 +355,7 @@ _QUARK_VLLM = {
         f"{_SCHEMES}; {_LINEAR}",
     ),
 }
+#: Rules of transformers with amd-quark for AMD Quark's layout.
 _QUARK_TRANSFORMERS = {
     "quark-key": Rule(
         REFUSED,
@@ -376,6 +393,7 @@ _QUARK_TRANSFORMERS = {
         "choose a scheme that amd-quark has",
         _QCONFIG,
     ),
+    # the model runs, with probabilities in float
     "quark-softmax": Rule(
         WARNING,
         "probabilities of attention are float: softmax_quant_spec is not obeyed",
@@ -411,6 +429,7 @@ _QUARK_TRANSFORMERS = {
         _QCONFIG,
     ),
 }
+#: Rules of compressed-tensors, AutoAWQ, GPTQ and native fp8.
 _OTHER = {
     "ct-groups": Rule(
         REFUSED,
@@ -500,6 +519,7 @@ _OTHER = {
         _AGAIN,
         _FP8,
     ),
+    # a missing scale stays uninitialized, and the stored scale is skipped
     "fp8-names": Rule(
         WRONG,
         "scales are called weight_scale_inv and activation_scale",
@@ -513,6 +533,7 @@ _OTHER = {
         f"{_FP8}; {_CT}",
     ),
 }
+#: Rules of llama.cpp.
 _LLAMA_CPP = {
     "gguf-none": Rule(
         REFUSED,
@@ -571,6 +592,7 @@ _LLAMA_CPP = {
         "this package",
     ),
 }
+#: Rules of onnxruntime-genai.
 _ONNXRUNTIME_GENAI = {
     "genai-none": Rule(
         REFUSED,
@@ -592,6 +614,7 @@ _ONNXRUNTIME_GENAI = {
     ),
 }
 
+#: All rules by name; a test breaks each of them.
 RULES: dict[str, Rule] = {
     **_FILES,
     **_MODEL,
@@ -610,4 +633,5 @@ def broken(rule: str, place: str, found: str, severity: str = "") -> Finding:
     'refused'
     """
     row = RULES[rule]
+    # the severity of a rule is that of most of its places
     return Finding(rule, place, found, row, severity or row.severity)

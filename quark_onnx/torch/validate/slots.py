@@ -54,6 +54,7 @@ def cache_slots(module: Module) -> Slots:
 
     vLLM finds the scales there.
     """
+    # optional: the rules of ``cache_in_vllm`` report a missing scale with its consequence
     return dict.fromkeys(_CACHED.get(module.last, ()), replace(SCALE, needed=False))
 
 
@@ -70,6 +71,7 @@ def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
             yield from _tensor_findings(place, module.tensors[name], slot)
         elif slot.needed:
             yield broken("scale-missing", place, "there is no such tensor")
+    # every layout stores a float bias under this name
     for name, tensor in without(module.tensors, {*slots, "bias"}).items():
         text = f"{tensor}, which the scheme does not have"
         yield broken("tensor-unknown", f"{module.name}.{name}", text)
@@ -77,6 +79,7 @@ def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
 
 def _tensor_findings(place: str, tensor: Tensor, slot: Slot) -> Iterator[Finding]:
     """Yield a tensor of a wrong shape, or else of a wrong type."""
+    # the shape first: with a wrong shape the type is of no use to the reader
     if slot.shapes and tensor.shape not in slot.shapes:
         demanded = " or ".join(str(list(shape)) for shape in slot.shapes)
         text = f"the shape is {list(tensor.shape)}; it must be {demanded}"
@@ -103,6 +106,7 @@ def quantized_findings(
         group: number of inputs with a common scale; any other value than a positive integer
             stands for no groups.
     """
+    # without whole groups the shapes of all scales would be wrong as well; one finding is enough
     if is_positive(group) and size[1] % group:
         text = f"groups of {group}, and {size[1]} inputs"
         yield broken("group-divides", module.name, text)
@@ -138,4 +142,5 @@ def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding
 
 def ceil_div(number: int, by: int) -> int:
     """Return the quotient, rounded up."""
+    # integers throughout: a float quotient is inexact beyond 2**53
     return -(-number // by)

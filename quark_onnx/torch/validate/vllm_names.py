@@ -14,7 +14,9 @@ from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.rules import broken
 
+#: Without a suffix: tensors of the attention itself, such as self_attn.k_scale.
 _ATTENTION = r"self_attn(\.([qkvo]_proj|qkv_proj|attn))?"
+#: Qwen3 has norms over the queries and keys of each head.
 _NORMED = rf"({_ATTENTION}|self_attn\.[qk]_norm)"
 _NORMS = r"(input|post_attention)_layernorm"
 _PARTS = r"(gate|up|down|gate_up)_proj"
@@ -63,16 +65,20 @@ _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield layers and attention tensors that a known family's loader lacks."""
     pattern = _KNOWN.get(str(checkpoint.config.get("model_type")))
+    # other heads, such as ...ForSequenceClassification, have other outer layers
     if pattern is None or not checkpoint.architecture.endswith("ForCausalLM"):
         return
+    # loaders skip the tensors of rotary embeddings, which old files hold
     known = re.compile(rf"{pattern}|.*rotary_emb")
     odd = list[str]()
     for name, module in checkpoint.modules.items():
         is_layer = known.fullmatch(name) and not _is_beyond(checkpoint, name)
+        # loaders skip a bias without a parameter, as GPTQ files have for every layer
         if not is_layer and set(module.tensors) != {"bias"}:
             odd.append(name)
         elif module.last in _OF_ATTENTION:
             yield from _attention_findings(checkpoint, module)
+    # a wrong name occurs in every block, and is reported once
     for names in grouped_by(odd, _without_numbers).values():
         text = "it has no such layer"
         if len(names) > 1:
@@ -86,6 +92,7 @@ def _without_numbers(name: str) -> str:
     >>> _without_numbers("model.layers.3.mlp.gate")
     'model.layers.N.mlp.gate'
     """
+    # look-around keeps the dots for the next match, as numbers may follow each other
     return re.sub(r"(?<=\.)\d+(?=\.)", "N", name)
 
 
@@ -93,6 +100,7 @@ def _is_beyond(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a layer's block has a number that the model does not have."""
     layer = _LAYER.match(name)
     count = checkpoint.config.get("num_hidden_layers")
+    # numbers of blocks begin with 0
     return layer is not None and type(count) is int and int(layer[1]) >= count
 
 
@@ -101,6 +109,8 @@ def _attention_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Find
     prefixes = ("prob_output_",) if checkpoint.method in _PROBABILITIES else ()
     for end, tensor in module.tensors.items():
         known = _OF_ATTENTION[module.last].fullmatch(end)
+        # startswith(()) is never true: without a rule of their own, scales of probabilities are
+        # unknown
         if not known and not end.startswith(prefixes):
             place = f"{module.name}.{end}"
             yield broken("tensor-unknown", place, f"{tensor}, which attention lacks")
@@ -108,6 +118,8 @@ def _attention_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Find
 
 def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield layers whose outputs Llama 4's loader reorders wrongly or in part."""
+    # ``permute_qk_weight_for_rotary`` in llama4.py interleaves the rows of queries and keys for the
+    # rotary embedding: rows of weight, weight_packed and weight_scale, but of no other tensor
     if checkpoint.config.get("model_type") in ("llama4", "llama4_text"):
         for module in checkpoint.linears:
             if module.last in ("q_proj", "k_proj"):
@@ -129,5 +141,6 @@ def _reordered_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Find
 def _has_zero_points(module: Module) -> bool:
     """Return whether a layer has per-channel or per-group zero points."""
     return any(
+        # a single zero point holds for all rows, in any order
         "zero" in name and tensor.count > 1 for name, tensor in module.tensors.items()
     )
