@@ -61,12 +61,14 @@ def require(
     Traceback (most recent call last):
     quark_onnx.errors.ConfigError: trials is 0; it must be a number of candidates, 1 or more
     """
+    # The value is shortened and escaped: a setting may come from a file of the user.
     if not holds:
         raise error(f"{name} is {short(value)}; it must be {wanted}")
 
 
 def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
     """Raise ConfigError unless a value is among the given ones."""
+    # An iterator would be exhausted by the check, before the message lists the choices.
     choices = list(choices)
     require(value in choices, name, value, f"one of: {', '.join(map(str, choices))}")
 
@@ -146,6 +148,7 @@ def refuse(
         where: start of the message.
     """
     for contradiction in contradictions:
+        # Formatted only if needed: the checks run for every spec that is composed.
         if contradiction.holds(settings):
             message = contradiction.message.format(settings=settings)
             raise ConfigError(f"{where}{message}")
@@ -178,6 +181,7 @@ def one_of(*choices: object) -> Callable[[object], bool]:
     >>> one_of("qdq", "vendor")("qdq")
     True
     """
+    # Compared by equality, so that 1 passes for True.
     return lambda value: value in choices
 
 
@@ -192,6 +196,7 @@ def whole(least: int, greatest: float = float("inf")) -> Callable[[object], bool
     >>> whole(0, 4)(4), whole(0)(True)
     (True, False)
     """
+    # The exact type excludes booleans, which YAML writes as yes, no, on and off.
     return lambda value: type(value) is int and least <= value <= greatest
 
 
@@ -206,9 +211,11 @@ def optional(holds: Callable[[Any], bool]) -> Callable[[object], bool]:
 
 def is_flag(value: object) -> bool:
     """Return whether a value is a boolean."""
+    # 0 and 1 are no flags, although they equal False and True.
     return isinstance(value, bool)
 
 
 def is_integer(value: object) -> bool:
     """Return whether a value is an integer, and not a boolean."""
+    # True would be the axis 1.
     return type(value) is int

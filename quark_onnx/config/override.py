@@ -71,6 +71,7 @@ class Override:
             names = name_tuple(getattr(self, name), f"{name} of an override")
             object.__setattr__(self, name, names)
         require_all(self, [_BETWEEN], " of an override")
+        # A single name is a set of one: ``between=("x", "y")`` has two sets.
         ends = tuple(name_tuple(end, "between of an override") for end in self.between)
         object.__setattr__(self, "between", ends)
         if len(ends) not in (0, 2):
@@ -78,12 +79,15 @@ class Override:
                 f"between of an override has {len(ends)} sets of names; it takes two:"
                 " starts and ends",
             )
+        # Before the messages below, which identify the override by its patterns.
         refuse(self, [_NOTHING_NAMED])
         where = f" of the override for {self.where}"
         require_flags(self, ["keep"], where)
         refuse(self, _CONTRADICTIONS)
         for name in ("activation", "weight"):
             spec = getattr(self, name)
+            # Names of formats are accepted in dictionaries and by ``QConfig.with_``, which have a
+            # base.
             if spec is not None and not isinstance(spec, QuantizationSpec):
                 raise ConfigError(
                     f"{name}{where} is {short(spec)}, not a QuantizationSpec",
@@ -137,6 +141,7 @@ def override_of(
         return data
     settings = settings_of(data, "an override")
     check_names(settings, Override)
+    # None means no change here, unlike in a QConfig, where None means float.
     for name, base in (("activation", activation), ("weight", weight)):
         if settings.get(name) is not None:
             settings[name] = spec_of(settings[name], base, name)

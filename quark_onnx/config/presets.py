@@ -79,6 +79,7 @@ def _same_for_both(row: DType) -> QConfig:
 _CUSTOMARY = {"float16": "FP16", "bfloat16": "BF16"}
 for _name in DTYPES:
     _row = DTYPES[_name]
+    # Presets of integers are spelled out above, as their zero points and calibrators differ.
     if not isinstance(_row, Integer):
         _preset = _CUSTOMARY.get(_row.name, _row.name.upper())
         PRESETS.add(_preset, _same_for_both(_row))
@@ -91,6 +92,7 @@ for _activation, _weight in (
 ):
     _row = DTYPES[_weight]
     _first = _CUSTOMARY.get(_activation.name, _activation.name.upper())
+    # Block formats have shared exponents in place of scales per channel.
     _spec = QuantizationSpec(_row, per_channel=_row.scaled)
     PRESETS.add(
         f"{_first}_{_weight.upper()}",

@@ -69,6 +69,7 @@ FOLLOWERS = ("Clip", "Relu", "Where")
 FORMS = ("qdq", "operators", "vendor")
 
 
+# Comparisons with NaN are false, so that NaN is refused like an infinite bound.
 def _is_bound(value: Any) -> bool:
     return bool(is_number(value) and abs(value) < _GREATEST_SQNR)
 
@@ -80,6 +81,7 @@ _REQUIREMENTS = (
     Requirement("weight", _is_spec, "a QuantizationSpec or None"),
     Requirement(
         "embedding",
+        # The text comes first: every other string is refused by the type.
         lambda value: value == AUTO or _is_spec(value),
         f"{AUTO!r}, a QuantizationSpec or None",
     ),
@@ -127,6 +129,7 @@ _VENDOR_EXPONENTS = {
 
 def _optimizers(value: Any) -> tuple[Any, ...]:
     """Return optimizers from one or several, as objects or as texts."""
+    # An optimizer has a stage, a list of optimizers has none.
     given = (value,) if isinstance(value, str) or hasattr(value, "stage") else value
     if not isinstance(given, list | tuple):
         raise ConfigError(
@@ -135,6 +138,8 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
         )
     optimizers = tuple(map(_optimizer, given))
     for item in optimizers:
+        # A class has the attribute as well, but no settings: "CLE" in place of "CLE()" is a
+        # mistake.
         if isinstance(item, type) or not hasattr(item, "stage"):
             raise ConfigError(
                 f"optimizers holds {short(item)}; it must be an optimizer or a"
@@ -151,6 +156,7 @@ def parse_optimizer(text: str) -> Any:
     """Return the optimizer of a text ``"name"`` or ``"name:setting=value,..."``."""
     name, settings = parse_call(text, "optimizer")
     cls = OPTIMIZERS[name]
+    # A misspelled setting gets a suggestion here, in place of a TypeError of the constructor.
     check_names(settings, cls)
     return cls(**settings)
 
@@ -268,10 +274,14 @@ class QConfig:
     min_sqnr: float | None = None
 
     def __post_init__(self) -> None:
+        # A list before its items: a single Override, which is not iterable, is refused with this
+        # text.
         require_all(self, [_OVERRIDES])
+        # A frozen dataclass is assigned this way; tuples keep the value immutable.
         object.__setattr__(self, "overrides", tuple(self.overrides))
         for name in ("op_types", "float_results", "follow_inputs", "nodes", "exclude"):
             object.__setattr__(self, name, name_tuple(getattr(self, name), name))
+        # Only the rules of these operators read ``follow_inputs``.
         unknown = excluding(self.follow_inputs, FOLLOWERS)
         if unknown:
             raise ConfigError(
@@ -297,6 +307,7 @@ class QConfig:
         """Check that integer products with dynamic activations support the weights."""
         if not is_dynamic(self.activation) or self.form != "operators":
             return
+        # An override of some nodes may give their weights a format without an integer product.
         overrides = [override.weight for override in self.overrides]
         for spec in present([self.weight, *overrides]):
             if spec.block_size or spec.dtype.name not in ("int8", "uint8"):
@@ -310,6 +321,7 @@ class QConfig:
         if self.form != "vendor":
             return
         for spec in present((self.activation, self.weight)):
+            # Codes would differ from the operator's results for values above 65504.
             if spec.dtype.name == "float16" and not spec.saturate:
                 raise ConfigError(
                     "saturate is false; the vendor's float16 saturates: set it to true,"
@@ -319,6 +331,7 @@ class QConfig:
     def _check_target(self) -> None:
         """Check the target, and settings that exclude a target."""
         # The targets may not be loaded yet.
+        # The registry fills when quantization is imported; the plan looks the name up again.
         if self.target and len(TARGETS):
             TARGETS[self.target]
         if self.target and self.keep_initializer_inputs:
@@ -331,6 +344,8 @@ class QConfig:
         """Check that the operators to be written support the rules for shared exponents."""
         changes: list[QConfig | Override] = [self, *self.overrides]
         for change in changes:
+            # "best" compares the errors of two candidates per block, which no operator does at
+            # runtime.
             if change.activation and change.activation.exponent == "best":
                 raise ConfigError(
                     "activation: exponent is 'best'; each run computes it, by one rule",
@@ -371,6 +386,7 @@ class QConfig:
                 f"config {short(str(config))} is neither a preset's name nor a .yaml or"
                 " .yml file",
             )
+        # An unknown name raises ConfigError with the nearest preset.
         preset = PRESETS[config]
         assert isinstance(preset, QConfig)
         return preset
@@ -386,12 +402,15 @@ class QConfig:
         'uint16 asymmetric best'
         """
         for name in ("activation", "weight", "embedding"):
+            # "auto" is a word of ``embedding``, and no name of a number format.
             if name in changes and changes[name] != AUTO:
+                # The base of a dictionary of changes: settings that the dictionary omits stay.
                 present = getattr(self, name)
                 base = present if isinstance(present, QuantizationSpec) else None
                 changes[name] = spec_of(changes[name], base, name)
         for name, target in _SHORT_CUTS.items():
             if name in changes:
+                # A spec that is changed in the same call gets the shortcut applied.
                 spec = changes.get(target, getattr(self, target))
                 if spec is None:
                     raise ConfigError(
@@ -432,6 +451,7 @@ class QConfig:
     @property
     def measures(self) -> bool:
         """Whether calibration data is needed for scales."""
+        # An override may quantize activations of a weight-only configuration.
         specs = [self.activation, *(override.activation for override in self.overrides)]
         return any(map(is_measured, specs))
 
@@ -449,6 +469,7 @@ class QConfig:
             f"activation: {self.activation or 'float'}",
             f"weight: {self.weight or 'float'}",
         ]
+        # The first two fields, activation and weight, are shown even if they are the defaults.
         for field in fields(self)[2:]:
             value = getattr(self, field.name)
             if field.name != "optimizers" and value != getattr(default, field.name):
@@ -475,6 +496,7 @@ def from_dict(data: dict[str, Any]) -> QConfig:
         preset,
         f"a preset's name{nearest(str(preset), PRESETS)}",
     )
+    # Python callers may pass a QConfig as the preset.
     base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset]
     if "overrides" in changes:
         require(
@@ -501,6 +523,7 @@ def load_yaml(path: Path) -> QConfig:
     """
     data = read_yaml(path)
     try:
+        # An empty file is the default configuration.
         return from_dict({} if data is None else data)
     except ConfigError as error:
         raise ConfigError(f"config file {path}: {error}") from error

@@ -20,17 +20,21 @@ def to_dict(config: QConfig) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    # All fields, also those at defaults, which a later release may change.
     if isinstance(value, QConfig | Override | TensorOverride | QuantizationSpec):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
         return list(map(_plain, value))
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    # Calibrators have a statistic, optimizers a stage; both are written as calls.
     if hasattr(value, "statistic") or hasattr(value, "stage"):
         return format_call(value)
+    # Number formats are written by name.
     return str(value)
 
 
 def to_yaml(config: QConfig) -> str:
     """Return the YAML text of a configuration for ``load_yaml``."""
+    # The order of the fields, which begin with the most important ones.
     return str(yaml.safe_dump(to_dict(config), sort_keys=False))

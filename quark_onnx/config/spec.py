@@ -121,6 +121,7 @@ class QuantizationSpec:
         self._check_codes()
         self._check_exponent()
         refuse(self, _CONTRADICTIONS)
+        # A class has the attribute, too: MinMax in place of MinMax() is refused below.
         known = hasattr(self.calibrator, "statistic")
         if isinstance(self.calibrator, type) or not known:
             raise ConfigError(
@@ -131,6 +132,8 @@ class QuantizationSpec:
     def _resolve_names(self) -> None:
         """Look up the number format and the calibrator by name."""
         if isinstance(self.dtype, str):
+            # The dataclass is frozen: resolved values bypass its guard once, before anything reads
+            # them.
             object.__setattr__(self, "dtype", DTYPES[self.dtype])
         if isinstance(self.calibrator, str):
             object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
@@ -142,6 +145,7 @@ class QuantizationSpec:
 
     def _check_scale(self) -> None:
         require_choice(self, "scale", self.SCALES)
+        # A scale that is not measured is not stored by the model either.
         if self.scale == "float16" and not self.measured:
             if self.dynamic:
                 why = "each run computes it, in float32"
@@ -152,6 +156,7 @@ class QuantizationSpec:
 
     def _check_codes(self) -> None:
         """Check for contradictory settings of codes."""
+        # DynamicQuantizeLinear has no such attributes: its scale spans codes 0 to 255.
         if self.dynamic and (self.pow2 or self.reduce_range):
             changed = "pow2" if self.pow2 else "reduce_range"
             raise ConfigError(
@@ -179,6 +184,7 @@ class QuantizationSpec:
         element = _element(self.dtype)
         if not element or self.exponent != "auto":
             return self
+        # "best" compares two exponents per block on the stored values, at no cost at runtime.
         if weight:
             return self.with_(exponent="best")
         return self.with_(exponent="floor" if vendor else LEAST_ERROR[element])
@@ -190,6 +196,7 @@ class QuantizationSpec:
         """
         check_names(changes, type(self))
         if "dtype" in changes:
+            # A rule for a microscaling format would be refused for any other format.
             changes = {"exponent": type(self).exponent} | changes
         return replace(self, **changes)
 
@@ -207,6 +214,7 @@ class QuantizationSpec:
     @property
     def grid(self) -> Grid:
         """The integer codes and the zero-point rule, as calibration sees them."""
+        # True counts as 1: seven of eight bits.
         bits = self.dtype.bits - self.reduce_range
         half = self.scale == "float16"
         return self.codes.grid(
@@ -219,6 +227,8 @@ class QuantizationSpec:
 
     def alike(self, other: QuantizationSpec) -> bool:
         """Return whether tensors of both specs have equal codes."""
+        # Calibrators and solvers may differ: they choose a scale, and do not change the type of
+        # codes.
         if self.dtype != other.dtype or (self.block_size, self.dynamic) != (
             other.block_size,
             other.dynamic,
@@ -231,6 +241,7 @@ class QuantizationSpec:
     def __str__(self) -> str:
         if not self.dtype.scaled:
             return self.dtype.name + " saturating" * self.saturate
+        # Floating formats have no zero point, whatever the flag says.
         symmetric = self.symmetric or not self.dtype.uniform
         parts = [self.dtype.name, "symmetric" if symmetric else "asymmetric"]
         flags = ("per_channel", "pow2", "narrow", "reduce_range", "dynamic")
@@ -263,6 +274,7 @@ def has_powers_of_two(spec: QuantizationSpec | None) -> bool:
 
 def _element(dtype: DType) -> str:
     """Return the element type of a microscaling format; empty for other formats."""
+    # Block floating-point formats other than MX have no element type, either.
     return dtype.element if isinstance(dtype, Block) else ""
 
 
@@ -276,6 +288,7 @@ def _rounds_all_integers(spec: QuantizationSpec) -> bool:
 def _has_no_codes(spec: QuantizationSpec) -> bool:
     if not isinstance(spec.dtype, Integer) or not spec.symmetric:
         return False
+    # For example int2 with one bit less: the codes -1 and 0, with the zero point 0.
     return bool(spec.grid.qmax == spec.grid.zero)
 
 
@@ -354,10 +367,12 @@ def parse_calibrator(text: str) -> Calibrator:
     >>> parse_calibrator("minmax:moving_average=true")
     MinMax(moving_average=True, constant=0.01)
     """
+    # No calibrator has a setting that is a word.
     name, settings = parse_call(text, "calibrator", words=False)
     try:
         return calibrators.create(name, **settings)
     except CalibrationError as error:
+        # The package calibrators does not know the errors of this package.
         raise ConfigError(str(error)) from error
 
 
@@ -399,6 +414,7 @@ def spec_of(
     """
     if data is None or isinstance(data, QuantizationSpec):
         return data
+    # A bare name keeps the other settings of the base, such as its calibrator.
     settings = {"dtype": data} if isinstance(data, str) else settings_of(data, where)
     return (base or QuantizationSpec()).with_(**settings)
 

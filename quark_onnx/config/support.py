@@ -9,6 +9,7 @@ from quark_onnx.config.qconfig import QConfig
 from quark_onnx.config.spec import QuantizationSpec
 from quark_onnx.dtypes import INT16, DType, Float4, Integer, Scaled
 
+# The least block size of MatMulNBits.
 _BLOCK = 16
 
 
@@ -74,6 +75,7 @@ def _per_channel(row: DType) -> QConfig | None:
 
 
 def _blocks(row: DType) -> QConfig | None:
+    # ``QuantizationSpec`` refuses blocks of these formats.
     if not isinstance(row, Scaled) or isinstance(row, Float4) or row.bits >= 32:
         return None
     return QConfig(None, QuantizationSpec(row, block_size=_BLOCK))
@@ -88,6 +90,7 @@ def _nbits(row: DType) -> QConfig | None:
 
 def _dynamic(row: DType) -> QConfig | None:
     """Configure DynamicQuantizeLinear, for uint8."""
+    # DynamicQuantizeLinear of ONNX writes no other type.
     if row.name != "uint8":
         return None
     return QConfig(

@@ -170,8 +170,10 @@ class TensorOverride:
 
     def _numbers(self, name: str) -> tuple[Any, ...]:
         value = getattr(self, name)
+        # A string is no sequence of numbers: it stays one item, and is refused below.
         items = (value,)
         if not isinstance(value, str):
+            # Scalars of numpy become Python numbers, which YAML can write.
             items = tuple(np.asarray(value).reshape(-1).tolist())
         require(
             all(map(is_number, items)),
@@ -200,6 +202,7 @@ class TensorOverride:
 
         A range alone does not separate a moved tensor from its source.
         """
+        # None stands for "as the rules decide", whereas False is a decision.
         settings = (self.dtype, self.symmetric, self.reduce_range, self.axis)
         return any(setting is not None for setting in settings) or bool(self.scale)
 
@@ -224,6 +227,7 @@ class TensorOverride:
         Raises:
             ConfigError: the number format has no scale, and one is given.
         """
+        # Only settings that differ: ``with_`` of a new format resets the rule for exponents.
         changes: dict[str, Any] = {
             name: getattr(self, name)
             for name in _FLAGS
@@ -234,6 +238,7 @@ class TensorOverride:
         changed = spec
         if changes:
             changed = spec.with_(**changes)
+        # Checked here, since the format may be that of the rules.
         needs_scale = self.scale or self.low or self.high
         if needs_scale and not isinstance(changed.dtype, Scaled):
             raise ConfigError(
@@ -248,16 +253,20 @@ class TensorOverride:
         high: NDArray[np.float64],
     ) -> tuple[Any, Any]:
         """Return the range with given ends instead of measured ones."""
+        # An empty tuple stands for the measured end.
         low = np.asarray(self.low or low, np.float64)
         high = np.asarray(self.high or high, np.float64)
         if self.min_range:
+            # The upper end moves, as by onnxruntime's MinimumRealRange.
             high = np.maximum(high, low + self.min_range)
         return low, high
 
     def matches(self, tensor: str) -> bool:
         """Return whether a tensor's name matches."""
         return any(
-            tensor == name or fnmatch.fnmatchcase(tensor, name) for name in self.tensors
+            # A name that holds brackets does not match itself as a glob.
+            tensor == name or fnmatch.fnmatchcase(tensor, name)
+            for name in self.tensors
         )
 
     def merged(self, later: TensorOverride) -> TensorOverride:
@@ -281,6 +290,7 @@ class TensorOverrides:
 
     def __init__(self, overrides: Iterable[TensorOverride] = ()) -> None:
         self._all = tuple(overrides)
+        # A rule's request looks up twice, and matching globs is slow.
         self._found: dict[tuple[str, str], TensorOverride | None] = {}
 
     def __bool__(self) -> bool:
@@ -307,6 +317,7 @@ class TensorOverrides:
 
     def unmatched(self, tensors: Iterable[str]) -> list[str]:
         """Return the patterns without a match among tensors."""
+        # Most patterns are names: a lookup spares a scan over all tensors of the model.
         known = set(tensors)
         patterns = list[str]()
         for override in self._all:

@@ -21,11 +21,13 @@ def name_tuple(value: Any, where: str) -> tuple[str, ...]:
     Raises:
         ConfigError: it is something else.
     """
+    # A string is iterable, and would become a tuple of letters.
     if isinstance(value, str):
         return (value,)
     try:
         items = tuple(value)
     except TypeError:
+        # Not iterable: the check below refuses None, with the same message.
         items = (None,)
     require(
         all(isinstance(item, str) for item in items),
@@ -54,6 +56,7 @@ def parse_call(
     """
     name, _, settings_text = text.partition(":")
     settings: dict[str, Any] = {}
+    # A text without settings splits into one empty part.
     for part in filter(None, settings_text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
@@ -76,6 +79,7 @@ def _value(text: str) -> Any:
     """Parse a number, true or false; other texts are words."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    # int first: float would turn a count of candidates into 128.0.
     for kind in (int, float):
         try:
             return kind(text)
@@ -96,4 +100,5 @@ def format_call(value: Any) -> str:
 def changed_settings(value: Any) -> dict[str, Any]:
     """Return the fields of an object whose values are not the defaults, by name."""
     settings = {field.name: getattr(value, field.name) for field in fields(value)}
+    # A field with a default_factory has no default here, and always counts as changed.
     return differing(settings, {field.name: field.default for field in fields(value)})

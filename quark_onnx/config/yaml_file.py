@@ -29,6 +29,7 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(
             f"config file {path} cannot be read: {error.strerror}",
         ) from error
+    # ValueError: the file is no UTF-8 text; RecursionError: brackets nested too deeply.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
 
@@ -41,6 +42,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_document(self, node: yaml.Node) -> Any:
         """Construct a document, unless the aliases expand too far."""
+        # Aliases of aliases multiply: a file of a kilobyte may stand for billions of values.
         if _expanded(node, {}) > _VALUES:
             raise yaml.constructor.ConstructorError(
                 None,
@@ -56,6 +58,7 @@ class _Loader(yaml.SafeLoader):
         deep: bool = False,
     ) -> dict[Any, Any]:
         """Construct a mapping, unless a key is given twice."""
+        # Compared as values: "1" and "0x1" are the same key.
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for place, key in enumerate(keys):
             if key in keys[:place]:
@@ -82,5 +85,6 @@ def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
                 parts += [key, value]
         elif isinstance(node, yaml.SequenceNode):
             parts = node.value
+        # Aliases share the node: each node is counted once, so that counting costs no expansion.
         known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
     return known[id(node)]
