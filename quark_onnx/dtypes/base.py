@@ -117,8 +117,10 @@ class Integer(Scaled):
     ) -> Grid:
         """Return the integer codes as calibration sees them."""
         spare = 1 << (self.bits - bits) if bits else 1
+        # Fewer bits divide the ends: -128 to 127 with 4 of 8 bits become -8 to 7.
         qmin = self.qmin // spare
         qmax = (self.qmax + 1) // spare - 1
+        # A bool adds 1 to the least code: -127 to 127 for int8.
         return Grid(qmin + (narrow and self.signed), qmax, symmetric, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
@@ -136,11 +138,14 @@ class Minifloat(Scaled):
     @property
     def levels(self) -> NDArray[np.float32]:
         """Finite values in ascending order."""
+        # All bit patterns of the format, read as its numbers; sub-byte types of ml_dtypes lie in a
+        # byte each.
         values = (
             np.arange(1 << self.bits, dtype=np.uint8)
             .view(self.element_dtype)
             .astype(np.float32)
         )
+        # Two zeros, NaN and infinities are no levels.
         return np.unique(values[np.isfinite(values)])
 
     @property
@@ -158,11 +163,14 @@ class Minifloat(Scaled):
         half: bool = False,
     ) -> Grid:
         """Return the integer codes as calibration sees them."""
+        # Floats have both signs and a zero of their own, so that the grid is always symmetric.
         return Grid(self.qmin, self.qmax, True, pow2, half)
 
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         """Quantize an array to codes of type ``numpy``."""
         scale, _ = params.spread(array.shape)
+        # Clipped first: beyond the greatest value, casts to FP8 give NaN (E4M3FN) or infinity
+        # (E5M2). The cast itself rounds half to even.
         codes: NDArray[Any] = np.clip(
             np.asarray(array, np.float32) / scale,
             self.qmin,
@@ -183,11 +191,14 @@ class Float4(Minifloat):
     def encode(self, array: NDArray[Any], params: QParams, grid: Grid) -> NDArray[Any]:
         """Quantize an array to codes of type ``numpy``."""
         scale, _ = params.spread(array.shape)
+        # FP4 E2M1 has neither infinity nor NaN; the clip saturates at 6.
         reals = np.clip(
             np.asarray(array, np.float32) / scale,
             self.qmin,
             self.qmax,
         )
+        # Rounded by ml_dtypes, then the four bits as an unsigned integer, which ONNX can store as
+        # UINT4.
         codes: NDArray[Any] = reals.astype(_FLOAT4).view(np.uint8).astype(self.numpy)
         return codes
 

@@ -16,7 +16,9 @@ def _bfp(name: str, method: str, bits: int, block: int) -> Block:
         "bfp_method": method,
         "bit_width": bits,
         "block_size": block,
+        # Half to even, as AMD's presets have it.
         "rounding_mode": 2,
+        # Used by bfp_prime alone: pairs of values share a bit that shifts their exponent.
         "sub_block_size": 2,
         "sub_block_shift_bits": 1,
         "convert_to_bfloat_before_bfp": 0,
@@ -34,6 +36,7 @@ def _bfp(name: str, method: str, bits: int, block: int) -> Block:
 
 
 def _mx(name: str, element: str, bits: int) -> Block:
+    # OCP Microscaling 1.0: 32 elements share a scale of 8 bits (E8M0).
     attributes = {"element_dtype": element, "block_size": 32, "rounding_mode": 2}
     row = Block(
         name,
@@ -48,6 +51,7 @@ def _mx(name: str, element: str, bits: int) -> Block:
 
 
 BFP16 = _bfp("bfp16", "to_bfp", 16, 8)
+# The bit width counts the shared exponent of 8 bits.
 MX4 = _bfp("mx4", "to_bfp_prime", 11, 16)
 MX6 = _bfp("mx6", "to_bfp_prime", 13, 16)
 MX9 = _bfp("mx9", "to_bfp_prime", 16, 16)

@@ -48,6 +48,7 @@ def integer(  # noqa: PLR0913  the columns of the table
         emitted,
         read,
     )
+    # ONNX may have no type of so few bits: 6-bit codes are stored as int8, not the other way round.
     least, greatest = row.storable
     if not (least <= row.qmin and row.qmax <= greatest):
         stored = TensorProto.DataType.Name(onnx)
@@ -59,6 +60,7 @@ def integer(  # noqa: PLR0913  the columns of the table
     return row
 
 
+# Opsets: QuantizeLinear has 8 bits since 10, 4 and 16 bits since 21, 2 bits since 25.
 if hasattr(TensorProto, "INT2"):  # since onnx 1.20
     integer("int2", TensorProto.INT2, 2, True, 25)
     integer("uint2", TensorProto.UINT2, 2, False, 25)
@@ -70,6 +72,7 @@ INT16 = integer("int16", TensorProto.INT16, 16, True, 21)
 UINT16 = integer("uint16", TensorProto.UINT16, 16, False, 21)
 #: DequantizeLinear reads int32, QuantizeLinear does not write it: the format of biases.
 INT32 = integer("int32", TensorProto.INT32, 32, True, 10, emitted=False)
+# ONNX's DequantizeLinear reads no uint32; operators of vendors do.
 UINT32 = integer(
     "uint32",
     TensorProto.UINT32,

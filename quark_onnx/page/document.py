@@ -31,6 +31,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
         parts: the HTML parts.
         style: additional CSS rules.
     """
+    # One style sheet in the page: a page is one file that can be mailed and opened offline.
     text = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -38,6 +39,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
         + "\n".join(parts)
         + "\n</main>\n</body>\n</html>\n"
     )
+    # Names of tensors come from models, and may hold any character.
     return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -64,10 +66,12 @@ def grouped(reasons: Iterable[tuple[str, str]], one: str, many: str) -> str:
         one: the noun for one name.
         many: the noun for several names.
     """
+    # In the order of first appearance.
     groups = dict[str, list[str]]()
     for name, reason in reasons:
         groups.setdefault(reason, []).append(name)
     parts = list[str]()
+    # The reason of most names first; sorted is stable.
     for reason, names in sorted(groups.items(), key=lambda group: -len(group[1])):
         noun = one if len(names) == 1 else many
         items = "".join(f"<li>{escape(name)}</li>" for name in names)
@@ -81,6 +85,7 @@ def grouped(reasons: Iterable[tuple[str, str]], one: str, many: str) -> str:
 def scrolling(table: str) -> str:
     """Return a table in a card with sideways scrolling and shadows at hidden parts."""
     return (
+        # tabindex: the keyboard can scroll only what can have the focus.
         '<div class="card scroll" tabindex="0" role="region" aria-label="table">'
         f"{table}</div>"
     )
@@ -97,4 +102,5 @@ def write_whole(path: Path, text: str) -> None:
         OSError: the folder cannot be written to; the error names ``path``.
     """
     with written(path) as file:
+        # Bytes: text mode would write line ends of Windows there.
         file.write(text.encode())

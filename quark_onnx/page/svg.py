@@ -13,6 +13,7 @@ def _written(value: str | float) -> str:
     """Return the value of an attribute; six digits are below a hundredth of a pixel."""
     if isinstance(value, str):
         return escape(value)
+    # "x" of 1234.567 keeps two decimals; the shortest form keeps the file small.
     return f"{value:.6g}"
 
 
@@ -31,6 +32,7 @@ def tag(name: str, content: str = "", **attributes: str | float) -> str:
     '<text x="1.25" class="edge">a &lt; b</text>'
     """
     pairs = "".join(
+        # class_ for the keyword of Python, and text_anchor for text-anchor.
         f' {key.rstrip("_").replace("_", "-")}="{_written(value)}"'
         for key, value in attributes.items()
     )
@@ -48,6 +50,7 @@ def drawing(
 ) -> str:
     """Return a drawing of the full available width."""
     attributes = {"class_": class_} if class_ else {}
+    # The first child "title" is the name that screen readers announce.
     label = tag("title", escape(title))
     return tag(
         "svg",
@@ -64,6 +67,7 @@ def linear(lo: float, hi: float, start: float, end: float) -> Scale:
     >>> linear(0, 10, 100, 0)(2.5)
     75.0
     """
+    # An empty range maps all values to the start. In SVG y grows downwards: start may exceed end.
     factor = (end - start) / (hi - lo) if hi > lo else 0.0
     return lambda value: start + (value - lo) * factor
 
@@ -84,15 +88,19 @@ def ticks(lo: float, hi: float, count: int) -> list[float]:
     >>> ticks(-2.2, 7.9, 5)
     [-2.0, 0.0, 2.0, 4.0, 6.0]
     """
+    # One tick, since log10 of an empty range does not exist.
     if not (math.isfinite(lo) and math.isfinite(hi)) or hi <= lo:
         return [lo]
     raw = (hi - lo) / max(1, count)
+    # The step is 1, 2, 5 or 10 times the power of ten below the even spacing.
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(
         (m * power for m in (1, 2, 5, 10) if m * power >= 0.75 * raw),
         10 * power,
     )
+    # Multiples of the step inside [lo, hi].
     first, last = math.ceil(lo / step), math.floor(hi / step)
+    # round removes 0.30000000000000004, and + 0.0 turns -0.0 into 0.0.
     return [round(i * step, 12) + 0.0 for i in range(first, last + 1)]
 
 
@@ -104,6 +112,7 @@ def short(value: float) -> str:
     """
     size = abs(value)
     if size >= 1e7 or 0 < size < 1e-4:
+        # 1e-07 becomes 1e-7, 1e+07 becomes 1e7.
         text = f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e")
     elif size >= 1e4:
         text = f"{value / 1e3:.3g}k"
@@ -111,6 +120,7 @@ def short(value: float) -> str:
         text = f"{value:.0f}"
     else:
         text = f"{value:.3g}"
+    # The minus sign is as wide as a digit; a hyphen is short and low.
     return text.replace("-", "−")
 
 
@@ -121,6 +131,7 @@ def power(exponent: int, x: float, y: float) -> str:
     ('<text x="5" y="0" text-anchor="end">1</text>',
      '<text x="5" y="0" text-anchor="end">10<tspan dy="-5" font-size="9">−3</tspan></text>')
     """
+    # 0.1, 1 and 10 are shorter than powers.
     if -1 <= exponent < 2:
         return tag("text", f"{10.0**exponent:g}", x=x, y=y, text_anchor="end")
     small = tag("tspan", str(exponent).replace("-", "−"), dy=-5.0, font_size="9")

@@ -37,6 +37,7 @@ def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
         sentence: the verdict, as text.
         actions: the actions, the most promising first.
     """
+    # The most promising ones; the sections of the page have the others.
     items = "".join(map(_item, islice(actions, _SHOWN)))
     listed = ""
     if items:
@@ -62,10 +63,12 @@ def _words(code: str) -> str:
     words = list[str]()
     for word in code.split(" "):
         text = escape(word)
+        # A longer word, such as a path, has to break, or a phone would scroll sideways.
         words.append(f"<span>{text}</span>" if len(word) <= _UNBROKEN else text)
     return " ".join(words)
 
 
 def _capital(text: str) -> str:
     """Return a sentence with the first letter in upper case."""
+    # str.capitalize would lower the rest, names of tensors included.
     return text[:1].upper() + text[1:]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 #: Maximum number of decimals of a figure near a limit.
+#: Beyond it the shortest text that reads back as the same float is shown.
 _MOST_DIGITS = 9
 #: Quantile of the normal distribution for an interval of 95 %.
 _NORMAL = 1.959964
@@ -20,6 +21,7 @@ def size_change(before: int, after: int) -> str:
     '1,001 -> 1,000 bytes'
     """
     sizes = f"{before:,} -> {after:,} bytes"
+    # The decision is made on the rounded text, so that no "1.00x smaller" appears.
     ratio = f"{before / max(1, after):.2f}"
     if float(ratio) > 1:
         return f"{sizes} ({ratio}x smaller)"
@@ -34,6 +36,7 @@ def percent(share: float, digits: int = 2) -> str:
     >>> percent(0.75), percent(1.0), percent(0.999999), percent(1e-6), percent(-0.0, 1)
     ('75.00', '100.00', '>99.99', '<0.01', '0.0')
     """
+    # 99.999 % must not read as 100: a single wrong value among many is the news.
     least = 10.0**-digits
     text = f"{100 * share:.{digits}f}"
     if share < 1 and float(text) >= 100:
@@ -57,11 +60,14 @@ def near_limits(value: float, limits: Iterable[float] = (), digits: int = 2) -> 
     ('19.9999', '20.0001', 'inf')
     """
     limits = list(limits)
+    # Decimals are added until the text lies on the same side of every limit as the number.
     for decimals in range(digits, _MOST_DIGITS):
         text = f"{value:.{decimals}f}"
         if all(_side(float(text), limit) == _side(value, limit) for limit in limits):
             break
     else:
+        # A NaN or an infinity has ended the loop in the first round; this is a number very close to
+        # a limit.
         text = repr(float(value))
     return _with_one_zero(text)
 
@@ -72,6 +78,7 @@ def _with_one_zero(text: str) -> str:
 
 
 def _side(value: float, limit: float) -> int:
+    # -1, 0 or 1; 0 for NaN, which no number of decimals would help.
     return (value > limit) - (value < limit)
 
 
@@ -89,9 +96,11 @@ def percentage(share: float, limits: Iterable[float] = ()) -> str:
     >>> percentage(0.9467, [0.95]), percentage(0.94999, [0.95]), percentage(0.95, [0.95])
     ('94.7 %', '94.999 %', '95 %')
     """
+    # Exact: 1.0 is the entire share, and not a rounded one.
     if share in (0, 1):
         return f"{100 * share:.0f} %"
     size = 100 * abs(share)
+    # From 99 % on one decimal shows what is missing; below, two digits in all.
     digits = 1
     if size < 99:
         digits = next(
@@ -117,6 +126,8 @@ def wilson(hits: int, count: int) -> tuple[float, float]:
     >>> [round(bound, 3) for bound in wilson(882, 900)]
     [0.969, 0.987]
     """
+    # Unlike the normal approximation, the interval is not empty for 0 or all hits, where few
+    # samples would pass as certain.
     square = _NORMAL**2
     share = hits / count
     centre = share + square / (2 * count)

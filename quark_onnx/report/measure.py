@@ -61,6 +61,7 @@ Default = TypeVar("Default", float, None)
 
 def least_sqnr(errors: Iterable[OutputError], default: Default) -> float | Default:
     """Return the minimum SQNR over the outputs, in dB; the default without SQNR."""
+    # Integer and random outputs have no SQNR (None).
     return min(
         (error.sqnr for error in errors if error.sqnr is not None),
         default=default,
@@ -85,6 +86,7 @@ def measure(
         observe: called after each sample.
     """
     names = names_of(reference.get_outputs())
+    # Sums, and no outputs, are kept: memory does not grow with the number of samples.
     totals = {name: Total() for name in names}
     feeds: dict[str, Any] | None = None
     expected: dict[str, Any] = {}
@@ -96,9 +98,11 @@ def measure(
             total.add(expected[name], found[name])
         if observe is not None:
             observe(feeds, expected, found)
+    # feeds holds the last sample, on which the float model is repeated below.
     if feeds is None:
         return []
     results = [total.result(name) for name, total in totals.items()]
+    # A good output is not random, so the two extra runs are spared for most models.
     poor = any(_poor(result, _GOOD) for result in results)
     if not poor or not may_be_random(reference):
         return results
@@ -109,6 +113,7 @@ def measure(
     repeated = _run(session, names, feeds)
     for place, result in enumerate(results):
         name = result.name
+        # Both runs are of the float model on one sample: any difference is chance.
         repetition = _compared(name, once[name], repeated[name])
         if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
             agreement = totals[name].agreement
@@ -149,6 +154,8 @@ def _run(
 
 def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     """Return the part of a sample for the inputs of a session."""
+    # A quantized model may lack an input whose readers were removed; onnxruntime rejects unknown
+    # inputs.
     names = names_of(session.get_inputs())
     return subset(sample, names)
 
@@ -163,6 +170,7 @@ def _compared(name: str, reference: Any, other: Any) -> OutputError:
 def _poor(error: OutputError, bound: float) -> bool:
     """Return whether an output has an SQNR below a bound, or unequal values without an SQNR."""
     if error.sqnr is None:
+        # Integer outputs: one unequal value suffices, because random indices differ anywhere.
         return error.agreement != 1.0
     return error.sqnr < bound
 
@@ -172,6 +180,7 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
     if value is None:
         return []
     if isinstance(value, Mapping):
+        # ZipMap of scikit-learn's exporters returns a sequence of maps: class to probability.
         return [np.asarray(list(value.values()))]
     if isinstance(value, list):
         return flattened(_leaves(item) for item in value)
@@ -209,17 +218,23 @@ class Total:
         """Add an output of the two models on a sample."""
         before = _leaves(reference)
         after = _leaves(other)
+        # An empty sequence has no type; once an output was not float, it has no SQNR.
         self.floating &= bool(before) and all(leaf.dtype.kind == "f" for leaf in before)
         self.count += sum(leaf.size for leaf in before)
+        # Values of different shapes have no difference: the noise is infinite, and the first shapes
+        # are reported.
         expected = [leaf.shape for leaf in before]
         found = [leaf.shape for leaf in after]
         if expected != found:
             self.shapes = self.shapes or (_as_text(expected), _as_text(found))
+            # An empty sequence against a filled one: one value that does not agree.
             self.count += not before
             self.noise = float("inf")
             self.largest = float("inf")
             return
         for a, b in zip(before, after, strict=True):
+            # NaN is unequal to itself; both models computing NaN is agreement. Works for integers,
+            # too.
             both_nan = (a != a) & (b != b)
             self.equal += int(np.sum((a == b) | both_nan))
             if self.floating:
@@ -227,9 +242,12 @@ class Total:
 
     def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> None:
         """Add two arrays of floats; values finite in only one model count as broken."""
+        # Finite in both models: the values that energies and errors are summed over.
         both = np.isfinite(reference) & np.isfinite(other)
+        # float64: the square of a float16 above 255 overflows in float16.
         a = reference.astype(np.float64)
         b = other.astype(np.float64)
+        # Equal infinities, such as those of attention masks, are no error.
         same = (a == b) | (np.isnan(a) & np.isnan(b))
         unlike = ~both & ~same  # finite in only one model
         a = np.where(both, a, 0.0)
@@ -243,6 +261,7 @@ class Total:
         else:
             error = a - b
             self.noise += float(np.sum(np.square(error)))
+            # initial: an output may be empty, as of a detector that finds nothing.
             self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
         self.broken += int(unlike.sum())
 
@@ -258,6 +277,7 @@ class Total:
                 shapes=self.shapes,
             )
         cosine = float("nan")
+        # After an infinite error the sums lack values, so that a cosine of them would be wrong.
         if np.isfinite(self.noise):
             cosine = cosine_similarity(self.product, self.signal, self.energy)
         return OutputError(
@@ -297,6 +317,7 @@ def decibels(signal: float, noise: float) -> float:
     """
     if noise == 0:
         return float("inf")
+    # Noise on a signal of zeros: log10(0) would be a warning.
     if signal == 0 or not np.isfinite(noise):
         return float("-inf")
     return float(10 * np.log10(signal / noise))

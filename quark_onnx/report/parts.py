@@ -46,12 +46,14 @@ class JoinedParts:
             expected: outputs of the float model by name, which decide the parts.
             found: outputs of the quantized model by name.
         """
+        # The layout of the first sample holds for all: the search over outputs is done once.
         if self._first:
             self._first = False
             self._layout = _joined_layout(feeds, expected)
         if self._layout is None:
             return
         name = self._layout.boxes
+        # Arrays (N, anchors, 4), (N, anchors, 1) for an objectness, and (N, anchors, classes).
         before, after = (_parts(self._layout, each[name]) for each in (expected, found))
         if not self._totals:
             self._totals = [Total() for _ in before]
@@ -65,9 +67,11 @@ class JoinedParts:
         """
         layout = self._layout
         joined = layout is not None and layout.boxes == error.name
+        # An infinite SQNR (outputs that are equal, or broken) needs no parts.
         if error.sqnr is None or not np.isfinite(error.sqnr) or not joined:
             return error.sqnr
         values = present(total.result(error.name).sqnr for total in self._totals)
+        # A mean in dB, so that a loss in a part counts equally however large its values are.
         return float(np.mean(np.clip(values, -_MOST, _MOST)))
 
     def least_sqnr(self, errors: Iterable[OutputError]) -> float | None:
@@ -84,6 +88,7 @@ def _joined_layout(
         name: value for name, value in outputs.items() if isinstance(value, np.ndarray)
     }
     layout = detector_layout(arrays, feeds)
+    # A pair has separate outputs; selected boxes differ in number and order, and have no SQNR.
     if layout is None or layout.form not in ("rows", "columns"):
         return None
     return layout
@@ -91,8 +96,10 @@ def _joined_layout(
 
 def _parts(layout: DetectorLayout, output: NDArray[Any]) -> list[NDArray[Any]]:
     """Return the coordinates, the objectness if there is one, and the class scores."""
+    # (N, values, anchors) becomes (N, anchors, values).
     rows = output.transpose(0, 2, 1) if layout.form == "columns" else output
     ends = [_COORDINATES]
     if layout.form == "rows":
+        # YOLOv5 and YOLOX have an objectness in column 4; YOLOv8 (columns) has none.
         ends.append(_COORDINATES + 1)
     return np.split(rows, ends, axis=2)

@@ -76,6 +76,7 @@ class Report(Reported):
         return {
             "schema": SCHEMA,
             "quantized_nodes": self.quantized,
+            # JSON has no infinities and no NaN; plain() replaces them.
             **plain(asdict(self)),
         }
 
@@ -89,11 +90,14 @@ class Report(Reported):
             f"size      {size_change(self.bytes_before, self.bytes_after)}",
             f"quantized {self.quantized} of {total} nodes{calibrated}",
         ]
+        # A successful run that changed nothing must not pass unnoticed.
         if not self.quantized:
             lines.append("          nothing in this model could be quantized")
         if self.outputs:
             lines.append(f"error     on {self._measured_on()}:")
             lines += [f"  {output_line(output)}" for output in self.outputs]
+        # Tensors are listed one by one, nodes by reason: a model has many float nodes for a few
+        # reasons.
         tensors = [f"{name}: {reason}" for name, reason in self.kept_tensors.items()]
         lines += section("float", group_kept(self.kept_nodes, self.kept_types))
         lines += section("kept", tensors)
@@ -105,6 +109,7 @@ class Report(Reported):
 
     def _measured_on(self) -> str:
         """Return the samples of the measurement in words."""
+        # Held-out samples come first: only they tell about data that the ranges have not seen.
         if self.held_out:
             return f"{self.held_out} held-out samples"
         if self.samples:
@@ -146,15 +151,18 @@ def summarize(
     kept_nodes = dict[str, str]()
     kept_tensors = dict[str, str]()
     for plan in plans:
+        # If, Loop and Scan run in float themselves; their bodies have plans of their own.
         outer = set[str]()
         if len(plans) > 1:
             outer = {node.name for node in plan.graph.nodes if node.has_subgraph}
         for node in plan.graph.nodes:
             if node.name not in outer:
                 done, count = operators.get(node.kind, (0, 0))
+                # touches() is a bool, which counts as 0 or 1.
                 operators[node.kind] = (done + plan.touches(node), count + 1)
         kept_nodes |= without(plan.kept, outer)
         kept_tensors |= _kept_tensors(plan)
+    # Sorted by name: reports of two runs can be compared line by line.
     return dict(sorted(operators.items())), kept_nodes, kept_tensors
 
 
@@ -184,6 +192,7 @@ def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
     for name, reason in reasons.items():
         groups.setdefault(reason, Counter())[types.get(name, "other")] += 1
     lines = list[str]()
+    # The reason of most nodes first; equal numbers keep the order of the graph.
     for reason, kinds in sorted(groups.items(), key=lambda group: -group[1].total()):
         if kinds.total() == 1:
             lines.append(f"1 node ({next(iter(kinds))}): {reason}")
@@ -225,6 +234,7 @@ def output_line(output: OutputError) -> str:
 
 def section(title: str, lines: list[str]) -> list[str]:
     """Return the first lines of a section, with the title before the first."""
+    # The title stands before the first line alone, the others are indented by its width.
     titles = [title, *[""] * _SHOWN]
     section = [
         f"{head:<9} {line}" for head, line in zip(titles, lines[:_SHOWN], strict=False)

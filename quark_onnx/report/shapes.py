@@ -41,6 +41,7 @@ def require_same_shapes(
         ModelError: the shape of an output differs.
     """
     for error in errors:
+        # sized_by_data indexes the whole graph, and is asked for differing shapes alone.
         if error.shapes is not None and not sized_by_data(error.name):
             raise other_shape(f"output {error.name!r}", *error.shapes)
 

@@ -74,6 +74,7 @@ class _Structure:
             for node in model.graph.node
             if node.op_type == "Conv"
         )
+        # A product of two computed tensors is attention: queries by keys, or scores by values.
         products = sum(
             node.op_type == "MatMul" and not any(name in sizes for name in node.input)
             for node in model.graph.node
@@ -99,6 +100,7 @@ def next_steps(
     steps: list[NextStep] = []
     for rule in _RULES:
         steps += rule(settings, structure, task)
+    # The rules are in the order of promise; further proposals would only tire.
     return tuple(steps[:_MOST])
 
 
@@ -117,6 +119,7 @@ def _recipe_call(name: str) -> str:
 
 def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
     """Propose more data where ranges come from a few samples."""
+    # 0 samples: random or no data, whose verdict is unknown; float activations have no ranges.
     if 0 < settings.samples < 16 and settings.activation is not None:
         yield NextStep(
             "",
@@ -142,6 +145,7 @@ def _usual_calibrator(
 
 def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
     """Propose per-channel scales unless a processor requires per-tensor scales."""
+    # Engines with power-of-two scales take one scale per tensor.
     if settings.weight == 8 and not settings.per_channel and settings.is_portable:
         yield NextStep(
             "--per-channel",
@@ -187,6 +191,7 @@ def _recipe(
             " products float: usually 1 to 5 dB",
             _recipe_call("transformer"),
         )
+    # The recipes by task are for convolutional networks.
     if structure.transformer or task not in _RECIPES:
         return
     name, optimizer, effect = _RECIPES[task]
@@ -202,6 +207,7 @@ def _equalize(
     """Propose cross-layer equalization for depthwise networks, unless a recipe includes it."""
     if settings.activation is None or "cle" in settings.optimizers:
         return
+    # The recipe "detector", which _recipe proposes, contains equalization.
     has_recipe = task == "detector" and settings.is_portable
     if structure.depthwise >= _DEPTHWISE and not has_recipe:
         # the search for power-of-two scales corrects biases itself
@@ -230,6 +236,7 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
     """Propose learned rounding, or more bits for weights if activations are float."""
     few_bits = settings.weight is not None and settings.weight <= 4
     activations = settings.activation is not None
+    # One learned rounding excludes another: each chooses the codes of the same weights.
     learned = {"adaround", "adaquant", "gptq"} & settings.optimizers
     if (few_bits or not settings.is_portable) and activations and not learned:
         yield NextStep(
@@ -249,8 +256,10 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
 def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[NextStep]:
     """Propose more bits for the most harmful layers."""
     spent = "auto_mixed_precision" in settings.optimizers
+    # Mixed precision ranks layers with weights; without one there is nothing to choose.
     if settings.activation == 8 and structure.weighted and not spent:
         goal = f"{settings.goal:g}"
+        # With a target, nodes get 16 bits: the processor may not run float nodes.
         if settings.target is None:
             kind, options = "stay float", f"--auto-exclude {goal}"
             optimizer = f"AutoMixedPrecision(target={goal}, to='float')"
@@ -267,6 +276,7 @@ def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[Nex
         )
 
 
+#: In the order of promise and cost: data and settings first, wider formats last.
 _RULES: tuple[Callable[[Settings, _Structure, str], Iterator[NextStep]], ...] = (
     _more_samples,
     _usual_calibrator,

@@ -16,6 +16,7 @@ Floats = NDArray[np.float64]
 #: per image.
 LEAST_SCORE, NMS_OVERLAP, MOST_BOXES = 0.05, 0.5, 100
 #: Maximum number of candidates per image, by score.
+#: Suppression compares each selected box with all candidates: their number limits the time.
 _CANDIDATES = 1000
 #: Minimum number of rows of an output with one box per anchor.
 _ANCHORS = 50
@@ -59,6 +60,7 @@ class DetectorLayout:
             return False
         if self.form != "pair":
             return True
+        # Any number of boxes; scores and classes must have as many.
         count = boxes.size // 4
         scores = outputs[self.scores].size
         if self.labels:
@@ -79,8 +81,10 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
     if not images:
         return None
     shape = images[0].shape
+    # Gray, RGB and RGBA images as (N, C, H, W); otherwise (N, H, W, C), as TensorFlow exports them.
     channels_first = shape[1] in (1, 3, 4)
     size = (shape[2], shape[3]) if channels_first else (shape[1], shape[2])
+    # Separate outputs come first: a pair is certain, one output with scores is a guess.
     for name, value in outputs.items():
         if not _are_boxes(value):
             continue
@@ -104,6 +108,8 @@ def _are_boxes(value: NDArray[Any]) -> bool:
 
 def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, str]:
     """Return the outputs with scores and classes of boxes; empty where missing."""
+    # boxes: (N, count, 4), or (count, 4) of a model for one image; scores may be (N, count), (N,
+    # count, classes) or (count,).
     count = boxes.shape[-2]
     scores = labels = ""
     for other, value in outputs.items():
@@ -124,12 +130,15 @@ def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] 
         return None
     if value.shape[2] == _SELECTED and _is_selected(value):
         return "selected"
+    # (N, anchors, values) or (N, values, anchors); there are many more anchors than values.
     rows, columns = value.shape[1:]
+    # Four coordinates, an objectness, and a class at least.
     if columns > 5 and _end_with_scores(value):
         # wide rows of shares alone are probabilities of many classes, not boxes
         all_shares = _are_shares(value[..., :4])
         return None if all_shares and columns > 200 else "rows"
     transposed = value.transpose(0, 2, 1)
+    # Four coordinates and a class at least; an objectness is not part of this form.
     if rows > 4 and _end_with_scores(transposed):
         return None if _are_shares(transposed[..., :4]) else "columns"
     return None
@@ -145,6 +154,7 @@ def _is_float_matrix(value: NDArray[Any]) -> bool:
 def _end_with_scores(rows: NDArray[Any]) -> bool:
     """Return whether there are many rows, with shares after four coordinates."""
     count, width = rows.shape[1:]
+    # More rows than values tell rows from columns.
     return count >= max(_ANCHORS, width) and _are_shares(rows[..., 4:])
 
 
@@ -177,6 +187,7 @@ def _candidates(
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
     """Return boxes (n, 4), scores (n,) and classes (n,) of every image."""
+    # float16 cannot hold all pixel positions of a large image.
     boxes = outputs[layout.boxes].astype(np.float64)
     if boxes.ndim != 3:
         boxes = boxes[None]
@@ -189,6 +200,7 @@ def _candidates(
     else:
         images = [_from_rows(row, layout) for row in boxes]
     return [
+        # Corners before pixels: the test for corners does not depend on the unit.
         (_in_pixels(_corners(coordinates), layout.size), scores, classes)
         for coordinates, scores, classes in images
     ]
@@ -206,6 +218,7 @@ def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
     Rows have an objectness, columns do not.
     """
     if layout.form == "rows":
+        # YOLO: P(object) * P(class | object). Shapes (anchors, 1) and (anchors, classes).
         return row[:, 4:5] * row[:, 5:]
     return row[:, 4:]
 
@@ -217,9 +230,11 @@ def _paired(
 ) -> list[tuple[Floats, Floats, Floats]]:
     """Return boxes, scores and classes of every image where boxes and scores are two outputs."""
     scores = outputs[layout.scores].astype(np.float64)
+    # A detector with suppression inside may find nothing; reshape could not infer the classes then.
     if not boxes.size:
         empty = np.zeros(0)
         return [(np.zeros((0, 4)), empty, empty) for _ in range(len(boxes))]
+    # (images, boxes, classes), or (images, boxes, 1) beside an output of classes.
     scores = scores.reshape(len(boxes), boxes.shape[1], -1)
     if layout.labels:
         labels = outputs[layout.labels].astype(np.float64)
@@ -236,14 +251,18 @@ def _paired(
 
 def _foreground(scores: Floats) -> Floats:
     """Return scores in [0, 1] without the background class."""
+    # Values outside [0, 1] are logits: of a sigmoid for one class, else of a softmax.
     if scores.size and (scores.min() < 0 or scores.max() > 1):
         if scores.shape[-1] == 1:
             return np.asarray(1 / (1 + np.exp(-scores)))
+        # Less the maximum, exp cannot overflow.
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         scores = powers / powers.sum(axis=-1, keepdims=True)
     anchors, classes = scores.shape[-2:]
+    # Few boxes are selected ones, among which the background is not the usual class.
     if classes < 2 or anchors < _ANCHORS:
         return scores
+    # Independent sigmoids do not sum to 1, and have no background class.
     if not np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
         return scores
     # a softmax over classes includes the background, the class of most anchors
@@ -262,17 +281,21 @@ def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
     Sizes in such boxes are logarithms, and therefore partly negative. Further forms are
     returned unchanged.
     """
+    # Sizes in pixels or shares are not negative: already decoded.
     if not boxes.size or boxes[:, 2:].min() >= 0:
         return boxes
     grids = [(size[0] // stride, size[1] // stride) for stride in _STRIDES]
+    # One box for each cell of the three maps, as in YOLOX; other anchors are unknown.
     if sum(height * width for height, width in grids) != len(boxes):
         return boxes
     cells, strides = [], []
     for stride, (height, width) in zip(_STRIDES, grids, strict=True):
+        # Row by row: x changes fastest, as in the flattened map.
         y, x = np.mgrid[:height, :width]
         cells.append(np.stack([x, y], axis=-1).reshape(-1, 2))
         strides.append(np.full((height * width, 1), float(stride)))
     scales = np.concatenate(strides)
+    # YOLOX: centre = (offset + cell) * stride, size = exp(value) * stride.
     centres = (boxes[:, :2] + np.concatenate(cells)) * scales
     return np.concatenate([centres, np.exp(boxes[:, 2:]) * scales], axis=1)
 
@@ -284,6 +307,7 @@ def _corners(boxes: Floats) -> Floats:
     as the distance of most anchors from the corner exceeds their width.
     """
     ordered = (boxes[:, 2:] >= boxes[:, :2]).all(axis=1)
+    # A few boxes of corners may be degenerate, hence not all.
     if not len(boxes) or ordered.mean() > 0.95:
         return boxes
     half = boxes[:, 2:] / 2
@@ -292,6 +316,8 @@ def _corners(boxes: Floats) -> Floats:
 
 def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
     """Return boxes in pixels; relative coordinates are scaled."""
+    # Shares lie in [0, 1], a little beyond at the border; a quantile, because single boxes may be
+    # wild.
     if not boxes.size or np.quantile(np.abs(boxes), 0.9) > 2:
         return boxes
     height, width = size
@@ -301,6 +327,7 @@ def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
 def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
     """Return the boxes after non-maximum suppression by class, as (boxes, 6)."""
     keep = scores >= LEAST_SCORE
+    # Stable: of equal scores, the first anchor comes first, in both models.
     order = np.argsort(-scores[keep], kind="stable")[:_CANDIDATES]
     rows = np.column_stack([boxes, scores, classes])[keep][order]
     selected: list[int] = []
@@ -312,6 +339,7 @@ def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
         if len(selected) == MOST_BOXES:
             break
         same = rows[:, 5] == rows[place, 5]
+        # The selected box overlaps itself, and is dropped with the others.
         alive &= ~(same & (overlaps(rows[place, :4], rows[:, :4]) > NMS_OVERLAP))
     return np.asarray(rows[selected])
 
@@ -324,9 +352,11 @@ def overlaps(box: Floats, boxes: Floats) -> Floats:
     """
     low = np.maximum(box[:2], boxes[:, :2])
     high = np.minimum(box[2:], boxes[:, 2:])
+    # Disjoint boxes have a negative extent, which counts as 0.
     shared = np.prod(np.clip(high - low, 0, None), axis=1)
     areas = np.prod(np.clip(boxes[:, 2:] - boxes[:, :2], 0, None), axis=1)
     area = np.prod(np.clip(box[2:] - box[:2], 0, None))
+    # Two degenerate boxes have an empty union.
     return np.asarray(shared / np.maximum(area + areas - shared, 1e-12))
 
 
@@ -346,6 +376,7 @@ def matched(
     pairs: list[tuple[int, int, float]] = []
     free = np.ones(len(among), bool)
     for place, row in enumerate(found):
+        # Boxes that are taken or of another class overlap by 0.
         overlap = overlaps(row[:4], among[:, :4]) * free * (among[:, 5] == row[5])
         if overlap.size and overlap.max() >= least:
             best = int(overlap.argmax())

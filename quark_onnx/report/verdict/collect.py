@@ -30,6 +30,7 @@ from quark_onnx.report.verdict.verdict import (
 #: Maximum number of samples for a verdict; a sample may be a batch.
 MOST_SAMPLES = 32
 #: Tasks judged by predicted classes, and the output SQNR in dB below which they are risky at best.
+#: A class survives large errors of its scores on easy samples, and hides them.
 _OF_CLASSES, _LEAST_SQNR = ("classifier", "segmentation"), 10.0
 #: With fewer rows, SQNR contributes to the band of every task.
 _FEW_ROWS = 16
@@ -75,16 +76,20 @@ class VerdictCollector:
         found: Mapping[str, Any],
     ) -> None:
         """Add a sample with the outputs of the two models."""
+        # Sequences and maps have no judge.
         before, after = _arrays(expected), _arrays(found)
         given = _arrays(feeds)
         self.samples += 1
+        # Rows of the batch; inputs without a batch axis have fewer.
         self.rows += max((len(each) for each in given.values() if each.ndim), default=1)
         with np.errstate(all="ignore"):  # outputs may hold infinities
             if self.task is None:
                 self.task = find_task(self._model, given, before, self._asked)
                 self._judge = judge_for(self.task)
+            # A sample on which the float model's output has another form does not count.
             if self._judge is None or not self.task.reads(before):
                 return
+            # The quantized model's output may have another shape; require_same_shapes reports that.
             if self.task.reads(after):
                 self._judge.add(given, before, after)
 
@@ -111,6 +116,7 @@ class VerdictCollector:
         task, shown = self._shown(errors)
         band: Band
         if random:
+            # Random numbers activate a network in no usual way.
             band = "unknown"
             measured_on = "random data, which tells that the model runs and little more"
         else:
@@ -125,12 +131,15 @@ class VerdictCollector:
             self.samples,
             held_out,
             measured_on,
+            # The repeated test of settings is for the type checker.
             next_steps(self._model, settings, task) if advice and settings else (),
         )
 
     def _reservation(self, task: str, figures: Sequence[Figure], band: Band) -> str:
         """Return why a verdict is risky although the figure that decides is good."""
         known = {figure.name: figure for figure in figures}
+        # The bands without the reservations: those must be good for a reservation to explain
+        # "risky".
         bands = [_band_of(each, known.get(each.figure)) for each in THRESHOLDS[task]]
         if band != "risky" or worst_band(bands) != "good":
             return ""
@@ -154,6 +163,7 @@ class VerdictCollector:
         """
         with np.errstate(all="ignore"):
             figures = self._judge.figures() if self._judge is not None else ()
+        # Without a figure of the task, the SQNR decides by the thresholds of a signal.
         task = self.task.name if self.task is not None and figures else "signal"
         sqnr = least_sqnr(errors, math.nan)
         return task, (*figures, *_other_figures(errors, sqnr))
@@ -168,7 +178,9 @@ class VerdictCollector:
         known = {figure.name: figure for figure in figures}
         thresholds = THRESHOLDS[task]
         if self.rows < _FEW_ROWS and task != "signal":
+            # Few rows may agree by chance; the SQNR counts every value of an output.
             thresholds = (*thresholds, *THRESHOLDS["signal"])
+        # NaN or infinity where the float model is finite: no figure makes that usable.
         if any(error.broken for error in errors):
             return "poor"
         bands = [_band_of(each, known.get(each.figure)) for each in thresholds]
@@ -184,6 +196,7 @@ def _band_of(threshold: Threshold, figure: Figure | None) -> Band:
 def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
     """Return whether a figure may be poor, by its lower bound, and the SQNR is not good."""
     sqnr = figures.get("sqnr")
+    # A good SQNR on every output is evidence enough for few samples.
     if sqnr is not None and sqnr.value >= limits_of("signal", "sqnr")[0]:
         return False
     return any(
@@ -211,6 +224,7 @@ def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
     if not math.isnan(sqnr):
         shown = near_limits(sqnr, limits_of("signal", "sqnr"))
         return [Figure("sqnr", sqnr, f"SQNR {shown} dB")]
+    # All outputs are integers, or random.
     shares = [error.agreement for error in errors if error.agreement is not None]
     if not shares:
         return []
@@ -239,6 +253,7 @@ def _measured_on(samples: int, held_out: int, *, calibrated: bool) -> str:
     """Return a description of the samples."""
     if not calibrated:
         return f"{samples} samples"
+    # All held out is the usual, unbiased case; mixed samples name their bias.
     if held_out == samples:
         return f"{samples} samples held out from calibration"
     rest = samples - held_out

@@ -23,6 +23,7 @@ _SHOWN_SCORE = 0.25
 #: Share of the minimum score that suffices for a detection of the other model.
 _SLACK = 0.5
 #: Maximum number of logits per batch.
+#: float64 copies of a batch of logits (tokens by vocabulary) take 32 MiB each.
 _CHUNK = 1 << 22
 
 
@@ -63,6 +64,7 @@ class Classes:
         after = predicted(found[self._output])
         if before.shape == after.shape:
             self._equal += int((before == after).sum())
+        # Rows count even if the shapes differ: they do not agree.
         self._rows += before.size
 
     def figures(self) -> tuple[Figure, ...]:
@@ -70,6 +72,7 @@ class Classes:
             return ()
         share = self._equal / self._rows
         limits = limits_of("classifier", "agreement")
+        # The lower bound decides with few samples whether the verdict is certain.
         least, most = wilson(self._equal, self._rows)
         text = (
             f"{self._equal} of {self._rows} predicted classes equal those of the float"
@@ -100,6 +103,7 @@ class Pixels:
         self._pixels = self._equal = 0
 
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        # (N, classes, H, W): the class of each pixel; ties go to the first class in both models.
         before = expected[self._output].argmax(axis=1)
         after = found[self._output].argmax(axis=1)
         if before.shape == after.shape:
@@ -127,10 +131,13 @@ class Detections:
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
         before = detections(self._layout, expected)
         after = detections(self._layout, found)
+        # One entry for each image of the batch: boxes (n, 6) of both models, in falling order of
+        # scores.
         self._pairs += zip(before, after, strict=False)
 
     def figures(self) -> tuple[Figure, ...]:
         least = _SHOWN_SCORE
+        # Over all samples, which is why the boxes are kept until here.
         if not any((before[:, 4] >= least).any() for before, _ in self._pairs):
             least = LEAST_SCORE
         count = extra = found = shown = 0
@@ -149,9 +156,12 @@ class Detections:
                 overlaps.append(overlap)
                 changes.append(abs(expected[i, 4] - loosely_detected[j, 4]))
             shown += len(detected)
+            # Precision from the other direction: shown boxes of the quantized model that the float
+            # model lacks even below its limit.
             extra += len(detected) - len(matched(detected, loosely_expected))
         if not count:
             return ()
+        # Nothing shown: the precision counts as 0, and so does F1.
         precision = 1 - extra / shown if shown else 0.0
         f1 = _f1(found / count, precision)
         overlap = _mean(overlaps)
@@ -199,6 +209,7 @@ class Vectors:
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
         before = pooled(feeds, expected[self._output])
         after = pooled(feeds, found[self._output])
+        # Samples of another width cannot be stacked with the first ones.
         width = len(self._before[0]) if self._before else before.shape[1]
         if before.shape == after.shape and before.shape[1] == width:
             self._before += list(before)
@@ -207,6 +218,7 @@ class Vectors:
     def figures(self) -> tuple[Figure, ...]:
         if not self._before:
             return ()
+        # (samples, width), rows of length 1: dot products are cosines.
         before, after = unit(np.array(self._before)), unit(np.array(self._after))
         cosine = float((before * after).sum(axis=1).mean())
         shown = near_limits(cosine, limits_of("embedding", "cosine"), 4)
@@ -229,11 +241,13 @@ def pooled(feeds: Arrays, value: NDArray[Any]) -> Floats:
     value = value.reshape(squeezed(value)).astype(np.float64)
     if value.ndim == 2:
         return value
+    # Without a mask among the inputs, every position counts.
     mask = np.ones(value.shape[:2])
     for name, feed in feeds.items():
         if "mask" in name.lower() and feed.shape == value.shape[:2]:
             mask = feed.astype(np.float64)
     total = (value * mask[..., None]).sum(axis=1)
+    # A fully masked row has a sum of zeros, and stays zero.
     return np.asarray(total / np.maximum(mask.sum(axis=1, keepdims=True), 1))
 
 
@@ -250,11 +264,15 @@ def _rank_correlation(before: Floats, after: Floats) -> float:
     """
     if len(before) < 4:
         return math.nan
+    # Each pair of samples once, without the diagonal of ones.
     upper = np.triu_indices(len(before), 1)
     ranks = [
+        # argsort of argsort gives ranks; stable, so that equal similarities rank alike in both
+        # models.
         np.argsort(np.argsort((rows @ rows.T)[upper], kind="stable"), kind="stable")
         for rows in (before, after)
     ]
+    # Exactly 1: corrcoef may return 0.999..., and a threshold compares with it.
     if (ranks[0] == ranks[1]).all():
         return 1.0
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
@@ -271,12 +289,14 @@ class Tokens:
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
         before = expected[self._output]
         after = found[self._output]
+        # The distributions cannot be compared: infinitely far apart.
         if before.shape != after.shape:
             self._divergence = math.inf
             self._tokens += 1
             return
         before = before.reshape(-1, before.shape[-1])
         after = after.reshape(before.shape)
+        # In chunks of tokens: logits of a long text with a large vocabulary fill the memory.
         step = max(1, _CHUNK // before.shape[1])
         for start in range(0, len(before), step):
             a = _log_probabilities(before[start : start + step])
@@ -308,6 +328,7 @@ class Tokens:
 def _log_probabilities(logits: NDArray[Any]) -> Floats:
     """Return the log-softmax of rows in float64."""
     rows = logits.astype(np.float64)
+    # Less the maximum, exp cannot overflow; the softmax is the same.
     rows = rows - rows.max(axis=1, keepdims=True)
     return np.asarray(rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)))
 
@@ -327,6 +348,7 @@ class Images:
             return
         before = before.astype(np.float64)
         self._errors.append(float(np.square(before - after).mean()))
+        # The float model's images decide the range of the pixels.
         self._least = min(self._least, float(before.min()))
         self._greatest = max(self._greatest, float(before.max()))
 
@@ -334,6 +356,8 @@ class Images:
         if not self._errors:
             return ()
         peak = _peak(self._least, self._greatest)
+        # The mean over images of PSNR, as super-resolution papers report it, and not the PSNR of
+        # the mean error.
         ratios = [_psnr(peak, error) for error in self._errors]
         psnr = float(np.mean(ratios))
         shown = near_limits(psnr, limits_of("image", "psnr"))
@@ -342,6 +366,7 @@ class Images:
 
 def _peak(least: float, greatest: float) -> float:
     """Return the pixel range: 255 or 1 if the values fit, else the observed range."""
+    # Ten percent beyond [0, 255], respectively 20 % beyond [0, 1]: networks overshoot at edges.
     if least > -26 and 2 < greatest < 282:
         return 255.0
     if least > -0.2 and greatest < 1.2:

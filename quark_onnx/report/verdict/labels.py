@@ -24,6 +24,7 @@ Floats = NDArray[np.float64]
 Placement = Callable[[tuple[float, float], Floats], Floats]
 
 #: COCO's overlaps and recalls for the average precision.
+#: 0.50, 0.55, ..., 0.95 and 0.00, 0.01, ..., 1.00.
 _OVERLAPS = np.arange(0.5, 1.0, 0.05)
 _RECALLS = np.linspace(0, 1, 101)
 
@@ -87,6 +88,8 @@ def read_labels(path: Path) -> Labels:
         DataError: the file cannot be read, or an entry is missing or not a number.
     """
     try:
+        # utf-8-sig drops the byte order mark that Excel writes, which would belong to the first
+        # column's name.
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"labels {path} cannot be read: {error}") from error
@@ -107,6 +110,7 @@ def _csv(path: Path, text: str) -> Labels:
             " be name and label",
         )
     classes = {}
+    # Line 1 has the names of the columns.
     for number, row in enumerate(rows, 2):
         try:
             classes[row[name]] = int(row["label"])
@@ -122,16 +126,19 @@ def _coco(path: Path, text: str) -> Labels:
     """Return the boxes of a JSON file in COCO's format."""
     try:
         document = json.loads(text)
+        # COCO's 80 identifiers reach up to 90, with gaps; models number classes without gaps.
         order = sorted({int(each["id"]) for each in document["categories"]})
         classes = {identifier: place for place, identifier in enumerate(order)}
         boxes = grouped(
             (each["image_id"], _box(each, classes))
             for each in document["annotations"]
+            # A crowd is one box around many objects, which no detection matches.
             if not each.get("iscrowd")
         )
         images = {
             str(each["file_name"]): _Image(
                 (float(each["width"]), float(each["height"])),
+                # An image without annotations counts: its detections are all wrong. Shape (0, 5).
                 np.array(boxes.get(each["id"], []), np.float64).reshape(-1, 5),
             )
             for each in document["images"]
@@ -175,6 +182,8 @@ class Scorer:
         Raises:
             ConfigError: boxes are given without image files.
         """
+        # Boxes are in pixels of the image file; only the reader of images knows the resizing and
+        # padding.
         if labels.images and (names is None or placement is None):
             raise ConfigError(
                 f"labels {labels.source} are boxes of image files; the data must be a"
@@ -182,7 +191,9 @@ class Scorer:
             )
         self._labels, self._names, self._placement = labels, names, placement
         self._index = 0
+        # Ranks of the label in the float and in the quantized model, for each row.
         self._ranks: list[tuple[int, int]] = []
+        # For each image: true boxes (n, 5), and detections (n, 6) of both models.
         self._found: list[tuple[Floats, Floats, Floats]] = []
 
     @property
@@ -216,6 +227,7 @@ class Scorer:
         self._index += 1
         if self._names is None:
             return str(place)
+        # Rows beyond the names have no label.
         return self._names[place] if place < len(self._names) else ""
 
     def _add_classes(
@@ -225,6 +237,7 @@ class Scorer:
         before, after = (_rows(each[task.output]) for each in (expected, found))
         labels: list[int | None] = []
         for first, second in zip(before, after, strict=True):
+            # One name for each row: the rows of a batch are samples.
             label = self._labels.classes.get(self._name())
             labels.append(label)
             if label is not None:
@@ -240,6 +253,7 @@ class Scorer:
             image = self._labels.images.get(self._name())
             if image is None:
                 continue
+            # Into pixels of the model's input, in which detections() returns boxes.
             truth = image.boxes.copy()
             truth[:, :4] = self._placement(image.size, truth[:, :4])
             self._found.append((truth, first, second))
@@ -264,7 +278,9 @@ class Scorer:
         if self._ranks:
             ranks = np.array(self._ranks)
             return [
-                Score(f"top{k}", *map(float, (ranks < k).mean(axis=0))) for k in (1, 5)
+                # ranks: (rows, 2), the number of classes before the label.
+                Score(f"top{k}", *map(float, (ranks < k).mean(axis=0)))
+                for k in (1, 5)
             ]
         truths = [truth for truth, _, _ in self._found]
         both = [
@@ -281,6 +297,7 @@ def _rows(value: NDArray[Any]) -> NDArray[Any]:
     """Return scores by row; predicted classes become one-hot."""
     if value.dtype.kind in "iu":
         predicted = value.reshape(-1).astype(np.int64)
+        # Only the class is known, so that the others share a score of 0.
         rows = np.zeros((len(predicted), int(predicted.max(initial=0)) + 1))
         rows[np.arange(len(predicted)), predicted] = 1
         return rows
@@ -294,6 +311,7 @@ def _rank(scores: NDArray[Any], label: int) -> int:
     Unknown labels rank after every class.
     """
     if not 0 <= label < len(scores):
+        # Beyond top-5 even for a model of few classes.
         return len(scores) + 5
     return int((scores > scores[label]).sum())
 
@@ -308,6 +326,7 @@ def mean_average_precision(
         truths: for each image (n, 5): x1, y1, x2, y2, class.
         found: for each image (n, 6): x1, y1, x2, y2, score, class.
     """
+    # Classes with a true box; COCO's evaluation leaves out the others.
     labels = sorted({float(label) for truth in truths for label in truth[:, 4]})
     table = np.array(
         [
@@ -328,20 +347,27 @@ def _average_precision(
 ) -> float:
     """Return the average precision of a class: the maximum precision at 101 recalls."""
     right = [truth[truth[:, 4] == label][:, :4] for truth in truths]
+    # All detections of the class, over all images, by falling score.
     ranked: list[tuple[float, int, Floats]] = []
     for place, rows in enumerate(found):
         ranked += [(-row[4], place, row[:4]) for row in rows[rows[:, 5] == label]]
+    # Without the box, which numpy cannot order.
     ranked.sort(key=lambda each: each[:2])
     free = [np.ones(len(boxes), bool) for boxes in right]
     hits = np.zeros(len(ranked))
     for rank, (_, place, box) in enumerate(ranked):
+        # Each true box is found once; a second detection of it is wrong.
         overlap = overlaps(box, right[place]) * free[place]
         if overlap.size and overlap.max() >= least:
             free[place][overlap.argmax()] = False
             hits[rank] = 1
+    # The denominator is above 0: labels come from true boxes.
     recall = hits.cumsum() / sum(map(len, right))
     precision = hits.cumsum() / np.arange(1, len(hits) + 1)
+    # The envelope: the greatest precision at this recall or a higher one.
     best = np.maximum.accumulate(precision[::-1])[::-1]
+    # The tolerance keeps a recall such as 0.07, a rounded quotient, at its own threshold.
     places = np.searchsorted(recall, _RECALLS - 1e-12)
+    # Recalls that are never reached have a precision of 0.
     reached = np.append(best, 0.0)
     return float(reached[np.minimum(places, len(best))].mean())

@@ -24,6 +24,7 @@ _VECTOR_NAMES = re.compile(
 #: Class counts of well-known data sets; embeddings do not have these widths.
 _COMMON_CLASSES = {10, 100, 1000, 1001, 21841, 21843}
 #: Minimum width of an embedding, and a divisor of its width.
+#: Embeddings have widths such as 384, 768 or 1024, all of them multiples of 32.
 _VECTOR_WIDTH, _VECTOR_DIVISOR = 64, 32
 #: Maximum number of classes of a semantic segmentation.
 _SEGMENTS = 256
@@ -57,6 +58,7 @@ class Traits:
             if node.op_type in ("Softmax", "Sigmoid"):
                 probabilities.update(node.output)
             elif node.op_type == "Gather" and node.input[0] in constants:
+                # (rows, width): an embedding matrix; lookups of other ranks are indexing.
                 shape = constants[node.input[0]].dims
                 if len(shape) == 2:
                     tables.add(int(shape[0]))
@@ -72,6 +74,7 @@ def _token_input(model: ModelProto) -> str:
     """Return the name of the first input of possible token identifiers, or an empty string."""
     constants = set(names_of(model.graph.initializer))
     for value in model.graph.input:
+        # Up to IR version 3, initializers are inputs, too.
         if value.name not in constants and _may_hold_tokens(value):
             return value.name
     return ""
@@ -113,6 +116,7 @@ class Task:
         """Return a task for outputs of the given ranks and types."""
         read = [output]
         if layout is not None:
+            # labels is empty for detectors without an output of classes.
             read = [each for each in layout.outputs if each]
         ranks = [(each, outputs[each].ndim, outputs[each].dtype.kind) for each in read]
         return cls(name, output, layout, tuple(ranks))
@@ -124,6 +128,7 @@ class Task:
             if value is None or (value.ndim, value.dtype.kind) != (rank, kind):
                 return False
             # a detector may find nothing
+            # An empty array has no class, no vector and no image.
             if self.layout is None and not value.size:
                 return False
         return self.layout is None or self.layout.fits(outputs)
@@ -144,14 +149,19 @@ def find_task(
         asked: name of a task in ``TASKS``, or ``auto``.
     """
     traits = Traits.of(model)
+    # A detector is recognized by all outputs together, other tasks by one.
     if asked in ("auto", "detector"):
         layout = detector_layout(outputs, feeds)
         if layout is not None:
             return Task.of("detector", layout.boxes, outputs, layout)
+    # The first output that a task fits; further ones (hidden states, features) rarely are the
+    # result.
     for name, value in outputs.items():
+        # A requested task still needs an output that its judge can read.
         found = asked if asked != "auto" else _kind(name, value, feeds, traits)
         if found != "signal" and _readable(found, value):
             return Task.of(found, name, outputs)
+    # Any output will do: signals are compared by SQNR.
     return Task("signal", next(iter(outputs), ""))
 
 
@@ -179,6 +189,7 @@ def squeezed(value: NDArray[Any]) -> tuple[int, ...]:
     (2, 10)
     """
     shape = value.shape
+    # Global pooling leaves (N, classes, 1, 1).
     while len(shape) > 2 and shape[-1] == 1:
         shape = shape[:-1]
     return shape
@@ -223,19 +234,23 @@ def _vector_kind(
     width = rows.shape[1]
     if width < 2 or not np.isfinite(rows).all():
         return "signal"
+    # The strongest signs come first; names decide where values do not.
     if name in traits.probabilities or _sums_to_one(rows):
         return "classifier"
+    # Normalized vectors are embeddings at smaller widths, too.
     if width >= _VECTOR_WIDTH // 2 and _are_unit_vectors(rows):
         return "embedding"
     if width in _COMMON_CLASSES or _CLASS_NAMES.search(name):
         return "classifier"
     if width >= _VECTOR_WIDTH and width % _VECTOR_DIVISOR == 0:
         return "embedding"
+    # Images, sound or text: vectors of numbers for such inputs are mostly scores of classes.
     senses = any(feed.ndim >= 3 for feed in feeds.values()) or traits.token_input
     return "classifier" if senses and not _VECTOR_NAMES.search(name) else "signal"
 
 
 def _are_unit_vectors(rows: NDArray[Any]) -> bool:
+    # float16 squares of long vectors overflow.
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
     return bool(np.allclose(lengths, 1, atol=1e-3))
 
@@ -247,11 +262,13 @@ def _sums_to_one(rows: NDArray[Any]) -> bool:
 def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
     """Return whether maps with channels are an image or a segmentation."""
     maps = [feed for feed in feeds.values() if feed.ndim == 4]
+    # Gray or colour images, (N, C, H, W).
     if not maps or maps[0].shape[1] not in (1, 3):
         return "signal"
     pixels = maps[0].shape[2]
     channels, height = value.shape[1:3]
     if channels in (1, 3) and height >= pixels:
         return "image"
+    # Smaller maps with many channels are features.
     large = height >= channels and height * _SEGMENT_SCALE >= pixels
     return "segmentation" if large and 2 <= channels <= _SEGMENTS else "signal"

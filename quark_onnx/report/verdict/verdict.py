@@ -86,6 +86,7 @@ class Verdict:
         Args:
             step: the change that the data needs.
         """
+        # A poor verdict stays poor, and an unknown one unknown.
         band: Band = "risky" if self.band == "good" else self.band
         return replace(
             self,
@@ -119,6 +120,7 @@ class Threshold:
         """
         if math.isnan(value):
             return "unknown"
+        # With negated values, less is more: one comparison serves both directions.
         sign = 1 if self.rising else -1
         if sign * value >= sign * self.good:
             return "good"
@@ -171,4 +173,5 @@ def worst_band(bands: Sequence[Band]) -> Band:
     known = [band for band in bands if band != "unknown"]
     if not known:
         return "unknown"
+    # BANDS is ordered from good to poor.
     return max(known, key=BANDS.index)
