@@ -142,5 +142,6 @@ def _has_zero_points(module: Module) -> bool:
     """Return whether a layer has per-channel or per-group zero points."""
     return any(
         # a single zero point holds for all rows, in any order
-        "zero" in name and tensor.count > 1 for name, tensor in module.tensors.items()
+        "zero" in name and tensor.count > 1
+        for name, tensor in module.tensors.items()
     )
