@@ -195,13 +195,13 @@ def write(  # noqa: PLR0913  the parts of a node
     graph.remove([node, result.node] if isinstance(result, Codes) else [node])
     if domain:
         graph.import_domain(domain)
+    # Named after ``add``, which would make the name of the removed node unique once more.
     graph.add(
         op_type,
         inputs,
         [output],
         domain=domain,
         **set_to,
-    # Not by ``add``, which would make the name of the removed node unique once more.
     ).name = node.name
     return True
 
