@@ -88,6 +88,7 @@ class SignedRounding:
 
     def cost(self, shapes: Shapes) -> Cost:
         """Return the estimated cost."""
+        # The share of the data that a step runs, forward and backward.
         share = min(self.batch, shapes.samples) / max(1, shapes.samples)
         passes = self.steps * share * (1 + BACKWARD) + 2 * _LOOKS + 1
         # shifts, gradients, two moments, means and the best, in float32, in addition to the
@@ -128,11 +129,13 @@ class SignedRounding:
                 )
         if not trained or not job.calls:
             return dict(made), outcomes
+        # Layers that are not trained run with their codes: their errors are part of the block's.
         layers = {
             name: Training(layer, trained.get(name))
             for name, layer in job.quantized(made).items()
         }
         block = _Block(job, list(layers.values()))
+        # Before training: no error would be finite, and every state as good as any other.
         if not all(torch.isfinite(target).all() for target in job.targets):
             raise DataError(
                 f"what {job.name} computes is infinite or no number on the calibration"
@@ -140,6 +143,7 @@ class SignedRounding:
             )
         with job.put(layers):
             before, after = self._train(block, list(trained.values()))
+        # The error is reported as a share of the power of the float block's outputs.
         power = (
             sum(float(total(target.float().square())) for target in job.targets) or 1.0
         )
@@ -164,6 +168,7 @@ class SignedRounding:
     ) -> tuple[float, float]:
         """Train, restore the best state, and return the squared error before and after."""
         if self.lr is None:
+            # As in the paper: with a rate that falls linearly, signed steps sum up to half a code.
             lr = 1 / self.steps
         else:
             lr = self.lr
@@ -175,14 +180,17 @@ class SignedRounding:
             range_lr if self.tune_ranges else None,
             self.optimizer,
         )
+        # The start is a candidate as well, so that the error never grows.
         before = descent.look(block.error)
         looked_at = set(looks(self.steps, _LOOKS))
+        # draws() never ends; range() sets the number of steps.
         for step, chosen in zip(
             range(self.steps),
             draws(len(block), block.calls(self.batch), self.seed),
             strict=False,
         ):
             block.descend(chosen, descent.leaves)
+            # The rate falls linearly to 1 / steps of the first.
             descent.step(1 - step / self.steps)
             if step + 1 in looked_at:
                 descent.look(block.error)
@@ -209,6 +217,7 @@ class Training(nn.Module):
     @property
     def weight(self) -> Any:
         """The present weight."""
+        # Without a trained weight, the layer computes with its own codes.
         return self.layer.weight if self.current is None else self.current
 
     @property
@@ -222,6 +231,7 @@ class Training(nn.Module):
         own = self.layer.round_keys
         if own is None:
             return None
+        # Straight-through: values of the rounding, gradients of the identity.
         return lambda keys: through(keys, own(keys.detach()))
 
     @property
@@ -269,8 +279,10 @@ def descend(
             # it does not where the block runs none of the trained layers
             if loss.requires_grad:
                 loss.backward(inputs=ends)
+        # The gradients of the last step are dropped.
         for leaf in leaves:
             leaf.grad = torch.zeros_like(leaf)
+        # A layer that the samples do not reach (an expert) has no gradient.
         slopes = [
             torch.zeros_like(end) if end.grad is None else end.grad for end in ends
         ]
@@ -302,6 +314,7 @@ class _Block:
 
     def calls(self, samples: int) -> int:
         """Return the number of calls, at least 1, that hold the given samples."""
+        # (samples, tokens, features): a call may hold several samples.
         known: int = sum(call.hidden.shape[0] for call in self._job.calls)
         return max(1, round(samples * len(self) / max(1, known)))
 
@@ -316,6 +329,8 @@ class _Block:
         with torch.no_grad():
             renew(self._layers)
             error = sum(
+                # Sums over all outputs of a sample: the order does not depend on the number of
+                # threads.
                 float(total(self._squares(index), torch.float64))
                 for index in range(len(self))
             )

@@ -131,11 +131,13 @@ class Distillation:
             DataError: the data has no token ids.
             ModelError: the model writes no text.
         """
+        # Each row is a sequence of its own, (tokens,).
         rows = flattened(map(_ids, data))
         trained = dict[str, Training]()
         outcomes = list[Outcome]()
         for name, (float_layer, _) in layers.items():
             layer = model.get_submodule(name)
+            # Layers whose weight stays float have nothing to train.
             if not isinstance(layer, QuantizedLayer) or layer.quantized is None:
                 continue
             if (steps := TensorLevels.of(layer.quantized)) is None:
@@ -186,6 +188,8 @@ class Distillation:
             written = list(found["written"])
         else:
             with pair.teacher():
+                # The teacher writes before anything is trained; a resumed run reads the same text
+                # again.
                 written = _written(pair.model, rows, self)
             before = descent.look(lambda: pair.divergence(rows))
         looked_at = set(looks(self.steps, _LOOKS))
@@ -194,6 +198,7 @@ class Distillation:
             draws(len(written), self.batch, self.seed),
             strict=False,
         ):
+            # A resumed run draws the samples of finished steps, too, so that the order stays.
             if step < done:
                 continue
             pair.descend([written[index] for index in chosen], descent.leaves)
@@ -203,6 +208,7 @@ class Distillation:
                 descent.look_at_means(lambda: pair.divergence(rows))
                 own = (
                     torch.tensor(step + 1),
+                    # A State holds tensors alone.
                     torch.tensor(before, dtype=torch.float64),
                     torch.stack(written),
                 )
@@ -267,9 +273,11 @@ class _Pair:
     def _sum(self, ids: Any) -> Any:
         """Return the summed divergence over all tokens of ids, (samples, tokens)."""
         with torch.no_grad(), self.teacher():
+            # (samples, tokens, vocabulary), of the float model.
             wanted = torch.log_softmax(_logits(self.model, ids), -1)
         with self._put(self.trained):
             found = torch.log_softmax(_logits(self.model, ids), -1)
+        # KL(float || quantized), summed over vocabulary and tokens, in nats.
         return total(F.kl_div(found, wanted, log_target=True, reduction="none"))
 
     def _parts(self, rows: Sequence[Any]) -> Iterator[Any]:
@@ -277,6 +285,7 @@ class _Pair:
         by_length = dict[int, list[Any]]()
         for row in rows:
             by_length.setdefault(len(row), []).append(row)
+        # As many sequences as their logits fit into _LOGITS numbers, at least one.
         for length, same in by_length.items():
             yield from torch.stack(same).split(
                 max(1, _LOGITS // (length * vocabulary_of(self.model))),
@@ -308,6 +317,7 @@ def _ids(batch: Any) -> Any:
 @contextlib.contextmanager
 def _frozen(model: Any) -> Iterator[None]:
     """Disable the gradients of parameters inside the context."""
+    # Gradients of parameters would take as much memory as the model, and nobody reads them.
     moving = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in moving:
         parameter.requires_grad_(False)
@@ -330,15 +340,19 @@ def _written(model: Any, rows: Sequence[Any], how: Distillation) -> list[Any]:
     length = max(map(len, rows))
     if length < 2:
         raise DataError("distill needs samples of two tokens or more")
+    # (sequences, 1): the samples are used in turn.
     first = torch.stack([rows[index % len(rows)][:1] for index in range(how.sequences)])
     settings = GenerationConfig(
         do_sample=True,
+        # 0: tokens are drawn from the whole distribution.
         top_k=0,
         max_length=length,
+        # No end before the full length, as sequences are stacked.
         min_length=length,
         pad_token_id=0,
     )
     found = list[Any]()
+    # The seed holds in here alone: the caller's random state is restored.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
         for part in first.split(_WRITTEN):

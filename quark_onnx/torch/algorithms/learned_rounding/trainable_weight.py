@@ -38,10 +38,12 @@ class _Through(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, x: torch.Tensor, rounded: torch.Tensor
     ) -> torch.Tensor:
+        # A view, since autograd treats an input that is returned as it is apart.
         return rounded.view_as(rounded)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Any) -> Any:
+        # The rounded values come from a detached tensor.
         return gradients[0], None
 
 
@@ -89,6 +91,7 @@ class TrainableWeight:
         elif not isinstance(self._spec.dtype, Scaled):
             scale = block_formats.scale_values(start.scale, self._spec.dtype)
             self._unit = 1.0 if self._element else 2.0**-6  # MXINT8 has 1/64
+        # Broadcastable against the values: (rows, blocks, 1), (rows, 1) or ().
         self._scale = self._spread(scale)
         self._zero: Any = (
             None if start.zero is None else self._spread(start.zero.float())
@@ -96,6 +99,7 @@ class TrainableWeight:
         asymmetric = (
             isinstance(self._spec.dtype, Integer) and not self._spec.grid.symmetric
         )
+        # A factor for each scale; symmetric formats have one end, others two.
         self.high = torch.ones_like(self._scale)
         self.low: torch.Tensor | None
         if asymmetric:
@@ -109,6 +113,7 @@ class TrainableWeight:
 
     def _matrix(self, weight: Any) -> Any:
         matrix = weight.reshape(len(weight), -1)
+        # (rows, blocks, size); otherwise (rows, columns).
         if self._spec.group:
             return in_blocks(matrix, self._spec.group)
         return matrix
@@ -133,6 +138,7 @@ class TrainableWeight:
         other = self._values(units, zero) * scale != wanted
         if not other.any():
             return torch.full((), _REACH, device=units.device)
+        # The distance from the value to the code that was chosen, in steps.
         middle = (wanted / scale - units) / self._spacing(units)
         self.shift = torch.where(
             other,
@@ -166,6 +172,7 @@ class TrainableWeight:
         """Clamp the leaves to their limits."""
         with torch.no_grad():
             self.shift.clamp_(-self._reach, self._reach)
+            # The first leaf is the shift; the others are shares of ranges.
             for each in self.leaves()[1:]:
                 each.clamp_(*_SHARES)
 
@@ -190,8 +197,11 @@ class TrainableWeight:
         if self._element is not None and not isinstance(self._spec.dtype, Scaled):
             codes = block_formats.code_of(values, self._element)
         else:
+            # Codes of integers include the zero point; ``values`` are multiples of the scale around
+            # 0.
             shifted = values if zero is None else values + zero
             codes = shifted.to(start.codes.dtype)
+        # Without the axes that _spread added.
         kept = kept.reshape(start.scale.shape)
         if not isinstance(self._spec.dtype, Scaled):
             kept = block_formats.scale_codes(kept, self._spec.dtype)
@@ -235,6 +245,7 @@ class TrainableWeight:
                 block_formats.BIAS,
             )
             return through(scale, torch.exp2(power))
+        # The least normal number of the stored type, since kernels may flush subnormal scales to 0.
         kept = self._start.scale.dtype
         return (
             scale.clamp(min=max(torch.finfo(kept).smallest_normal, SMALLEST_SCALE))
@@ -244,8 +255,10 @@ class TrainableWeight:
 
     def _values(self, units: Any, zero: Any) -> Any:
         """Round values in units of the scale, with gradients."""
+        # Shifts are in steps, which differ in length for small floats.
         moved = units + self.shift * self._spacing(units.detach())
         if self._element is not None:
+            # Clamped with gradients: a value beyond the range gets none, and its shift stays.
             moved = moved.clamp(-self._element.largest, self._element.largest)
             return through(moved, block_formats.round_to(moved.detach(), self._element))
         steps = through(moved, torch.round(moved.detach()))
@@ -262,5 +275,7 @@ class TrainableWeight:
 
 def _spacing_of(x: Any, format: MiniFloat) -> Any:
     """Return the distance between neighbouring values of a small float at ``x``."""
+    # The exponent bits alone: the power of two below |x|. Below 2^emin, subnormal codes have equal
+    # distances.
     power = (x.view(torch.int32) & 0x7F800000).view(torch.float32)
     return power.clamp(2.0**format.emin, 2.0**format.emax) * 2.0**-format.mantissa_bits

@@ -54,6 +54,8 @@ class Descent:
         self._weights = weights
         self._sign = optimizer == "sign"
         self._rates = [lr]
+        # One parameter group for all shifts, and one for the ranges of each weight, whose rates
+        # differ.
         parts: list[list[Any]] = [[each.shift for each in weights]]
         if range_lr is not None:
             for weight in weights:
@@ -69,18 +71,22 @@ class Descent:
             else torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
         )
         self.best = float("inf")
+        # The start: the best state until a look finds another one.
         self._kept = _copied(self.leaves)
         self._means = _copied(self.leaves)
+        # The share of a new state in the running mean: 1 / time constant.
         self._share = 1 / max(1, min(_MEMORY, round(_SHARE * steps)))
 
     def step(self, share: float) -> None:
         """Update the leaves along their gradients; ``share`` scales the first learning rates."""
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
+        # Signed gradient descent is SGD on the signs.
         if self._sign:
             for leaf in self.leaves:
                 leaf.grad.sign_()
         self._optimizer.step()
+        # Into the allowed ranges before the mean is taken.
         for each in self._weights:
             each.hold()
         for mean, leaf in zip(self._means, self.leaves, strict=True):
@@ -96,6 +102,7 @@ class Descent:
 
     def look_at_means(self, error: Callable[[], float]) -> float:
         """Return the error of the running mean of the leaves, and keep it if least."""
+        # The means take the place of the leaves while the error is computed.
         self._swap()
         try:
             return self.look(error)
@@ -115,6 +122,8 @@ class Descent:
         state = {"best": torch.tensor(self.best, dtype=torch.float64)}
         for kind, leaves in self._stored().items():
             for index, leaf in enumerate(leaves):
+                # Names such as "leaf.3", "exp_avg.3": a flat mapping is what a file of tensors
+                # holds.
                 state[f"{kind}.{index}"] = leaf
         for index, moments in self._optimizer.state_dict()["state"].items():
             for name, moment in moments.items():
@@ -137,6 +146,7 @@ class Descent:
         parts = dict[str, dict[int, Any]]()
         for name, tensor in state.items():
             kind, _, number = name.partition(".")
+            # "best" has no number.
             parts.setdefault(kind, {})[int(number or 0)] = tensor
         self.best = float(parts.pop("best")[0])
         for name, leaves in self._stored().items():
@@ -154,6 +164,7 @@ class Descent:
     def finish(self) -> float:
         """Restore the best state, and return its error."""
         with torch.no_grad():
+            # In place: the trained weights hold these very tensors.
             for leaf, value in zip(self.leaves, self._kept, strict=True):
                 leaf.copy_(value)
         return self.best
@@ -190,6 +201,7 @@ def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
     order = list[int]()
     while True:
         while len(order) < min(batch, count):
+            # Another shuffled order as soon as the last one runs short.
             order += torch.randperm(count, generator=generator).tolist()
         yield order[:batch]
         del order[:batch]

@@ -49,10 +49,12 @@ class MetaTensor(torch.Tensor):
             for each in tree_leaves((args, kwargs))
             if isinstance(each, MetaTensor)
         )
+        # Attributes arrive here as the getters of torch.Tensor.
         if func == torch.Tensor.device.__get__:
             return device
         if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]  # bool in stubs
             return device.type == "cuda"
+        # A write into a real tensor would lose data without an error on the meta device.
         if any(
             isinstance(each, torch.Tensor) and not isinstance(each, MetaTensor)
             for each in _changed(func, args, kwargs)
@@ -60,6 +62,7 @@ class MetaTensor(torch.Tensor):
             raise MetaTensorError(f"{func.__name__} changes a tensor by a blank")
         if func == scaled_dot_product_attention:
             return cls.of(_attention(*args, **kwargs), device)
+        # Without this context, the call would come back here.
         with torch._C.DisableTorchFunctionSubclass():
             result = func(
                 *tree_map(_to_meta, args),
@@ -80,6 +83,7 @@ def _attention(
 
     torch decomposes attention on that device, which takes milliseconds.
     """
+    # (..., heads, tokens, features): axes before the heads broadcast.
     batch = torch.broadcast_shapes(*(each.shape[:-3] for each in (query, key, value)))
     # queries may share keys and values
     heads = max(each.shape[-3:-2] for each in (query, key, value))
@@ -100,6 +104,8 @@ def _changed(
 ) -> list[Any]:
     """Return the tensors that a function changes: ``out``, and the first argument of ``f_``."""
     name = func.__name__.split(".")[0]
+    # In-place operators (__iadd__), assignments (__setitem__), and methods that end in "_", but not
+    # such as __add__.
     changes = (
         name.startswith("__i")
         or name == "__setitem__"
@@ -117,6 +123,7 @@ def _to_meta(value: Any) -> Any:
     """Move an argument to the meta device."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
+    # A model that creates a tensor on the device of a meta argument must not mix devices.
     if isinstance(value, torch.device):
         return torch.device("meta")
     return value

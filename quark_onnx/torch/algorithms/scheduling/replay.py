@@ -89,6 +89,7 @@ class Replay:
 
     def rest(self) -> None:
         """Release the quantized layers until the next run."""
+        # Dequantized weights of earlier stages are large, and needed during runs alone.
         self.decoded = dict[str, Any]()
 
     def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
@@ -100,10 +101,14 @@ class Replay:
             run: runs the block, and returns the inputs of layers by name, a list for the runs of
                 each layer, or a tensor.
         """
+        # Stage 0 has nothing before it that could be stored. Popped: a sample's tensors are
+        # replaced by those of its next run.
         kept = self._kept.pop(index, None) if self._stage else _Kept()
         if kept is None:
             return self._whole(call, run)
         new = _Kept(blanks=dict(kept.blanks))
+        # torch counts in-place changes of a tensor: a block that changes a stored output makes it
+        # useless.
         versions = {name: result._version for name, result in kept.results.items()}
         with self._replaced_layers(kept, new):
             try:
@@ -116,12 +121,15 @@ class Replay:
         if isinstance(result, torch.Tensor | None):
             reads = {"": [result]}
         read = flattened(reads.values())
+        # None: the run has raised an error.
         if any(isinstance(each, MetaTensor | None) for each in read):
             return self._whole(call, run)  # a meta tensor reached the result
         unchanged = all(
             result._version == versions.get(name, 0)
             for name, result in new.results.items()
         )
+        # Nothing to store after the last stage. A sample that does not fit is run as a whole next
+        # time.
         if self.limit and self._stage < len(self._stages) and unchanged:
             new.reads = {name: parts[0] for name, parts in reads.items()}
             if new.size + sum(each.size for each in self._kept.values()) <= self.limit:
@@ -130,6 +138,7 @@ class Replay:
 
     def result(self, index: int, call: Call) -> Any:
         """Return the hidden states of a sample after the block, with all layers quantized."""
+        # Layers that no stage covers, such as convolutions, run with their codes as well.
         groups = flattened(stage.groups for stage in self._stages)
         unstaged = excluding(self._job.layers, flattened(groups))
         with self._job.put(self._layers(unstaged)):
@@ -149,6 +158,7 @@ class Replay:
         return {name: self._layer(name) for name in names}
 
     def _layer(self, name: str) -> Any:
+        # Decoded once for all samples of a stage.
         if name not in self.decoded:
             self.decoded |= self._job.quantized(self._quantized_weights, [name])
         return self.decoded[name]
@@ -161,6 +171,7 @@ class Replay:
         for index, leader, name in self._before():
             module = self._job.block.get_submodule(self._job.local(name))
             modules[name] = module
+            # Stored as long as a later stage, or the result of the block, reads the output.
             until = self._stages[index].until[name]
             keep = until > self._stage
             if index == self._stage - 1:
@@ -200,6 +211,7 @@ class Replay:
         def forward(*args: Any, **named: Any) -> Any:
             layer = self._layer(name)
             output = layer(*args, **named) if x is None else layer(x)
+            # The layer's input was computed from meta tensors: nobody reads the output.
             if isinstance(output, MetaTensor):
                 return output
             if keep:
@@ -226,6 +238,8 @@ def replayed(shapes: Shapes, models: int = 1) -> tuple[int, float]:
     """
     widths = [inputs for _, inputs in shapes.layers.values()] or [0]
     number_bytes = shapes.block * max(1, shapes.blocks) / max(1, shapes.weights)
+    # Per token, the widest and the narrowest input of layers; the bytes of a number are those of
+    # the model's weights.
     wanted = int(shapes.tokens * (max(widths) + min(widths)) * number_bytes)
     kept = min(wanted, max(LEAST, shapes.block))
     share = kept / max(1, wanted)

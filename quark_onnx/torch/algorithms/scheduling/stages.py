@@ -63,6 +63,8 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
             lambda tensor: tensor,
         ),
     ):
+        # The hidden states require gradients, so that each operation on them leaves a node in the
+        # graph.
         result = Call(
             call.hidden.detach().clone().requires_grad_(),
             call.args,
@@ -82,12 +84,14 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
         key = (trace.read.get(name, name), layers[name][1].input)
         groups = groups_of_level.setdefault(levels[name], {})
         groups.setdefault(key, []).append(name)
+    # The order of execution, as hooks recorded it.
     order = {name: position for position, name in enumerate(trace.read)}
     tokens = call.hidden.shape[:-1].numel()
     stages = []
     for level in sorted(groups_of_level):
         groups_here = tuple(map(tuple, groups_of_level[level].values()))
         names = list(chain.from_iterable(groups_here))
+        # A run may stop after the last layer only if each of them runs exactly once.
         last = None
         if all(name in order and trace.once(name, tokens) for name in names):
             last = max((group[0] for group in groups_here), key=order.__getitem__)
@@ -101,6 +105,8 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
 def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
     """Return the stages of some layers of a block; blocks with equal layers are traced once."""
     layers = {name: job.layers[name] for name in names}
+    # Blocks with the same class, and layers of the same names, shapes and specs, have the same
+    # stages.
     alike = (
         type(job.block),
         *(
@@ -171,9 +177,11 @@ class _Trace:
         ) -> torch.Tensor:
             x = split_input(args, named)[0]
             self._alive.append(x)
+            # The last run counts for layers that run several times.
             self._inputs[name] = x.grad_fn
             self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
             # clone() adds a node to the graph that belongs to this layer alone
+            # The output of a layer without gradients, such as an embedding of indices.
             if output.grad_fn is None:
                 output = output.detach().requires_grad_().clone()
             else:
@@ -203,6 +211,7 @@ class _Trace:
     def until(self, levels: Mapping[str, int], result: Node | None) -> dict[str, int]:
         """Return the greatest level that reads each layer's output; the result comes last."""
         until = dict[str, int]()
+        # Pairs of a node and the level that reads it.
         ends = [(self._inputs[name], level) for name, level in levels.items()]
         ends.append((result, 1 + max(levels.values(), default=-1)))
         for node, level in ends:
@@ -212,6 +221,7 @@ class _Trace:
 
     def _nearest_layers(self, node: Any) -> Iterator[str]:
         """Yield the nearest layers that a tensor depends on, along each path."""
+        # Depth first, without recursion: the graph of a block may be deep.
         todo = [node]
         seen = {node}
         while todo:

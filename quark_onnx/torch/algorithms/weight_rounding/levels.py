@@ -64,6 +64,7 @@ class TensorLevels:
         if quantized.scale is None or too_wide:
             return None
         size = quantized.spec.group
+        # Per-tensor and per-channel scales: one group of all columns.
         if quantized.scale.ndim < 2:
             size = prod(quantized.shape[1:])
         if isinstance(dtype, Integer):
@@ -89,6 +90,7 @@ class TensorLevels:
             scale = quantized.scale
         elif isinstance(dtype, TwoLevel):
             element = E2M1
+            # Block scale times global scale, as the dequantized value has it.
             scale = quantized.scale.float() * quantized.whole.float()
         else:
             element = element_of(dtype)
@@ -138,6 +140,7 @@ class TensorLevels:
             other: levels with the same key.
             wins: (rows,) bool, the rows to take from ``other``.
         """
+        # (rows, 1) against (rows, groups).
         mask = wins[:, None]
         zero = None
         if self.zero is not None:
@@ -196,6 +199,7 @@ class TensorLevels:
         """Repeat a parameter of groups for the columns of ``values``."""
         if self.size == 1 or part.shape[1] == 1:
             return part
+        # (rows, groups) to (rows, columns); the last group may be shorter.
         return part.repeat_interleave(self.size, 1)[:, : values.shape[1]]
 
     def put(self, quantized: Quantized, values: torch.Tensor) -> Quantized:
@@ -206,6 +210,7 @@ class TensorLevels:
             values: (rows, columns), which are rounded to the nearest levels.
         """
         count = max(1, _AT_ONCE // max(1, values.shape[1]))
+        # (rows, padded columns): the padding of the last block keeps its codes.
         codes = quantized.codes.clone().reshape(quantized.shape[0], -1)
         for start in range(0, len(values), count):
             part = self._codes(quantized, values[start : start + count], start)
@@ -215,6 +220,7 @@ class TensorLevels:
     def _codes(self, quantized: Quantized, values: torch.Tensor, start: int) -> Any:
         levels = self.part(slice(start, start + len(values))).levels(values)
         if self.element is None:
+            # code_type knows scaled formats alone; MXINT8 is stored as int8, too.
             if self.zero is None and self.least == -128:
                 return levels.to(torch.int8)
             return levels.to(code_type(quantized.spec))
@@ -228,4 +234,5 @@ def _per_row(parameter: torch.Tensor, rows: int) -> torch.Tensor:
     parameter = parameter.float()
     if parameter.ndim == 2:
         return parameter
+    # () and (rows,) alike become (rows, 1), without a copy.
     return parameter.reshape(-1, 1).expand(rows, 1)

@@ -39,6 +39,8 @@ class Loss:
         square = self.squares(E)
         if self.pull is None:
             return square
+        # (q - w) H (q - w) - 2 (q - w) p: the squared error of the corrected outputs, less a
+        # constant.
         return square - 2 * (E * self.pull.t()).sum(1)
 
     def power(self) -> torch.Tensor:
@@ -54,6 +56,8 @@ class Loss:
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, (_SUMS, rows), generator=generator)
         signs.mul_(2).sub_(1)
+        # (_SUMS, outputs) times (outputs, inputs): the squares of 128 sums in place of those of all
+        # outputs.
         return self.squares(signs.to(self.weight) @ self.weight).sum() / _SUMS
 
 
@@ -65,6 +69,7 @@ def squares_of(H: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]
     """
     if H is None:
         return lambda E: E.square().sum(1)
+    # Only the elements above the diagonal and on it are read.
     return lambda E: quadratic_form(E, H, H.diagonal())
 
 
@@ -85,10 +90,12 @@ def better(
     Returns:
         The selected weight and errors.
     """
+    # One scale for all rows: a mixture of rows would need two.
     if best.scale.ndim == 0:
         if total(new_error) < total(error):
             return new, new_error
         return best, error
+    # Not where errors are NaN: the present codes stay.
     wins = new_error < error
     return merged(best, new, wins), torch.where(wins, new_error, error)
 
@@ -106,6 +113,7 @@ def merged(first: Quantized, second: Quantized, wins: torch.Tensor) -> Quantized
         old = getattr(first, name)
         if old is not None:
             bits = _BITS.get(old.dtype, old.dtype)
+            # (rows, 1) or (rows, 1, 1), as codes of blocks have three axes.
             mask = wins.reshape(-1, *[1] * (old.ndim - 1))
             selected = torch.where(
                 mask, getattr(second, name).view(bits), old.view(bits)

@@ -68,6 +68,7 @@ def fitted(
     size = spec.group or weight.shape[1]
     groups = in_blocks(weight, size)  # (outputs, groups, size)
     importance = _diagonal_blocks(power, size)
+    # Rows are independent of each other.
     rows = max(1, _AT_ONCE // max(1, groups[:1].numel()))
     both_ends = apart and not spec.grid.symmetric
     parts = [
@@ -76,7 +77,9 @@ def fitted(
     ]
     params = Params(*map(joined, zip(*parts, strict=True)))
     if not spec.group:
+        # (outputs, 1) to (outputs,), as per-channel scales are stored.
         params = params.each(lambda part: part.squeeze(-1))
+    # In the type of the float weight, which decides in what type codes are computed.
     return quantize(weight.to(start.dtype), spec, params=params)
 
 
@@ -122,6 +125,7 @@ class _RangeSearch:
         """Return the scales and zero points with the least error, (rows, groups)."""
         table = torch.tensor(shares, dtype=self._lo.dtype, device=self._lo.device)
         low = high = torch.ones_like(self._lo)
+        # Both shares are 1: the full range, which stays where no share is better.
         least = self._error(low, high)
         best = torch.zeros_like(self._lo, dtype=torch.int64)
         passes: list[tuple[str, ...]] = [("low", "high")]
@@ -135,6 +139,7 @@ class _RangeSearch:
                 trial_low = share if "low" in ends else start_low
                 trial_high = share if "high" in ends else start_high
                 error = self._error(trial_low, trial_high)
+                # Strictly less: of equal errors, the share that was tried first stays.
                 less = error < least
                 least = torch.where(less, error, least)
                 low = torch.where(less, trial_low, low)
@@ -152,6 +157,7 @@ def _share_indices(best: Any, count: int) -> Iterator[Any]:
     """
     for index in range(0, count, _STRIDE):
         yield torch.full_like(best, index)
+    # A copy: the caller goes on to update ``best`` during the second round.
     middle = best.clone()
     for step in range(1, _STRIDE):
         for neighbour in (middle - step, middle + step):
@@ -160,6 +166,7 @@ def _share_indices(best: Any, count: int) -> Iterator[Any]:
 
 def _diagonal_blocks(power: torch.Tensor, size: int) -> Any:
     """Split (inputs,) into (groups, size), and (inputs, inputs) into (groups, size, size)."""
+    # The padding of the last group has no importance.
     if power.ndim == 1:
         return in_blocks(power[None], size)[0]
     # (groups, size, groups, size)
