@@ -83,6 +83,7 @@ def everywhere(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
 def reloaded(graph: Graph) -> Graph:
     """Return a graph with newly inferred types and shapes, except those of inputs and outputs."""
     model = graph.to_model()
+    # Declared types and shapes are those before the rewrites.
     del model.graph.value_info[:]
     return Graph.of(model, graph.store)
 

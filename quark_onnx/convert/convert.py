@@ -108,6 +108,7 @@ def convert(  # noqa: PLR0913  one call carries the settings of all conversions
     >>> converted.steps[0].notes
     ["input 'x' has the shape [1, 2]"]
     """
+    # Names and settings are checked before the model is read, which may take long.
     chosen = _chosen(to)
     settings = _settings(chosen, shapes, opset, io)
     target = destination(model, output)
@@ -115,12 +116,14 @@ def convert(  # noqa: PLR0913  one call carries the settings of all conversions
     external |= keeps_weights_beside(model, target)
     store = store_for(original, target)
     try:
+        # Functions are inlined, as conversions look at operators.
         first = Stage(Graph.of(inlined(original), store))
         stage = first
         steps = list[Step]()
         for conversion in chosen:
             stage, step = _apply(conversion, stage, settings)
             steps.append(step)
+        # Without a change the original is written, byte by byte where possible.
         if any(step.notes for step in steps):
             written = _finished(_tidied(stage.graph), first, target, external=external)
         else:
@@ -163,6 +166,7 @@ def _settings(
         sizes[name] = _checked_shape(name, tuple(shape))
     if opset is not None and not is_number(opset, Integral):
         raise ConfigError(f"opset is {opset!r}; it must be a whole number")
+    # A setting that no conversion reads is probably a mistake in the command.
     given = {"shapes": bool(sizes), "opset": opset is not None, "io": bool(io)}
     _check_used([name for name, is_given in given.items() if is_given], chosen)
     return Settings(sizes, None if opset is None else int(opset), bool(io))
@@ -198,8 +202,10 @@ def _apply(
 ) -> tuple[Stage, Step]:
     sample = None
     if conversion.keeps == "but for rounding":
+        # Such a conversion compares the results itself, and decides by them what it converts.
         sample = before.sample(before)
     settings = replace(settings, samples=[] if sample is None else [sample])
+    # A copy, as conversions change a graph in place, and ``before`` is still compared.
     graph, notes = conversion.rewrite(before.graph.copy(), settings)
     if not notes:
         logger.warning("%s: there is nothing to convert", conversion.name)
@@ -215,11 +221,13 @@ def _apply(
 
 def _tidied(graph: Graph) -> ModelProto:
     """Return the model with function bodies for vendor operators, and without unused domains."""
+    # Domains in use, also in bodies.
     kinds = {node.domain for node in (*graph.nodes, *inner_nodes(graph.nodes))}
     try:
         define_functions(graph)
     except ModelError as error:
         logger.warning("%s; the model runs only where the operator is known", error)
+    # Bodies of vendor operators that occur no more.
     if kinds.isdisjoint(DOMAINS):
         graph.set_functions([])
     graph.infer()
@@ -250,6 +258,7 @@ def _finished(
         external: store large tensors in a separate file.
         source: file of the original model, if nothing was converted.
     """
+    # The original with its functions inlined.
     original = first.graph.to_model()
     if target is None:
         check(model, original, "converted")
@@ -259,6 +268,8 @@ def _finished(
     with staged(model, target, external=external, source=source) as path:
         check(path, original, "converted")
         plain = Reference(original, optimize=False)
+        # A model that never ran on the CPU, such as one for an accelerator, gives no reason to
+        # warn.
         if _opens(plain) and not _opens(
             Reference(model, path, optimize=False, what="the converted model"),
         ):

@@ -70,6 +70,7 @@ def _standard(graph: Graph, node: Node) -> int:
     node_parameters = required(parameters(graph, node))
     row = required(_row(graph, node))
     only_if(_is_supported(row, node))
+    # ONNX's DequantizeLinear of int32 has no zero point but 0.
     only_if(row.onnx != TensorProto.INT32 or not node_parameters.zero_point.any())
     opset = row.min_opset
     if node_parameters.scale.ndim:
@@ -89,6 +90,7 @@ def _microsoft(graph: Graph, node: Node) -> int:
     row = required(_row(graph, node))
     only_if(_is_supported(row, node))
     _require_integers(graph, node, bits=4)
+    # Every opset is late enough.
     return 1
 
 
@@ -114,6 +116,8 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
     opsets = present(needs)
     notes = list[str]()
     if opsets and max(opsets) > graph.opset:
+        # The nodes that can be renamed at the present opset are renamed even if it cannot be
+        # raised.
         try:
             raised = at_opset(graph, max(opsets))
             notes = [f"opset {graph.opset} became {raised.opset}"]
@@ -165,6 +169,7 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
     node.rename(prefix + plain, domain)
     if domain:
         graph.import_domain(domain)
+        # The operators of these domains have neither attribute; a zero point tells the type.
         node.drop_attribute("output_dtype")
         node.drop_attribute("saturate")
         write_zero_point(graph, node)

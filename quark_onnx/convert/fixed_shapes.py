@@ -40,6 +40,7 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 def _check_inputs(graph: Graph) -> None:
     """Raise ConfigError if a size of an input is open; sequences and optionals have none."""
     for value in graph.inputs:
+        # A value without a declared type may be a tensor.
         may_be_tensor = value.type.WhichOneof("value") in ("tensor_type", None)
         if may_be_tensor and not graph.has_static_shape(value.name):
             raise ConfigError(_missing(value.name, graph.shape(value.name)))
@@ -56,6 +57,7 @@ def _missing(name: str, shape: tuple[int | str | None, ...] | None) -> str:
             f"nothing is known of the shape of input {name!r}; give it (--shape"
             f" {name}=1,3,224,224)"
         )
+    # The caller has found an open size, so that the list is not empty.
     open_dims = [place for place, size in enumerate(shape) if not isinstance(size, int)]
     place = open_dims[0]
     example = ",".join(str(size) if isinstance(size, int) else "N" for size in shape)

@@ -16,6 +16,7 @@ def float32(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     if wide is model:
         return graph, []
     result = Graph.of(wide, graph.store)
+    # Casts between 16 bits and float32 of the original now are of float32 to float32.
     casts = everywhere(result, _drop_casts)
     stored = counted(len(original.constants), "constant")
     inputs = counted(len(original.inputs), "input")

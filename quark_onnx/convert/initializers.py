@@ -17,6 +17,7 @@ from quark_onnx.graph.node import DEQUANTIZE
 @conversion("unique-initializers", keeps="exactly")
 def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """Give nodes unshared constants, with the DequantizeLinear of a shared weight."""
+    # Pairs first: each copied DequantizeLinear then reads the codes, which are copied next.
     pairs = everywhere(graph, _split_pairs)
     copies = everywhere(graph, _copy)
     return graph, [
@@ -61,7 +62,9 @@ def _split_pairs(graph: Graph) -> int:
 def _copy(graph: Graph) -> int:
     """Copy a constant for each reader but the first; return the number of copies."""
     added = 0
+    # A list, as copies are added on the way.
     for name in list(filter(graph.is_constant, graph.initializers)):
+        # An output, or a body that captures the name, keeps the original.
         read_elsewhere = graph.is_output(name) or graph.captured(name)
         for reader in graph.consumers(name)[not read_elsewhere :]:
             if name in reader.inputs:
@@ -89,6 +92,7 @@ def _share(graph: Graph) -> int:
         if not graph.is_constant(name):
             continue
         same = first.setdefault(_key(tensor), name)
+        # Outputs and captured tensors are found by name.
         if same != name and not graph.is_output(name) and not graph.captured(name):
             graph.replace_uses(name, same)
             count += 1
@@ -100,4 +104,5 @@ def _key(tensor: TensorProto) -> tuple[object, ...]:
     kind = (tensor.data_type, tuple(tensor.dims))
     if tensor.data_type == TensorProto.STRING:
         return (*kind, *tensor.string_data)
+    # A digest instead of the bytes: the keys of a large model would be as large as the weights.
     return (*kind, hashlib.sha256(values(tensor).tobytes()).digest())

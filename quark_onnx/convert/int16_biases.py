@@ -40,7 +40,9 @@ def _narrow(graph: Graph, node: Node) -> Literal[True]:
     only_if(codes.dtype == np.int32 and not old.zero_point.any())
     # Per-channel scales of a matrix, or blocks, belong to a weight.
     only_if(not old.scale.ndim or codes.ndim == 1)
+    # float64, as the absolute value of -2**31 does not fit int32.
     magnitude = np.abs(codes.astype(np.float64))
+    # One scale for all: the largest code decides. Otherwise (channels,), one power each.
     if not old.scale.ndim:
         magnitude = magnitude.max(initial=0.0)
     octaves = octaves_for(magnitude, INT16.qmax)
@@ -51,6 +53,7 @@ def _narrow(graph: Graph, node: Node) -> Literal[True]:
     ).astype(
         np.int16,
     )
+    # A power of two keeps the scale's mantissa, so that only the codes are rounded.
     scale = (old.scale * np.exp2(octaves)).astype(old.scale.dtype)
     stem = node.inputs[0]
     graph.set_input(node, 0, graph.add_constant(f"{stem}_int16", narrow))
@@ -60,6 +63,7 @@ def _narrow(graph: Graph, node: Node) -> Literal[True]:
         np.zeros(scale.shape, np.int16),
     )
     graph.fill_input(node, 2, zero_point)
+    # com.microsoft has 16-bit Q/DQ nodes at every opset.
     if not node.domain and graph.opset < INT16.min_opset:
         graph.import_domain(CONTRIB)
         node.rename(node.op_type, CONTRIB)

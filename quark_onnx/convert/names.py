@@ -44,6 +44,8 @@ def _renamed(
         for node in nodes:
             domain, name = names[node.domain, node.op_type]
             node.rename(name, domain)
+            # ``everywhere`` passes bodies as graphs of their own; the model needs the import,
+            # too.
             graph.import_domain(domain)
             inner.import_domain(domain)
         return len(nodes)

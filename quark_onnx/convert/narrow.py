@@ -59,6 +59,7 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
     narrow = _Narrow(half)
     inputs = _float_values(graph.inputs)
     outputs = _float_values(graph.outputs)
+    # Before the conversion: an input that stays float32 keeps its default value.
     defaults = subset(graph.initializers, inputs)
     narrow.graph(graph)
     if not narrow.count:
@@ -117,6 +118,7 @@ class _Narrow:
         """
         store_constants(graph)
         _refuse_sparse(graph)
+        # Bodies first: captured tensors of the outer graph still have their float32 declarations.
         self._bodies(graph)
         results = _floats(graph, graph.results())
         self.count += len(results)
@@ -124,11 +126,14 @@ class _Narrow:
         constants = {
             name: t for name, t in graph.initializers.items() if t.data_type == _FLOAT
         }
+        # float32 values of constants that are read in float32, before these constants are rounded
+        # below.
         before = {
             name: graph.constant(name)
             for name in self._read_wide(graph, constants)
             if graph.is_constant(name)
         }
+        # A list, as Casts are added on the way.
         for node in list(graph.nodes):
             self._node(graph, node, kinds, before)
         for name in constants:
@@ -140,6 +145,7 @@ class _Narrow:
 
     def _bodies(self, graph: Graph) -> None:
         """Convert the bodies of a graph in place."""
+        # Extracted before the first one is put back, which changes the node.
         for body in list(bodies(graph)):
             if body.node.domain:
                 raise ModelError(
@@ -170,6 +176,7 @@ class _Narrow:
         """Let a node read and compute 16 bits, or insert a Cast on each side."""
         wide = False
         schema = _schema(graph, node)
+        # The outputs of an If or Loop have the types that its bodies compute.
         if node.has_subgraph and not (
             schema and self._allowed(schema, schema.outputs, 0)
         ):
@@ -179,6 +186,7 @@ class _Narrow:
             )
         for place, name in enumerate(node.inputs):
             if name in before and not self._takes(graph, node, place):
+                # A constant is read as float32 itself, without rounding and a Cast back.
                 key = ("float32", name)
                 [float_name] = graph.once(
                     key,
@@ -187,6 +195,7 @@ class _Narrow:
                 graph.set_input(node, place, float_name)
             elif name in kinds and not self._takes(graph, node, place):
                 wide = True
+                # One Cast per tensor, however many nodes read float32.
                 [float_name] = graph.once(
                     ("cast", name),
                     partial(_cast, graph, name),
@@ -226,6 +235,7 @@ class _Narrow:
             for index, name in enumerate(node.inputs)
             if name
         }
+        # The result has the type of an input, which has become the 16-bit type.
         if kind in input_kinds or node.has_subgraph:
             return True
         for name in _TYPES:
@@ -233,6 +243,7 @@ class _Narrow:
                 node.set_attribute(name, self.half.onnx)
                 return True
         value = node.attribute("value")
+        # The type of its result is that of the attribute, float32 by default.
         if node.kind == "ConstantOfShape":
             number: NDArray[Any] = np.zeros(1, np.float32)
             if value is not None:
@@ -247,6 +258,7 @@ class _Narrow:
             constraint.type_param_str: constraint.allowed_type_strs
             for constraint in schema.type_constraints
         }
+        # A type that is no type parameter, such as "tensor(float)", allows itself alone.
         return _TENSOR[self.half.onnx] in constraints.get(kind, [kind])
 
     def _array(self, graph: Graph, name: str) -> NDArray[Any]:
@@ -263,6 +275,7 @@ class _Narrow:
         A scalar is often an epsilon.
         """
         largest = self.half.largest
+        # Infinities stay: masks of attention add them.
         finite = np.isfinite(array)
         beyond = finite & (np.abs(array) > largest)
         self.clipped += bool(beyond.any())
@@ -274,6 +287,7 @@ class _Narrow:
             ).astype(self.half.numpy)
         if array.size == 1 and array.any() and not result.astype(np.float32).any():
             self.raised += 1
+            # Bits 1: the least subnormal number of either type.
             least = np.array(1, np.uint16).view(self.half.numpy).astype(np.float32)
             result = np.copysign(least, array).astype(self.half.numpy)
         return result

@@ -37,9 +37,11 @@ def codes_of(node: Node) -> str:
 
 def code_type(graph: Graph, node: Node) -> int:
     """Return the ``TensorProto.DataType`` of the codes; 0 if unknown."""
+    # The zero point has the type of the codes by definition.
     if node.input(2):
         return graph.elem_type(node.input(2))
     if node.op_type in QUANTIZE:
+        # ONNX, QuantizeLinear: uint8 without a zero point and an output_dtype.
         return int(node.attribute("output_dtype", 0)) or int(TensorProto.UINT8)
     return graph.elem_type(node.inputs[0])
 
@@ -61,6 +63,7 @@ class Parameters:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Parameters):
             return False
+        # The comparison that a dataclass generates is ambiguous for arrays.
         same_scale = np.array_equal(self.scale, other.scale)
         same_zero_point = np.array_equal(self.zero_point, other.zero_point)
         same_granularity = self.granularity == other.granularity
@@ -74,6 +77,7 @@ def parameters(graph: Graph, node: Node) -> Parameters:
     zero: NDArray[Any] = np.zeros(scale.shape, np.float32)
     if node.input(2):
         zero = required(graph.constant(node.input(2))).astype(np.float32)
+    # Tools write one scale as a scalar, or as a vector of one element.
     if scale.size == 1:
         scale = scale.reshape(())
         zero = zero.reshape(())
@@ -93,6 +97,7 @@ def write_zero_point(graph: Graph, node: Node) -> None:
     shape = graph.shape(node.inputs[1])
     assert kind and shape is not None
     sizes = [int(size or 0) for size in shape]
+    # Zero points of one type and shape are shared.
     key = ("zero point", str(kind), *map(str, sizes))
     [name] = graph.once(
         key,
@@ -126,6 +131,7 @@ def readers(graph: Graph, node: Node) -> list[Node]:
 def constant(graph: Graph, node: Node) -> NDArray[Any]:
     """Return the result of a DequantizeLinear of constants; None if an input is computed."""
     values = [required(graph.constant(name)) for name in node.operands]
+    # The result has the type of the scale (float32, float16).
     return dequantized(node, values).astype(values[1].dtype)
 
 
@@ -135,6 +141,7 @@ def rounded(graph: Graph, node: Node) -> NDArray[Any]:
     array = required(graph.constant(node.inputs[0]))
     own = required(parameters(graph, node))
     kind = code_type(graph, node)
+    # Other codes, such as small floats, are not rounded by ``quantize``.
     only_if(kind in ENDS and not own.block_size)
     axis = own.axis % array.ndim if own.scale.ndim else None
     params = QParams(

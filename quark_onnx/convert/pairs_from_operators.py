@@ -101,11 +101,13 @@ _CODES = {"Pad": (2,), "Clip": (1, 2)}
 @conversion("qoperator-to-qdq", keeps="but for rounding")
 def qoperator_to_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """Replace QLinearConv, QLinearMatMul and similar ones by operators between Q/DQ pairs."""
+    # ``everywhere`` changes the graph in place, and the result is compared with the original.
     before = graph.copy()
     count = everywhere(graph, _rewrite)
     if not count:
         return graph, []
     graph = reloaded(graph)
+    # The original may round its results differently: it has kernels of its own.
     objection = Agreement(graph, settings.samples).objection(before)
     if objection:
         raise AccuracyError(
@@ -128,9 +130,11 @@ def _rewrite(graph: Graph) -> int:
 @otherwise(False)
 def _linear(graph: Graph, node: Node) -> Literal[True]:
     """Replace a QLinear operator by a float operator between pairs."""
+    # The number of operands of a QLinearConcat differs from node to node.
     form = required(_concat(node) if node.kind == _CONCAT else FORMS.get(node.kind))
     only_if(not node.attribute("channels_last", 0))
     _require_known(graph, node, form)
+    # The condition of a Where is no operand with codes.
     inputs = [node.inputs[0]] if form.op_type == "Where" else []
     for place in range(len(form.operands)):
         inputs.append(_read(graph, node, form, place))
@@ -140,6 +144,7 @@ def _linear(graph: Graph, node: Node) -> Literal[True]:
     bias = _float_bias(graph, node, form)
     result = node.outputs[0]
     graph.remove([node])
+    # QGemm without parameters of a result computes float.
     if form.result and node.input(form.result[0]):
         result = _quantized(graph, node, form.result, result)
     if bias and form.op_type == "MatMul":
@@ -184,6 +189,7 @@ def _require_known(graph: Graph, node: Node, form: Form) -> None:
     for place, (_, scale, zero) in enumerate(form.operands):
         array = required(graph.constant(node.input(scale)))
         only_if(graph.is_constant(node.input(zero)) or not node.input(zero))
+        # Only the second operand, the weight, may have per-channel scales.
         only_if(array.size <= 1 or (place == 1 and array.ndim == 1))
     only_if(form.op_type != "Softmax" or _softmax_is_kept(graph, node))
 
@@ -194,6 +200,7 @@ def _softmax_is_kept(graph: Graph, node: Node) -> bool:
     Before opset 13, it normalizes along the axis and all later ones together.
     """
     shape = graph.shape(node.inputs[0])
+    # Along the last axis both definitions agree.
     if shape and softmax_axis(node, graph.opset) in (-1, len(shape) - 1):
         return True
     return bool((node.attribute("opset", 13) >= 13) == (graph.opset >= 13))
@@ -205,6 +212,7 @@ def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
     array = graph.constant(node.input(scale))
     axis = {}
     if array is not None and array.size > 1:
+        # A weight of unknown shape counts as a matrix.
         rank = len(graph.shape(node.input(codes)) or (0, 0))
         channel_axis = form.own_axis
         if form.op_type == "Gemm":
@@ -234,8 +242,10 @@ def _float_bias(graph: Graph, node: Node, form: Form) -> str:
         return bias
     scales = [graph.constant(node.input(scale)) for _, scale, _ in form.operands]
     assert scales[0] is not None and scales[1] is not None
+    # alpha of a QGemm multiplies the product, and so belongs to the scale of the bias.
     alpha = np.float32(node.attribute("alpha", 1.0))
     scale = alpha * scales[0].reshape(()) * scales[1]
+    # The bias is a vector, or a row (1, N).
     axis = {"axis": len(graph.shape(bias) or (0,)) - 1}
     if scale.size == 1:
         scale = scale.reshape(())
@@ -256,6 +266,7 @@ def _moving(graph: Graph, node: Node) -> Literal[True]:
     """
     only_if(_moves_codes(node))
     places = moved_inputs(node)
+    # Nodes come in graph order: the QuantizeLinear of an earlier one gives the scale here.
     scale_and_zero = _common_scale(graph, node, places)
     codes_places = filter(node.input, _CODES.get(node.kind, ()))
     codes = {place: node.inputs[place] for place in codes_places}
@@ -307,6 +318,7 @@ def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str]:
         source = node.inputs[place]
         writer = required(graph.producer_of_kind(source, {"QuantizeLinear"}))
         parameters.add(writer.inputs[1:])
+    # Names are compared: pairs that were just written share the names of their QLinear operators.
     only_if(len(parameters) == 1)
     return list(parameters.pop())
 
@@ -318,5 +330,6 @@ def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str:
     assert node is not None
     array = constant(graph, node)
     assert array is not None
+    # The node only served to read the constants in ONNX's layout.
     graph.remove([node])
     return graph.set_constant(result, array)

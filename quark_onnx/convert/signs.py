@@ -91,8 +91,10 @@ def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) 
 @otherwise(False)
 def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
     """Shift the codes of a QuantizeLinear, or those that a DequantizeLinear stores."""
+    # A computed zero point cannot be shifted.
     required(parameters(graph, node))
     if node.op_type in QUANTIZE:
+        # The codes change for all their readers at once.
         members = {node, *required(readers(graph, node))}
     else:
         members = {node}
@@ -104,6 +106,7 @@ def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
 
 def _set_zero_point(graph: Graph, node: Node, kind: int, new: int) -> None:
     write_zero_point(graph, node)
+    # The zero point tells the new type, and the attribute would contradict it.
     node.drop_attribute("output_dtype")
     graph.set_input(
         node,
@@ -116,6 +119,7 @@ def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
     """Return the constant of shifted codes, shared like the codes."""
     array = graph.constant(name)
     assert array is not None
+    # In int32, as the shifted codes leave the range of the old type.
     moved = (array.astype(np.int32) + _shift(kind, new)).astype(
         helper.tensor_dtype_to_np_dtype(new),
     )
@@ -127,4 +131,5 @@ def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
 
 
 def _shift(kind: int, new: int) -> int:
+    # -128 from uint8 to int8, 128 back; 32768 accordingly for 16 bits.
     return int(ENDS[new].min) - int(ENDS[kind].min)

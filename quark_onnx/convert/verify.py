@@ -48,6 +48,8 @@ class Stage:
                 what="the model",
             )
             reference.session  # noqa: B018  (whether it opens is the question)
+        # Without kernels for the 16-bit type, the model is computed in float32, and rounded per
+        # tensor.
         except ModelError:
             rounded = _rounded(model, self.graph)
             if rounded is model:
@@ -82,6 +84,7 @@ def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
     if wide is model:
         return model
     result = Graph.of(wide, graph.store)
+    # The original types, as ``wide`` has none of them.
     kinds = Graph.of(model, graph.store)
     for node in list(result.nodes):
         for place, name in enumerate(node.outputs):
@@ -108,6 +111,7 @@ def _wide_interface(model: ModelProto) -> ModelProto:
     inputs = _float16_values(model.graph.input)
     outputs = _float16_values(model.graph.output)
     if inputs or outputs:
+        # Samples are float32. bfloat16 has no kernels, see ``_rounded``.
         return cast_interface(model, inputs, outputs, TensorProto.FLOAT16)
     return model
 
@@ -152,6 +156,7 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
     outputs = after.reference.outputs(sample)
     errors = measure(before.reference.session, after.reference.session, [sample])
     if conversion.keeps == "exactly":
+        # Outputs that differ from run to run (random operators) are not compared.
         for name, expected in before.reference.repeatable(sample).items():
             if not agree(expected, outputs.get(name)):
                 [changed] = [
@@ -166,6 +171,7 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
                 )
     require_same_shapes(errors, partial(sized_by_data, before.reference.model))
     for output_error in errors:
+        # Infinities and NaN count in neither SQNR nor differences.
         if output_error.broken:
             where = (
                 f"output {output_error.name!r} has {output_error.broken} values that"

@@ -113,10 +113,13 @@ def _remove_pair(graph: Graph, node: Node) -> Literal[True]:
     undone = required(readers(graph, node))
     array = rounded(graph, node)
     source = node.inputs[0]
+    # A constant keeps the rounding of its pair, as weights do.
     if array is not None:
         source = graph.add_constant(f"{source}_rounded", array)
+    # A constant of unknown rounding is left as it is.
     elif not graph.is_constant(source):
         source = _clipped(graph, node)
+    # Before the Identity is added, which takes over the names of the dequantized tensors.
     graph.remove([node, *undone])
     for dequantize in undone:
         name = f"{dequantize.name}_float"
@@ -137,6 +140,7 @@ def _clipped(graph: Graph, node: Node) -> str:
     greatest = _greatest(graph, node)
     if greatest is None:
         return source
+    # The range of an input of the model is that of the data.
     if graph.producer(source) is None or _is_positive(graph, source):
         return source
     result = graph.fresh(f"{source}_positive")
@@ -160,6 +164,7 @@ def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]]:
     own = required(parameters(graph, node))
     kind = code_type(graph, node)
     only_if(kind in ENDS and not own.scale.ndim)
+    # Codes that end at zero, such as uint8 with zero point 0.
     only_if(own.zero_point == ENDS[kind].min)
     codes = float(ENDS[kind].max - own.zero_point)
     return codes * float(own.scale), own.scale
@@ -170,6 +175,7 @@ def _is_positive(graph: Graph, tensor: str) -> bool:
     array = graph.constant(tensor)
     if array is not None:
         return bool((array >= 0).all())
+    # Recursion ends at an operator of unknown sign, or at the input of the model.
     node = graph.producer(tensor)
     if node is None:
         return False
