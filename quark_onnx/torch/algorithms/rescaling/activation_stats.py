@@ -58,9 +58,11 @@ class ActivationStats:
         >>> ActivationStats(None, None, None, x.t() @ x / 2).power(torch.tensor([[3.0, 1.0]]))
         17.0
         """
+        # E[(w x)^2] = w E[x^T x] w^T: no token is needed.
         if self.second is not None:
             powers = quadratic_form(weight, self.second, self.second.diagonal())
             return float(total(powers).clamp(min=0))
+        # The mean over the kept tokens, which stand for all.
         return float(total((weight @ self.tokens.t()).square()) / len(self.tokens))
 
 
@@ -83,6 +85,7 @@ class _Collector:
 
     def observe(self, x: torch.Tensor) -> None:
         """Add inputs, (..., tokens, inputs)."""
+        # (tokens, inputs) in float32, as sums of bfloat16 would lose digits.
         x = x.detach().flatten(0, -2).float()
         if not len(x):
             return
@@ -100,6 +103,7 @@ class _Collector:
             ]
         else:
             self._ends = [lo, hi]
+        # Products grow with the square of the width: wider layers keep tokens.
         if self._products and x.shape[-1] <= PRODUCT_INPUTS:
             if self._second is None:
                 self._second = x.new_zeros((x.shape[1], x.shape[1]))
@@ -143,6 +147,7 @@ class _Collector:
         Raises:
             DataError: numbers that are infinite or none.
         """
+        # A sum of absolute values is finite only if each of them is.
         mean, (lo, hi) = self._sum / self.count, self._ends
         if not torch.isfinite(mean).all():
             raise DataError(
@@ -171,7 +176,9 @@ def moments_of(
     Raises:
         DataError: a layer reads numbers that are infinite or none.
     """
+    # Tokens of each call, rounded up.
     share = -(-KEPT_TOKENS // max(len(calls), 1))
+    # Each layer once: a router and experts may be readers of several pairs.
     collectors = {name: _Collector(share, products) for name in dict.fromkeys(names)}
     hooks = [
         block.get_submodule(name).register_forward_pre_hook(
@@ -187,6 +194,7 @@ def moments_of(
     finally:
         for hook in hooks:
             hook.remove()
+    # Every rank has the same collectors, and so joins the same collective calls.
     for name, each in collectors.items():
         each.over_ranks(inputs_last(block.get_submodule(name))[0])
     return {name: each.moments(name) for name, each in collectors.items() if each.count}

@@ -78,10 +78,12 @@ class AWQ:
         return best_of(ones, self._candidates(readers), errors)
 
     def _candidates(self, readers: Readers) -> Iterator[Any]:
+        # (channels,): with grouped queries, a channel of v_proj is several inputs of o_proj.
         size = _floored(readers.channel(readers.moments.mean))
         weight = _floored(readers.channel(_mean_share(readers.weights)))
         # The exponent 0 is the trial without scales, which ``best_of`` starts from.
         for step in range(1, self.steps + 1):
+            # The paper's s = s_X^alpha, alpha from 0 to 1.
             scale = size ** (step / self.steps)
             yield centred(scale)
             if self.duo:
@@ -109,6 +111,7 @@ def _floored(size: Any) -> Any:
 
 def _mean_share(weights: tuple[Any, ...]) -> Any:
     """Return the mean magnitude of weights relative to the greatest of the output, (inputs,)."""
+    # All layers of the pair together: (sum of outputs, inputs), averaged over outputs.
     shares = [
         weight.abs() / weight.abs().amax(1, keepdim=True).clamp(min=1e-12)
         for weight in weights

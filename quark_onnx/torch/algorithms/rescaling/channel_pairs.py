@@ -52,6 +52,7 @@ class Pair:
             block: the block.
             scale: (channels,), positive.
         """
+        # Products of a scale and its reciprocal are 1 up to rounding: the function stays.
         self._rescale(block, scale.float(), 1 / scale.float())
 
     def undo(self, block: nn.Module, scale: torch.Tensor) -> None:
@@ -61,6 +62,7 @@ class Pair:
     def _rescale(self, block: Any, up: Any, down: Any) -> None:
         source = block.get_submodule(self.source)
         for name, parameter in source.named_parameters(recurse=False):
+            # Bias and gain are both divided; only the gain may count from 1.
             unit = self.unit if name == self.gain else 0.0
             _multiply(
                 _outputs_first(source, parameter),
@@ -73,6 +75,8 @@ class Pair:
     def _spread(self, source: Any, parameter: Any, values: Any) -> Any:
         """Spread factors of channels over all outputs of the source, in a parameter's shape."""
         weight = _outputs_first(source, parameter)
+        # Outputs of the source that are no channels of the pair (queries and keys beside values)
+        # keep the factor 1.
         spread = torch.ones(len(weight), device=values.device).index_copy_(
             0,
             self.rows,
@@ -124,6 +128,7 @@ def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
         call: what it is called with for one sample.
     """
     probe = BlockProbe(block, call)
+    # Norms first: a layer behind a norm cannot have a linear layer as its source, too.
     found = find_norms(probe)
     taken = set(flattened(pair.readers for pair in found))
     order = {name: index for index, name in enumerate(probe.base.read)}
@@ -150,6 +155,7 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
     for name in probe.base.made:
         parameters = list(probe.parts[name].parameters(recurse=False))
         size = probe.base.made[name].shape[-1]
+        # Gain and bias have an entry for each channel; a linear layer has a matrix.
         per_channel = {(size,)}.issuperset(each.shape for each in parameters)
         if not per_channel or name not in probe.base.read:
             continue
@@ -169,6 +175,8 @@ def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
     factors = probe.factors(size)
     readers = list[str]()
     while True:
+        # Each round takes back the factors at all known readers: behind a router that reads its
+        # usual input, the same experts run, and show up as readers.
         trace = probe.run({source: factors}, dict.fromkeys(readers, factors))
         unscaled = partial(probe.unscaled, trace, factors=factors)
         scaled = filter(unscaled, excluding(probe.parts, readers))
@@ -190,6 +198,7 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
         return False
     if kind_of(module) is not None:
         return True
+    # The inputs of the matrix must be the channels, in their order.
     if weight.shape[-1] != len(factors):
         return False
     key = next(
@@ -213,6 +222,7 @@ def _find_linears(probe: BlockProbe, taken: set[str]) -> list[Pair]:
     for index, readers in enumerate(groups):
         if not taken.isdisjoint(readers.values()):
             continue
+        # The nearest source first.
         for sources in reversed(groups[max(0, index - _BEFORE) : index]):
             pairs = _matched(probe, sources, readers)
             if pairs:
@@ -230,6 +240,7 @@ def _groups(probe: BlockProbe) -> list[dict[tuple[str, ...], str]]:
 
     Those of all experts together, by their numbers.
     """
+    # Keys: the pattern and the shape; then the numbers in a name, which pair the experts' layers.
     groups = dict[tuple[Any, ...], dict[tuple[str, ...], str]]()
     for name in {**probe.base.read, **probe.parts}:
         if kind_of(probe.parts[name]) in ("Linear", "Conv1D"):
@@ -248,9 +259,11 @@ def _matched(
     if len(sources) == len(readers) == 1:
         # Whatever numbers their names have.
         readers = dict.fromkeys(sources, next(iter(readers.values())))
+    # Each expert needs its own source.
     if sources.keys() != readers.keys():
         return []
     names = {source: readers[numbers] for numbers, source in sources.items()}
+    # A guess is cheap, and a run with random factors decides.
     for rows, columns in _layouts(probe, names):
         if _confirmed(probe, names, rows, columns):
             return [
@@ -272,9 +285,12 @@ def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any,
     elif outputs == 2 * inputs:
         yield from (
             (start + step * every, every)
+            # The second half, the first half, odd and even rows: where gated layers keep what they
+            # multiply.
             for start, step in ((inputs, 1), (0, 1), (1, 2), (0, 2))
         )
     if len(names) == 1:
+        # Values of heads that are repeated for groups of queries follow neither layout.
         places = _values_of(probe, source, reader, outputs)
         if places is not None:
             yield torch.unique(places, return_inverse=True)
@@ -289,6 +305,7 @@ def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any
     """
     if reader not in probe.base.read or source not in probe.base.made:
         return None
+    # (inputs,) of the first token, which attends to itself alone.
     before = probe.base.read[reader][0].float()
     every = torch.arange(outputs, device=before.device)
     places = torch.zeros_like(before)
@@ -319,12 +336,14 @@ def _confirmed(
     }
     divide = dict[str, Any]()
     for source in seen:
+        # (outputs of the source,): 1 but for the rows of the pair.
         ones = torch.ones(probe.base.made[source].shape[-1], device=factors.device)
         divide[source] = ones.index_copy_(0, rows, factors)
     trace = probe.run(divide, dict.fromkeys(seen.values(), factors[columns]))
     passed = all(
         probe.unscaled(trace, reader, factors[columns]) for reader in seen.values()
     )
+    # Experts without tokens are taken to be like those with tokens.
     return bool(seen) and passed and probe.same(trace)
 
 
@@ -336,6 +355,7 @@ def _close(first: Any, second: Any) -> bool:
 
 def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     """Add experts without tokens to the readers of the experts with tokens."""
+    # The short call reaches a few experts; all of them read what their router reads.
     kinds = set(map(pattern_of, readers))
     unreached = excluding(probe.parts, probe.base.read)
     return readers + [name for name in unreached if pattern_of(name) in kinds]
@@ -358,8 +378,11 @@ def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | Non
         key: parameter.detach().float()
         for key, parameter in module.named_parameters(recurse=False)
     }
+    # What the norm must compute for readers whose weights are multiplied by the factors.
     wanted = functional_call(module, parameters, (x,)) / factors
     for gain in parameters:
+        # A norm computes gain * x, or (1 + gain) * x as Gemma's does; the others of its parameters
+        # are added.
         for unit in (0.0, 1.0):
             changed = {key: each / factors for key, each in parameters.items()}
             changed[gain] = (parameters[gain] + unit) / factors - unit

@@ -112,6 +112,7 @@ class Clip:
         if stats.xx is None:
             return Outcome(name, self.name, 0.0, 0.0, UNREACHED)
         loss = Loss(weight, squares_of(stats.xx))
+        # From 1 down to ``shrink``; the full range comes first, as the search expects.
         shares = tuple(
             1 - step * (1 - self.shrink) / self.steps for step in range(self.steps + 1)
         )

@@ -61,6 +61,7 @@ class BlockProbe:
         """Return the block's addition to the residual stream; the output if widths differ."""
         output = self.base.output
         hidden = self._call.hidden
+        # Blocks add to their input; one that changes the width cannot.
         if output.shape == hidden.shape:
             return output - hidden
         return output
@@ -94,7 +95,10 @@ class BlockProbe:
 
     def same(self, trace: Trace) -> bool:
         """Return whether a run has the output of the run without factors."""
+        # The root mean square, against the median of what the block adds: both in units of hidden
+        # states.
         error = (trace.output - self.base.output).float().square().mean().sqrt()
+        # A block that adds nothing cannot tell whether anything has changed.
         return bool(error <= self._least) and bool(self._least > 0)
 
     def unscaled(self, trace: Trace, name: str, factors: torch.Tensor) -> bool:
@@ -111,6 +115,7 @@ class BlockProbe:
         kind = torch.finfo(now.dtype)
         # below, powers of two do not commute with rounding
         least = 4 * kind.smallest_normal * kind.eps
+        # An input of zeros would pass with any factors.
         return bool(before.any()) and torch.allclose(
             now * factors.to(now.dtype),
             before,
@@ -121,12 +126,14 @@ class BlockProbe:
     def factors(self, count: int) -> torch.Tensor:
         """Return factors for channels, 1/2 or 2, from a fixed seed."""
         device = self.base.output.device
+        # The seed is the count: equal factors for equal widths, in all runs of a probe.
         bits = torch.randint(
             0,
             2,
             (count,),
             generator=torch.Generator().manual_seed(count),
         )
+        # 4^0 / 2 and 4^1 / 2.
         return (4.0**bits / 2).to(device)
 
 
@@ -148,6 +155,7 @@ def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
             found = cut.run(block).float()
         except RuntimeError:  # something else is as long as the sample
             return call
+    # Causal attention gives the first tokens the same outputs; other blocks mix in later tokens.
     close = found.shape == whole.shape and (found - whole).norm() <= 1e-2 * whole.norm()
     return cut if close else call
 
@@ -162,6 +170,7 @@ def _first(value: Any, length: int, tokens: int) -> Any:
         return value
     # (tokens,), (batch, tokens), (batch, tokens, features), masks (batch, heads, queries, keys).
     axes = {1: [0], 2: [1], 3: [1], 4: [2, 3]}.get(value.ndim, [])
+    # Tables of another length, such as rotary embeddings of all positions, stay as they are.
     for axis in axes:
         if value.shape[axis] != length:
             break
@@ -171,6 +180,7 @@ def _first(value: Any, length: int, tokens: int) -> Any:
 
 def _parts(block: Any) -> Iterator[tuple[str, Any]]:
     parameters = dict(block.named_parameters(remove_duplicate=False))
+    # A parameter with two owners cannot be rescaled for one of them.
     owners = Counter(map(id, parameters.values()))
     for name, module in block.named_modules():
         own = list(module.parameters(recurse=False))
@@ -186,6 +196,7 @@ def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
             (key for key, value in named.items() if isinstance(value, torch.Tensor)),
             "",
         )
+        # A part may be called by keyword; its input is the first tensor.
         x = args[0] if args else named.get(key)
         if not isinstance(x, torch.Tensor):
             return None
@@ -204,6 +215,7 @@ def _computing(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
     def hook(
         module: nn.Module, args: tuple[Any, ...], found: torch.Tensor | tuple[Any, ...]
     ) -> Any:
+        # Routers may return tuples, which no factor divides.
         if not isinstance(found, torch.Tensor):
             return None
         record.setdefault(name, []).append(found.flatten(0, -2))

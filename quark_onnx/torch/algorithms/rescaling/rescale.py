@@ -54,6 +54,7 @@ class Readers:
 
     def channel(self, values: torch.Tensor) -> torch.Tensor:
         """Return the greatest value of each channel: (inputs,) to (channels,)."""
+        # The amax of values that are at least 0: zeros are neutral.
         return values.new_zeros(self.channels).scatter_reduce_(
             0,
             self.columns,
@@ -142,6 +143,7 @@ def rescale(
         choose: chooses the scales of a pair.
         products: collect products of inputs; tokens otherwise.
     """
+    # No sample reaches the block.
     if not job.floats:
         return []
     quantized = {
@@ -152,6 +154,7 @@ def rescale(
     # Pairs are found by probing, whose float noise may differ between ranks; all must rescale the
     # same ones.
     everywhere = distributed.from_first(find_pairs(job.block, job.floats[0]))
+    # Without a quantized reader, scales have nothing to improve.
     pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
     # experts come behind what reads all tokens
     leaders = [pair.readers[0] for pair in pairs]
@@ -173,11 +176,13 @@ def _rescale_alike(
     block = job.block
     call = job.floats[0]
     tensors = flattened(pair.tensors(block) for pair in pairs)
+    # Parameters of the pairs alone, not of the block.
     kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
     outcomes = list[Outcome]()
     with torch.no_grad():
         before = call.run(block).float()
         for pair in pairs:
+            # An expert without tokens has no statistics, and keeps its weights.
             if pair.readers[0] in moments:
                 readers = _readers(job, pair, moments[pair.readers[0]])
                 plain, best = choose(readers)
@@ -194,6 +199,7 @@ def _rescale_alike(
                 ]
                 if best.scale is not None:
                     pair.apply(block, best.scale)
+        # The greatest over ranks, so that all of them take back, or none does.
         change = float(
             distributed.greatest(
                 (call.run(block).float() - before).norm() / before.norm(),

@@ -55,6 +55,7 @@ class SmoothQuant:
 
     def cost(self, shapes: Shapes) -> Cost:
         """Return the estimated cost."""
+        # Without factors, and with those of alpha.
         return _cost(shapes, trials=2)
 
     def __call__(self, job: BlockJob) -> list[Outcome]:
@@ -128,8 +129,10 @@ def _best(
 ) -> tuple[Trial, Trial]:
     """Return the trial without factors, and the trial of the best alpha."""
     largest = readers.channel(readers.moments.largest)
+    # (inputs,) to (channels,): the greatest weight of any layer that reads the channel.
     reach = readers.channel(torch.cat(readers.weights).abs().amax(0))
     x = readers.moments.tokens
+    # (tokens, outputs) of each layer, in float.
     exact = [x @ weight.t() for weight in readers.weights]
 
     def errors(scale: torch.Tensor) -> Iterator[float]:
@@ -172,6 +175,7 @@ def _rounded(
 
     A calibrated scale is that of the extremes over all tokens.
     """
+    # Dynamic scales follow from the input itself, here as in the quantized model.
     if not spec.measured or not isinstance(spec.dtype, Scaled):
         return fake_quantize(x, spec)
     params = affine.of_numbers(

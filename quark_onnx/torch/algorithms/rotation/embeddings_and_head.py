@@ -42,15 +42,19 @@ class EmbeddingsAndHead:
             hidden: what stands for the result of the blocks; None for what is in front of them.
             changed: parameters that others stand for, by name.
         """
+        # The blocks are called one after the other: the first entry is the input of the first
+        # block.
         front = list[Any]()
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             front.append(args[0] if args else kwargs["hidden_states"])
+            # Each block passes on what it reads, or the given hidden states.
             result = front[0] if hidden is None else hidden
             if isinstance(self.form, torch.Tensor):
                 return result
             return (result, *self.form[1:])
 
+        # The whole model outside of the blocks in float32, with the rewritten parameters.
         tensors = self.tensors() | dict(changed or {})
         stand_ins = dict.fromkeys(self.blocks, stand_in)
         with replaced_forwards(self.blocks, stand_ins), torch.no_grad():
@@ -64,6 +68,7 @@ class EmbeddingsAndHead:
                 ),
                 self.batch,
             )
+        # Models of transformers return an object with logits; others a tensor or a tuple.
         found = getattr(found, "logits", found)
         return front[0], found if isinstance(found, torch.Tensor) else found[0]
 
@@ -71,6 +76,7 @@ class EmbeddingsAndHead:
         """Return parameters and buffers outside of blocks, floats as float32."""
         tensors = dict[str, Any]()
         for name, module in self._modules().items():
+            # A tied weight appears under each of its names.
             for key, tensor in floats_of(module, recurse=False).items():
                 tensors[joined(name, key)] = tensor
         return tensors
@@ -90,6 +96,7 @@ class EmbeddingsAndHead:
         """
         seen = self.front().seen(None)
         for name, module in self._modules().items():
+            # Modules without parameters (dropout, activations) change no rotation.
             if list(module.parameters(recurse=False)) and name not in seen.outputs:
                 raise ModelError(
                     f"{name} is not run on the sample: what it does to the residual"

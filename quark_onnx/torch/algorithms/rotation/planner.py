@@ -64,6 +64,7 @@ class Rotator:
         self.settings = settings
         self.blocks = stream_blocks(model)
         batch = moved(batch, next(model.parameters()).device)
+        # Only the first block runs: the stream records the arguments of all others.
         self._walk = BlockStream(model, self.blocks, [batch])
         self.rotations = dict[str, OrthogonalMatrix]()
         name = next(iter(self.blocks))
@@ -77,6 +78,7 @@ class Rotator:
         )
         self.hidden = call.hidden
         self._size = call.hidden.shape[-1]
+        # Without R1, nothing outside of the blocks is rotated.
         if settings.r1:
             self._back = self._outside.back().read(call.hidden)
         else:
@@ -117,6 +119,7 @@ class Rotator:
         front = self._outside.front()
         back = self._outside.back()
         readings = ((each.norm, *each.readers) for each in self._back)
+        # The last norm and the head: they read the stream, and cannot write it.
         behind = list(filter(None, flattened(readings)))
         writers = front.written(None, self._size, behind)
         if not behind or not writers:
@@ -128,6 +131,7 @@ class Rotator:
         tensors = self._outside.tensors()
         changed = self._changed(plan, tensors.__getitem__)
         turn = self.rotation(STREAM, plan).turn
+        # Embeddings must come out rotated, and the logits of rotated hidden states be the same.
         before = self._outside.run(hidden)
         after = self._outside.run(turn(hidden), changed)
         errors = [_error(turn(before[0]), after[0]), _error(before[1], after[1])]
@@ -155,6 +159,7 @@ class Rotator:
         before = part.run(call.hidden)
         turn = self.rotation(STREAM, plan).turn if self.settings.r1 else _same
         turned = Call(turn(call.hidden), call.args, call.kwargs)
+        # Online rotations act on the inputs of layers whose weights are rewritten already.
         handles = [
             part.modules[each].register_forward_pre_hook(
                 _turning(self.rotation(key, plan)),
@@ -179,6 +184,7 @@ class Rotator:
 
     def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
+        # Layers behind a norm of the stream read it, and do not add to it.
         skipped = set(flattened(each.readers for each in readings))
         writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
         if self.settings.r1:
@@ -188,6 +194,8 @@ class Rotator:
         heads = part.heads(hidden, writers)
         for each in heads if self.settings.r2 else ():
             plan.update(fold_heads(part, each))
+        # Their inputs are values of heads, which R2 may rotate; R4 is for the other writers (down
+        # projections).
         values = {each.reader for each in heads}
         matrices = dict(part.weighted())
         for name in writers if self.settings.r4 else ():
@@ -199,6 +207,7 @@ class Rotator:
         """Return the rotation with a name."""
         if name not in self.rotations:
             size = plan.sizes[name]
+            # Heads are small, and always mixed as a whole.
             mixed = (
                 self.settings.size
                 if self.settings.size and not name.startswith(HEADS)
@@ -216,6 +225,7 @@ class Rotator:
         return self.rotations[name]
 
     def _changed(self, plan: WeightRewrites, get: Any) -> dict[str, Any]:
+        # Rotations are made when they are first asked for, each from the same seed.
         for name in plan.sizes:
             self.rotation(name, plan)
         return {name: plan.tensor(name, get, self.rotations) for name in plan.rewrites}
@@ -263,6 +273,7 @@ def _part(
     changed: Mapping[str, Any] | None = None,
 ) -> Part:
     """Return a block in float32, with shared parameters by their names in the model."""
+    # Shared parameters keep the names of the model: the prefix of the block is cut off.
     tensors = floats_of(block) | {
         key.removeprefix(f"{name}."): tensor for key, tensor in (changed or {}).items()
     }

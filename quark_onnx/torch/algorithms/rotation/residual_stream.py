@@ -109,6 +109,7 @@ class Part:
         handles = []
         for name, module in self.modules.items():
             change = replaced.get(name)
+            # Inputs are recorded before the module runs, as it may change them in place.
             handles.append(
                 module.register_forward_pre_hook(
                     _keep_input(inputs, name),
@@ -150,6 +151,7 @@ class Part:
             ModelError: what a norm computes is read by nothing that has a weight.
         """
         size = hidden.shape[-1]
+        # (features,), the same for each token.
         direction = _direction(size, hidden)
         # A vector far larger than the hidden states survives additions; whatever computes something
         # bounded of it (attention, gates) disappears beside it.
@@ -163,6 +165,7 @@ class Part:
             reads = _moved_along(before.inputs, after.inputs, name, far)
             if reads and name in matrices:
                 plain.append(name)
+            # A norm with the far input: it must not depend on the scale of a large input.
             elif reads and _is_norm(module, reads[0]):
                 found.append(self._behind(name, module, hidden, before))
         if plain:
@@ -175,6 +178,7 @@ class Part:
         """Return the readers of a norm, by an equal vector for every token."""
         x = before.inputs[name][0]
         output = before.outputs[name][0]
+        # Another direction than the one that is added to the stream.
         constant = _direction(output.shape[-1], output, seed=1) * _magnitude(output)
         seen = self.seen(hidden, {name: _constantly(constant)})
         # By pattern, as the sample's tokens do not reach every expert.
@@ -213,12 +217,14 @@ class Part:
         groups = dict[str, list[str]]()
         base = self.seen(hidden)
         for name, weight in self.weighted():
+            # (outputs, inputs), but an embedding has its features on axis 1.
             wide = weight.shape[1 if is_table(self.modules[name]) else 0]
             if wide == size and name not in skipped:
                 groups.setdefault(pattern_of(name), []).append(name)
         found = list[str]()
         far = _LARGE * _magnitude(base.result) * _direction(size, base.result)
         for names in groups.values():
+            # All experts of a pattern together: each token reaches a few of them.
             seen = self.seen(hidden, dict.fromkeys(names, _plus(far)))
             if follows(base.result, seen.result, far):
                 found += names
@@ -251,6 +257,7 @@ class Part:
         base = self.seen(hidden)
         sources = excluding(among(matrices, base.outputs), writers)
         for reader in among(writers, base.inputs):
+            # The attention module, which states the size of its heads, holds both projections.
             parent = reader.rpartition(".")[0]
             size = _head_size(self.modules.get(parent))
             if not size or matrices[reader].shape[1] % size:
@@ -279,6 +286,7 @@ class Part:
         Each output gets a point in the plane, at an angle of its own, so that it is known again
         whatever its factor.
         """
+        # (batch, tokens, outputs).
         like = base.outputs[source][0]
         count = like.shape[-1]
         angles = torch.linspace(
@@ -296,14 +304,19 @@ class Part:
             self.seen(hidden, {source: _constantly(point)}).inputs[reader][0]
             for point in points
         ]
+        # (inputs of the reader,) of the last token: weights of attention sum up to 1, so that equal
+        # values pass through unchanged.
         x, y = (run.reshape(-1, run.shape[-1])[-1].double() for run in runs)
+        # The index of the output by its angle; 0 / 0 is NaN, an input that follows no output.
         place = (torch.atan(y / x) - 0.1) / (1.3 / max(count - 1, 1))
         rows = place.nan_to_num(nan=-1.0).round().long()
         if int(rows.min()) < 0 or int(rows.max()) >= count:
             return ()
+        # Sums of several outputs have angles between those of single outputs.
         if bool((place - rows).abs().max() > 0.2):
             return ()
         # One factor per head at most: a rotation passes only what scales a head as a whole.
+        # (heads of the reader, size).
         factors = (x / points[0][rows]).reshape(-1, size)
         rows = rows.reshape(-1, size)
         alike = (factors - factors[:, :1]).abs().max() <= 1e-3 * factors.abs().min()
@@ -317,8 +330,10 @@ def follows(before: torch.Tensor, after: torch.Tensor, far: Any) -> bool:
     """Return whether a difference is along a vector, up to rounding."""
     if before.shape != after.shape or before.shape[-1:] != far.shape:
         return False
+    # (tokens, features); each token may have a factor of its own.
     moved = (after.float() - before.float()).reshape(-1, len(far))
     along = torch.outer(moved @ far / (far @ far), far)
+    # A difference far smaller than the vector is rounding.
     return bool(along.norm() > 1e-3 * far.norm()) and bool(
         (moved - along).norm() <= _SMALL * along.norm(),
     )
@@ -326,6 +341,7 @@ def follows(before: torch.Tensor, after: torch.Tensor, far: Any) -> bool:
 
 def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
     """Return parameters and buffers of a module by name, floats as float32."""
+    # Duplicates under all of their names, as functional_call replaces tensors by name.
     named = (
         *module.named_parameters(recurse=recurse, remove_duplicate=False),
         *module.named_buffers(recurse=recurse, remove_duplicate=False),
@@ -339,6 +355,7 @@ def in_float32(value: Any) -> Any:
         return value.float() if value.is_floating_point() else value
     if isinstance(value, dict):
         return {key: in_float32(each) for key, each in value.items()}
+    # Not subclasses: a namedtuple cannot be made from an iterator.
     if type(value) in (list, tuple):
         return type(value)(map(in_float32, value))
     return value
@@ -383,6 +400,7 @@ def _is_centered(norm: Any, x: torch.Tensor) -> bool:
 def _neutral(norm: Any, x: torch.Tensor) -> float | None:
     """Return the value of a norm's weight that means a gain of 1."""
     tensors = floats_of(norm)
+    # A norm without a gain (OLMo) has nothing to fold.
     if "weight" not in tensors:
         return None
     zeros = {
@@ -396,6 +414,7 @@ def _neutral(norm: Any, x: torch.Tensor) -> float | None:
 
 
 def _head_size(attention: Any) -> int:
+    # Values have a width of their own in DeepSeek's attention (v_head_dim).
     sizes = (getattr(attention, name, None) for name in ("v_head_dim", "head_dim"))
     return next(iter(of_type(sizes, int)), 0)
 
@@ -403,6 +422,7 @@ def _head_size(attention: Any) -> int:
 def _is_constant(found: Any, constant: Any) -> bool:
     if found.shape[-1:] != constant.shape:
         return False
+    # The vector itself, which nothing has scaled or mixed.
     return bool((found.float() - constant).abs().max() <= 1e-5 * constant.abs().max())
 
 
@@ -415,6 +435,7 @@ def _direction(size: int, like: torch.Tensor, seed: int = 0) -> Any:
 def _magnitude(x: torch.Tensor) -> Any:
     """Return the root mean square; 1 for zero."""
     found = x.float().square().mean().sqrt()
+    # 1 in place of 0, by which a vector could not be scaled.
     return torch.where(found > 0, found, torch.ones_like(found))
 
 
@@ -430,6 +451,7 @@ def _moved_along(
 
 
 def _constantly(value: Any) -> Callable[[Any], Any]:
+    # A copy, as blocks may work in place on what modules return.
     return lambda found: value.to(found).expand_as(found).clone()
 
 
@@ -439,6 +461,7 @@ def _plus(far: torch.Tensor) -> Callable[[Any], Any]:
 
 def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        # The first tensor is the input; masks and positions follow.
         for found in of_type((*args, *named.values()), torch.Tensor)[:1]:
             if found.is_floating_point() and found.numel():
                 record.setdefault(name, []).append(found)

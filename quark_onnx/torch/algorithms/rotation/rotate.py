@@ -140,6 +140,7 @@ def rotate(
             "rotations are learned from data, for layers that are quantized; give both,"
             " or trained=False",
         )
+    # Rotations rewrite weights of layers, and experts are layers only after unfusing.
     unfuse_experts(model)
     with _untied(model, settings) as untied, inference(model):
         rotator = Rotator(
@@ -147,6 +148,7 @@ def rotate(
             settings,
             _short(found[0]) if found else _sample(model),
         )
+        # All weights are in memory: no block has to be loaded.
         planned = _planned(rotator, lambda name: contextlib.nullcontext())
         learned = None
         if settings.trained:
@@ -163,11 +165,13 @@ def rotate(
                 found,
                 how,
             )
+            # Learned matrices have no Hadamard factors: each is a single dense one.
             rotator.rotations |= {
                 name: OrthogonalMatrix((matrix,))
                 for name, matrix in best.matrices.items()
             }
             learned = (best.before, best.after)
+        # Parameters change only here, after every part has passed its check.
         for part in planned.parts:
             apply(part, model, rotator.rotations)
     whole = planned.whole
@@ -212,6 +216,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
     @contextlib.contextmanager
     def filled(name: str) -> Iterator[None]:
         block = blocks[name]
+        # The weights of one block at a time are in memory.
         fill(block, name, sources)
         if missing := missing_of(block):
             raise ModelError(
@@ -222,6 +227,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         empty(block)
 
     with _untied(model, settings) as untied, inference(model):
+        # Modules without children hold the parameters themselves.
         outside = [
             (name, module)
             for name, module in model.named_modules()
@@ -240,6 +246,7 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
                 empty(module)
     whole = planned.whole
     rotations = rotator.rotations
+    # Tensors are rewritten when they are read, one at a time.
     sources.change(whole.rewrites, lambda name, get: whole.tensor(name, get, rotations))
     tie(model, sources.tied)
     return Rotated(
@@ -262,6 +269,7 @@ def _planned(
     parts = [first]
     hidden = rotator.hidden
     for name in rotator.blocks:
+        # The output of the float block is the input of the next one.
         with at(name):
             plan, error, hidden = rotator.block(name, hidden)
         parts.append(plan)
@@ -280,6 +288,7 @@ def _starts(
         for name, size in plan.sizes.items()
         if name not in fixed
     }
+    # Random rotations, and no rotation: learning starts from the better of both.
     return fixed, (
         {name: rotator.rotations[name].turn(matrix) for name, matrix in ones.items()},
         ones,
@@ -335,6 +344,7 @@ def _sample(model: Any) -> Any:
 def _short(batch: Any) -> Any:
     """Return the first tokens of the first sample, with masks of that shape."""
     if isinstance(batch, torch.Tensor):
+        # (samples, tokens) of ids; other tensors may not be cut.
         if batch.ndim == 2 and not batch.is_floating_point():
             return batch[:1, :_TOKENS]
         return batch

@@ -54,6 +54,7 @@ class Rotation:
     def __post_init__(self) -> None:
         require_flag(self, "r1", "r2", "r3", "r4", "trained")
         least = {"seed": 0, "steps": 1}
+        # A rotation of one channel mixes nothing.
         if self.size is not None:
             least["size"] = 2
         for name, bound in least.items():
@@ -86,10 +87,12 @@ class Rotation:
 
         Weights are rotated in float64, at about twice the runtime of float32.
         """
+        # The residual stream is the narrower side of most matrices.
         width = min(map(min, shapes.layers.values()), default=0)
         largest = max(map(prod, shapes.layers.values()), default=0)
         learned = 0.0
         if self.trained:
+            # Forward and backward, three passes, over 8 samples per step.
             learned = 3 * self.steps * shapes.active * shapes.length * 8
         return Cost(2 * 8 * largest, 2.0 * shapes.count * width + learned)
 

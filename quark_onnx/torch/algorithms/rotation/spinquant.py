@@ -89,6 +89,7 @@ class Trainee:
         self._layers = layers
         self._fixed = fixed
         self.device = next(model.parameters()).device
+        # In float32: rewrites of every step start from the original weights.
         self._floats = {
             name: each.detach().float()
             for name, each in model.named_parameters(remove_duplicate=False)
@@ -105,6 +106,7 @@ class Trainee:
             **self._fixed,
             **{name: OrthogonalMatrix((matrix,)) for name, matrix in matrices.items()},
         }
+        # Unchanged parameters are shared, rewritten ones replaced.
         tensors = dict(self._floats)
         for name, rewrite in self._plan.rewrites.items():
             tensors[name] = rewrite(tensors[name], self._floats.__getitem__, rotations)
@@ -171,6 +173,7 @@ def learn(
         DataError: there is no data.
     """
     rows = _rows(data).to(trainee.device)
+    # All of the data for each start, as the choice must not depend on a batch.
     losses = [_whole(trainee, start, rows, how.batch) for start in starts]
     before = losses[0]
     least = min(losses)
@@ -180,6 +183,7 @@ def learn(
     random = torch.Generator().manual_seed(how.seed)
     with Progress(how.progress, how.steps, "learning rotations", "step") as bar:
         for step in range(how.steps):
+            # (batch, length): each step draws anew.
             chosen = rows[torch.randperm(len(rows), generator=random)[: how.batch]]
             gradients = _gradients(trainee, now, chosen)
             turned = how.rate * (1 - step / how.steps)
@@ -214,15 +218,19 @@ def cayley_step(
         centered: whether the matrix keeps the vector of ones, in front of it, and goes on doing so.
     """
     size = len(matrix)
+    # The tangent space at an orthogonal matrix M: W M with W skew-symmetric, W + W^T = 0.
     left = direction @ matrix.T
     skew = (left - left.T) / 2
+    # Rows and columns of W sum up to 0, so that W maps the vector of ones to 0.
     if centered:
         skew = skew - skew.mean(0)
         skew = skew - skew.mean(1, keepdim=True)
     tangent = skew @ matrix
+    # The norm of a skew-symmetric matrix counts each plane twice.
     scale = angle * size**0.5 / skew.norm().clamp_min(1e-30)
     one = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
     half = scale * skew / 2
+    # The Cayley transform is orthogonal for every step length.
     return torch.linalg.solve(one - half, (one + half) @ matrix), tangent
 
 
@@ -246,6 +254,7 @@ def _whole(
     batch: int,
 ) -> float:
     with torch.no_grad():
+        # Weighted by samples: the last part may be smaller.
         losses = [
             float(trainee.loss(matrices, part)) * len(part)
             for part in rows.split(batch)

@@ -45,6 +45,7 @@ class Turn:
         """Return the rotated parameter."""
         if self.starts is None:
             return turning.turn(x, self.axis)
+        # (heads, size): the channels of each head along the axis.
         place = torch.tensor(self.starts)[:, None] + torch.arange(turning.size)
         place = place.flatten().to(x.device)
         return x.index_copy(
@@ -72,6 +73,7 @@ class Gain:
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         """Return the parameter times the gain."""
+        # Gemma's norms multiply by 1 + weight, and have neutral 0.
         gain = weight + (1 - self.neutral)
         gain = gain.reshape(along(self.axis, x.ndim))
         # A gain of 0 silences a channel, and 0 / 0 would be NaN.
@@ -110,10 +112,12 @@ class Rewrite:
             get: the other parameters of the float model, by name.
             rotations: by name.
         """
+        # A constant needs no other step.
         if self.fill is not None:
             return torch.full_like(x, self.fill)
         if self.product is not None:
             weight, vector, axis = self.product
+            # W b, of shape (outputs,): the bias of a norm passes through the reader's weight.
             x = x + torch.tensordot(get(weight).to(x), get(vector).to(x), ([axis], [0]))
         if self.gain is not None:
             x = self.gain(x, get(self.gain.weight).to(x))
@@ -138,6 +142,7 @@ class WeightRewrites:
 
     def update(self, other: WeightRewrites) -> None:
         """Add the rewrites of another part."""
+        # A parameter may belong to two parts, as a layer may write to the stream and read heads.
         for name, rewrite in other.rewrites.items():
             self.add(name, **present_values(vars(rewrite)))
         self.online |= other.online
@@ -172,6 +177,7 @@ class WeightRewrites:
     def add(self, name: str, **changes: Any) -> None:
         """Add steps to the rewrite of a parameter."""
         now = self.rewrites.get(name, Rewrite())
+        # Rotations add up, in order; other steps are given once.
         turns = (*now.turns, *changes.pop("turns", ()))
         self.rewrites[name] = replace(now, turns=turns, **changes)
 
@@ -188,6 +194,7 @@ def fold_stream(part: Part, stream: Stream, size: int) -> WeightRewrites:
                 gain=None if gain is None else replace(gain, axis=axis),
                 turns=(Turn(axis, STREAM),),
             )
+    # Their outputs, and thereby their biases, become rotated.
     for name in stream.writers:
         plan.add(
             f"{name}.weight",
@@ -207,6 +214,7 @@ def _fold_norm(plan: WeightRewrites, part: Part, reading: Reading) -> Gain | Non
         return None
     norm = part.modules[reading.norm]
     gain = None
+    # The norm keeps only its normalization, which a rotation does not change.
     if reading.neutral is not None:
         plan.add(f"{reading.norm}.weight", fill=reading.neutral)
         gain = Gain(f"{reading.norm}.weight", reading.neutral, axis=0)
@@ -237,6 +245,7 @@ def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
     source = part.modules[heads.source]
     plan.add(
         f"{heads.source}.weight",
+        # Only the channels of values are rotated; a fused projection has queries and keys, too.
         turns=(Turn(outputs_of(source), rotation, heads.starts),),
     )
     if _has_bias(source):
@@ -250,6 +259,7 @@ def fold_heads(part: Part, heads: Heads) -> WeightRewrites:
 
 def fold_online(part: Part, name: str, size: int) -> WeightRewrites:
     """Return the online rotation of a layer's input."""
+    # Layers of equal width share a rotation.
     rotation = f"online {size}"
     axis = inputs_of(part.modules[name])
     return WeightRewrites(
@@ -266,6 +276,7 @@ def inputs_of(module: nn.Module) -> int:
 
 def outputs_of(module: nn.Module) -> int:
     """Return the output axis of a module's weight."""
+    # (tokens, features) of an embedding.
     if is_table(module):
         return 1
     return 1 - inputs_of(module)
