@@ -33,6 +33,7 @@ def definitions(
     >>> [function.name for function in definitions(nodes, 17, {})]
     ['MXQuantizeDequantize']
     """
+    # Iterated once per kind of function.
     nodes = list(nodes)
     vendor_nodes = [node for node in nodes if node.domain == DOMAIN]
     return [

@@ -55,6 +55,7 @@ _KEYS = {
     "to_bfp_prime": (*_PLAIN, "sub_block_size", "sub_block_shift_bits"),
 }
 
+#: Exponent of the least normal float32.
 _LEAST_NORMAL_EXPONENT = -126
 #: Greatest difference of exponents of float32.
 _GREATEST_SHIFT = 254
@@ -88,6 +89,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     if not checked:
         return []
     variants: list[Settings] = []
+    # Attributes that a method does not read make no further variants.
     for method, keys in _KEYS.items():
         variants += distinct(
             [
@@ -108,6 +110,7 @@ def _checked(node: NodeProto) -> Settings:
         "bit_width": BIT_WIDTHS,
         "block_size": range(1, 1 << 16),
         "rounding_mode": range(3),
+        # Of the next two, only the default 0 is supported.
         "convert_to_bfloat_before_bfp": range(1),
         "use_compiler_version_cpu_kernel": range(1),
     }
@@ -133,6 +136,8 @@ def _variant(body: Body, variant: Settings) -> str:
         rounding = int(variant["rounding_mode"])
 
         def core(inner: Body, values: str, top: str) -> str:
+            # Codes of ``bits`` bits and a sign: the greatest magnitude lies between 2^(bits-1)
+            # and 2^bits steps.
             steps = step(inner, doubled_power(inner, top), 1 - bits)
             return to_steps(
                 inner,
@@ -149,6 +154,7 @@ def _variant(body: Body, variant: Settings) -> str:
             size,
         )
     parts = int(variant["sub_block_size"])
+    # (block size, columns) as (sub-blocks, places, columns).
     split = body.op(
         "Concat",
         body.ints(size // parts, parts),
@@ -208,6 +214,7 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
         top,
         body.constant(2.0**exponent if exponent < 128 else np.inf),
     )
+    # A block of zeros is regular: its result is zeros.
     regular = body.op(
         "Or",
         regular,
@@ -229,6 +236,7 @@ def _prime(body: Body, values: str, variant: Settings) -> str:
 
 
 def _shift(variant: Settings) -> int:
+    # 2^bits - 1, but no more than what a float32 exponent can differ by.
     return int(min(2 ** int(variant["sub_block_shift_bits"]) - 1, _GREATEST_SHIFT))
 
 
@@ -259,6 +267,8 @@ def _in_sub_blocks(
         shifted,
         body.constant(2.0**bits, np.float64),
     )
+    # A sub-block has the exponent of its own magnitude, at most ``shift`` below that of the
+    # block.
     power = body.op("Max", doubled_power(body, sub_top), shifted)
     steps = body.op(
         "Cast",

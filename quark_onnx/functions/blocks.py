@@ -51,6 +51,7 @@ class Rows:
 
 def to_rows(body: Body, x: str, block_size: int) -> Rows:
     """Return the tensor as rows; the axis is the node's attribute ``axis``."""
+    # Product of the sizes before the axis; 1 for none, the neutral element of ReduceProd.
     before = body.op(
         "ReduceProd",
         body.op("Shape", x, end=Ref("axis")),
@@ -72,12 +73,14 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
         ),
     )
     size = body.ints(block_size)
+    # ceil(length / block size) blocks along the axis.
     count = body.op(
         "Div",
         body.op("Add", length, body.ints(block_size - 1)),
         size,
     )
     full = body.op("Mul", count, size)
+    # Pads of (before, length, after): zeros at the end of the axis only.
     fill = body.op(
         "Concat",
         body.ints(0, 0, 0, 0),
@@ -99,6 +102,7 @@ def to_rows(body: Body, x: str, block_size: int) -> Rows:
         filled,
         body.op("Concat", blocks, size, after, axis=0),
     )
+    # (blocks, size, after) to (size, blocks, after): a row per position, a column per block.
     transposed = body.op("Transpose", groups, perm=[1, 0, 2])
     values = _reshape(
         body,
@@ -138,6 +142,7 @@ def from_rows(body: Body, values: str, rows: Rows, block_size: int) -> str:
         ),
         rows.padded,
     )
+    # Without the padding of the last block.
     solid = body.op(
         "Slice",
         filled,
@@ -174,6 +179,7 @@ def passing_on(
         )
         return inner.op("Where", finite, result, values)
 
+    # ``top`` is NaN or infinite if any value of its block is.
     odd = body.any(body.op("Not", is_finite(body, top)))
     return body.choose(
         odd,
@@ -185,6 +191,7 @@ def passing_on(
 
 def is_finite(body: Body, magnitudes: str) -> str:
     """Return a mask that is False for infinities and NaN."""
+    # A comparison with NaN is False.
     return body.op("LessOrEqual", magnitudes, body.constant(GREATEST))
 
 
@@ -200,6 +207,7 @@ def step(body: Body, power: str, exponent: int) -> str:
 
     Dividing zeros by a subnormal step would be correct too, but slow.
     """
+    # The exponent of a block is at least LEAST_EXPONENT.
     least = body.constant(2.0 ** (LEAST_EXPONENT + exponent), np.float64)
     steps = body.op(
         "Max",
@@ -231,6 +239,7 @@ def to_steps(
     codes = _to_integer(
         body,
         body.op("Div", values, steps),
+        # The step follows from the greatest magnitude of a block, which bounds the values.
         max(bounds).bit_length(),
         rounding,
     )
@@ -245,6 +254,7 @@ def to_steps(
 
 def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
     """Round values below 2^bits to integers."""
+    # Addition rounds half to even by itself (IEEE 754).
     if rounding == HALF_EVEN and bits <= _NARROW:
         shift = body.constant(1.5 * 2**23)
         return body.op("Sub", body.op("Add", v, shift), shift)
@@ -266,6 +276,7 @@ def _to_integer(body: Body, v: str, bits: int, rounding: int) -> str:
         wide = body.op(
             "Add",
             wide,
+            # Half up: float32 values next to a tie are at least 2^-25 away.
             body.constant(2.0**-27, np.float64),
         )
     shift = body.constant(1.5 * 2**52, np.float64)

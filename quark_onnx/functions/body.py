@@ -33,6 +33,7 @@ MIN_OPSET = 17
 #: 27.
 MAX_OPSET = 28
 
+#: End of a Slice that takes all that follows.
 _END = np.iinfo(np.int64).max
 
 Value = int | str
@@ -110,6 +111,7 @@ class Body:
 
         ReduceMax may lose a NaN in onnxruntime, and is slower for a small ``count``.
         """
+        # Split and Max of one part would only copy.
         if count == 1:
             return x
         parts = [self.name() for _ in range(count)]
@@ -125,6 +127,7 @@ class Body:
 
     def any(self, flags: str) -> str:
         """Compute whether a possibly empty bool tensor has a true element; a scalar."""
+        # ReduceMax and ReduceSum take no bool; the sum of no elements is 0.
         count = self.op(
             "ReduceSum",
             self.op("Cast", flags, to=TensorProto.FLOAT),
@@ -148,6 +151,7 @@ class Body:
         )
 
     def _branch(self, build: Callable[[Body], str], dtype: int) -> GraphProto:
+        # The list of names is shared: a branch sees the names of the surroundings.
         inner = Body(used=self.used)
         output = build(inner)
         if not inner.nodes or inner.nodes[-1].output[0] != output:
@@ -157,6 +161,7 @@ class Body:
             inner.nodes,
             self.name(),
             [],
+            # The type is required; a shape is left to inference.
             [helper.make_tensor_value_info(output, dtype, None)],
         )
 
@@ -165,12 +170,15 @@ class Body:
         if isinstance(value, int):
             return self.op(
                 "Equal",
+                # A Constant turns an attribute of the function into a tensor.
                 self.op("Constant", value_int=Ref(attribute)),
                 self.constant(value, np.int64),
             )
         # Equal supports strings only since opset 19: StringNormalizer leaves one of two strings if
         # the first one is a stop word.
         given = self.op("Constant", value_string=Ref(attribute, AttributeProto.STRING))
+        # A second string, since StringNormalizer of no remaining strings returns one empty
+        # string.
         both = self.op(
             "Concat",
             self.op("Reshape", given, self.ints(1)),
@@ -207,6 +215,7 @@ def dispatch(
     variant, *others = variants
     if not others:
         return build(body, variant)
+    # Attributes on which all variants agree need no test.
     differing = [
         key
         for key in variant
@@ -253,6 +262,7 @@ def settings(
                 f"{where(node)}: attribute {attribute.name!r} is unknown; known are"
                 f" {', '.join(defaults)}",
             )
+        # The default has the type of the attribute.
         if not isinstance(value, type(defaults[attribute.name])):
             raise ModelError(
                 f"{where(node)}: attribute {attribute.name!r} has the value {value!r}"
@@ -288,6 +298,7 @@ def distinct(nodes: Iterable[Settings], keys: Iterable[str]) -> list[Settings]:
 
 def along(body: Body, vector: str, x: str = "x") -> str:
     """Reshape a scalar or a vector along the attribute ``axis`` to broadcast against ``x``."""
+    # Shape from ``axis`` on, without the axis itself: the sizes behind the axis.
     after = body.op(
         "Slice",
         body.op("Shape", x, start=Ref("axis")),
@@ -302,6 +313,7 @@ def along(body: Body, vector: str, x: str = "x") -> str:
     return body.op(
         "Reshape",
         vector,
+        # (-1, 1, ..., 1) broadcasts from the last axis, so that the axes before need no ones.
         body.op("Concat", body.ints(-1), ones, axis=0),
     )
 
@@ -342,6 +354,7 @@ def function(  # noqa: PLR0913  the parts of a function
         body.nodes,
         [helper.make_opsetid("", opset)],
     )
+    # Defaults of attributes: nodes may omit any of them.
     proto.attribute_proto.extend(
         helper.make_attribute(key, value) for key, value in defaults.items()
     )

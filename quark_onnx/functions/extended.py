@@ -77,6 +77,7 @@ def definitions(
     functions = []
     nodes = list(nodes)
     for name, build in ((QUANTIZE, _quantize), (DEQUANTIZE, _dequantize)):
+        # Ordered: the order of the types is that of the branches in the body.
         types = dict.fromkeys(
             _type(node, element_types) for node in nodes if node.op_type == name
         )
@@ -90,6 +91,7 @@ def definitions(
 
 
 def _type(node: NodeProto, element_types: Mapping[str, int]) -> int:
+    # Only for the check of the attributes.
     settings(node, DEFAULTS)
     if len(node.input) != 3 or not node.input[2]:
         raise ModelError(
@@ -159,11 +161,13 @@ def _probed(type_: int) -> float:
         return _PROBED_BFLOAT16
     if type_ == TensorProto.FLOAT16:
         return float("inf")
+    # Integer casts wrap around, each type in its own way.
     return float(np.int64(_PROBE).astype(helper.tensor_dtype_to_np_dtype(type_)))
 
 
 def _quantize_to(body: Body, type_: int) -> str:
     """Return the value to cast to a type: in float64 if float32 is too narrow, else in float32."""
+    # ONNX, QuantizeLinear: saturate(round(x / scale) + zero_point).
     scaled = body.op("Div", "x", along(body, "scale"))
     if type_ in _FLOATS:
         shifted = _same_shape(
@@ -185,6 +189,7 @@ def _quantize_to(body: Body, type_: int) -> str:
         )
     wide, kind = _arithmetic([type_])
     steps = body.op("Round", scaled)
+    # float32 holds integers exactly up to 2^24 only; codes of 32 bits need float64.
     if type_ in _LONGS:
         steps = body.op("Cast", steps, to=wide)
     codes = _same_shape(
@@ -215,6 +220,7 @@ def _dequantize(body: Body, types: Sequence[int], opset: int) -> None:
         body.op("Cast", "x", to=wide),
         zero,
     )
+    # The scale is float32, and so is the product.
     if wide != TensorProto.FLOAT:
         steps = body.op("Cast", steps, to=TensorProto.FLOAT)
     _same_shape(body, body.op("Mul", steps, along(body, "scale")))

@@ -56,6 +56,8 @@ def _quantize(body: Body) -> None:
     magnitude = body.op("Abs", scaled)
     code = ""
     for place, (low, high) in enumerate(pairwise(MAGNITUDES)):
+        # Between codes 2k and 2k + 1 a tie stays at the even 2k; between 2k + 1 and 2k + 2 it
+        # rises.
         compare = "GreaterOrEqual" if place % 2 else "Greater"
         passed = body.op(
             compare,
@@ -69,6 +71,7 @@ def _quantize(body: Body) -> None:
         body.op("Less", scaled, body.constant(0)),
         to=TensorProto.INT32,
     )
+    # Bit 3 is the sign.
     signed = body.op(
         "Add",
         code,
@@ -77,6 +80,7 @@ def _quantize(body: Body) -> None:
     body.op(
         "Cast",
         body.op(
+            # ``along`` makes a scalar x a vector of one element.
             "Reshape",
             signed,
             body.op("Shape", "x"),
@@ -102,15 +106,18 @@ def as_standard(model: ModelProto) -> None:
     graphs = list[GraphProto]()
     todo = [model.graph]
     codes = set[str]()
+    # Bodies too, as their nodes may read codes of outer graphs.
     while todo:
         graph = todo.pop()
         graphs.append(graph)
         for node in graph.node:
             for attribute in node.attribute:
+                # An unset field reads as an empty graph.
                 inner_graphs = (attribute.g, *attribute.graphs)
                 todo += [inner for inner in inner_graphs if inner.node]
             if node.domain == DOMAIN:
                 codes.add(_made_standard(node))
+    # Only after all nodes, since a body may read the codes of a graph around it.
     for graph in graphs:
         for tensor in graph.initializer:
             if tensor.name in codes:

@@ -90,6 +90,7 @@ def definitions(nodes: Iterable[NodeProto], opset: int) -> list[FunctionProto]:
     """
     functions = []
     nodes = [node for node in nodes if node.op_type == NAME]
+    # One function per domain: the attribute ``exponent`` exists in the project's own alone.
     for domain, defaults in ((DOMAIN, DEFAULTS), (OWN, _OWN_DEFAULTS)):
         allowed = {
             name: values for name, values in _ALLOWED.items() if name in defaults
@@ -113,6 +114,7 @@ def _variant(body: Body, variant: Settings) -> str:
     rule = str(variant.get("exponent", "floor"))
 
     def core(inner: Body, values: str, top: str) -> str:
+        # The rule of the specification needs no comparison with a threshold.
         if rule != "floor":
             return in_blocks(inner, values, top, element, rule, rounding)
         power = doubled_power(inner, top)
@@ -124,6 +126,7 @@ def _variant(body: Body, variant: Settings) -> str:
                 (-128, 127),
                 rounding,
             )
+        # 2^(E - emax) maps the greatest magnitude into the last binade of the element type.
         scale = step(inner, power, -element.emax)
         return inner.op(
             "Mul",
@@ -162,6 +165,7 @@ def in_blocks(  # noqa: PLR0913  the settings of a block format
     if rule != "floor":
         share, inclusive = threshold(rule, element)
         # The exponent of a subnormal number is never raised.
+        # ``power`` is 2^(E + 1): the share is relative to it.
         bound = body.op("Mul", power, body.constant(share, np.float64))
         bound = body.op(
             "Max",
@@ -173,13 +177,16 @@ def in_blocks(  # noqa: PLR0913  the settings of a block format
         raised = body.op("GreaterOrEqual" if inclusive else "Greater", wide, bound)
         power = body.op("Where", raised, twice, power)
     emax = emax_of(element)
+    # 2^(E + 1) * 2^(-emax - 1) = 2^(E - emax).
     scale = body.op(
         "Mul",
         power,
         body.constant(2.0 ** (-emax - 1), np.float64),
     )
+    # E8M0 stores the exponents -127 to 127.
     ends = (body.constant(2.0**end, np.float64) for end in (-E8M0, E8M0))
     scale = body.op("Clip", scale, *ends)
+    # A block of zeros has no exponent: any scale but 0 will do.
     positive = body.op("Greater", power, body.constant(0, np.float64))
     scale = body.op(
         "Where",
@@ -187,6 +194,7 @@ def in_blocks(  # noqa: PLR0913  the settings of a block format
         scale,
         body.constant(1, np.float64),
     )
+    # A power of two is exact in float32.
     scale = body.op("Cast", scale, to=TensorProto.FLOAT)
     if element is None:
         steps = body.op("Mul", scale, body.constant(2.0**-FRACTION))
@@ -208,6 +216,7 @@ def to_minifloat(body: Body, v: str, format: MiniFloat) -> str:
     least normal number, or slightly more, and so the same step.
     """
     bits = 23 - format.mantissa_bits
+    # c is at least 1.5 * 2^(s + emin): subnormals get the step of the least normal number.
     subnormal = body.constant(1.5 * 2.0 ** (bits + format.emin))
     far = body.op(
         "Max",
