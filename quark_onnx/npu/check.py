@@ -83,8 +83,10 @@ def check(
     findings = [*structure_findings(found, graph, row)]
     if kind == "XINT8":
         findings += [*scale_findings(pairs)]
+        # Only the compiler of X1 refuses models with fewer than two convolutions.
         if row.compiler != "X2":
             findings += [*convolution_findings(graph)]
+    # "error" precedes "warning" in the alphabet; within each, the order of the rules stays.
     findings.sort(key=lambda finding: finding.severity)
     return Check(row, kind, tuple(findings))
 
@@ -93,9 +95,12 @@ def kind_of(pairs: Pairs, target: Target) -> str:
     """Return a model's format: "float", "XINT8" (power-of-two scales) or "integer"."""
     if not pairs.quantizing and not pairs.dequantizing:
         return "float"
+    # Float scales are then broken rules, rather than another format.
     if _takes_xint8_alone(target):
         return "XINT8"
     positions = [pairs.grid(node).position for node in pairs.quantizing]
+    # By majority: single float scales may be powers of two by chance, and single scales of an XINT8
+    # model may be wrong, which is a finding.
     powers_of_two = len(positions) - positions.count(None)
     return "XINT8" if 2 * powers_of_two > len(positions) else "integer"
 
@@ -103,4 +108,5 @@ def kind_of(pairs: Pairs, target: Target) -> str:
 def _takes_xint8_alone(target: Target) -> bool:
     if not target.integer_engine or not target.architecture:
         return False
+    # The generic target "npu" names no architecture, and infers the format from the model.
     return target.presets == ("XINT8",)

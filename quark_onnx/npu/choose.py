@@ -37,8 +37,10 @@ def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
     row = TARGETS[target]
     kind, reason = kind_of(structure(model))
     recipe = NPU_RECIPES[_NEAREST.get(kind, kind)]
+    # The recipe's own configuration, including its search and its optimizers.
     if recipe.preset in row.presets:
         return Choice(recipe, recipe.config, reason)
+    # The device's recommended format keeps the recipe's optimizers.
     preset = row.presets[0]
     config = QConfig.of(preset).with_(optimizers=recipe.optimizers)
     return Choice(

@@ -91,12 +91,15 @@ def cut(
     >>> parts.tensors, [value.name for value in parts.second.graph.input]
     (('a',), ['x', 'a'])
     """
+    # Both destinations are checked before the model is read, which may take long.
     places = _places(model, first, second)
     beside = [keeps_weights_beside(model, place) for place in places]
     original = load(model)
     graph = Graph.of(inlined(original))
+    # The front is closed under producers: no tail node can feed a front node.
     front = set(reach(_ends(graph, tensors), graph.leaders))
     tail = excluding(graph.nodes, front)
+    # A cut at the only output leaves no tail.
     if not front or not tail:
         raise ConfigError(
             "the cut leaves one part empty; name tensors in the middle of the model",
@@ -119,6 +122,7 @@ def _places(
 ) -> list[Path | None]:
     """Return the paths of the two models, which must differ."""
     places = [destination(model, first), destination(model, second)]
+    # Compared as absolute paths: a relative and an absolute path may name one file.
     written = [place.absolute() for place in places if place is not None]
     if len(set(written)) < len(written):
         raise ConfigError(
@@ -131,6 +135,7 @@ def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str
     """Return the tensors that nodes before the cut compute, and nodes after it read."""
     names = _read_by(tail)
     computed = flattened(node.outputs for node in among(graph.nodes, front))
+    # In graph order, in which a caller passes the tensors from one model to the other.
     return tuple(among(computed, names))
 
 
@@ -139,12 +144,14 @@ def _check_crossing(
     crossing: Sequence[str],
     tensors: Sequence[str],
 ) -> None:
+    # A skip connection around the named tensors crosses the cut as well.
     missing = excluding(crossing, tensors)
     if tensors and missing:
         raise ConfigError(
             f"behind the cut {missing[0]!r} is read, too, which is computed in front;"
             " name it as well",
         )
+    # Sequences and optional values have no element type, and no ValueInfoProto of a tensor.
     untyped = list(filterfalse(graph.elem_type, crossing))
     if untyped:
         raise ConfigError(
@@ -163,11 +170,14 @@ def _split(
     early = list[ValueInfoProto]()
     late = list[ValueInfoProto]()
     for value in graph.outputs:
+        # An output that is an input of the model, too, has no producer, and stays with the first
+        # part.
         if graph.producer(value.name) in tail:
             late.append(value)
         else:
             early.append(value)
     read = _read_by(tail)
+    # Tail nodes may read inputs of the model directly, such as the size of the image.
     still_read = [value for value in graph.fed if value.name in read]
     cut_values = [_value(graph, name) for name in crossing]
     # A tensor at the cut that is an output of the model, too, is declared once.
@@ -207,6 +217,7 @@ def _part(
     outputs: Sequence[ValueInfoProto],
 ) -> ModelProto:
     """Return a model of a subset of the nodes."""
+    # A copy of the whole model keeps initializers, opsets and metadata.
     kept, model = set(names_of(nodes)), graph.to_model()
     chosen = [node for node in model.graph.node if node.name in kept]
     del model.graph.node[:], model.graph.input[:], model.graph.output[:]
@@ -214,6 +225,7 @@ def _part(
     model.graph.input.extend(inputs)
     model.graph.output.extend(outputs)
     part = Graph(model, store=graph.store)
+    # Initializers of the other part go, so that weights are stored once.
     part.drop_unused()
     return part.to_model()
 
@@ -230,14 +242,18 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
     Raises:
         ModelError: the parts compute other values than the model.
     """
+    # Without tensors of 16 bits, upcast_to_float32 returns the same object, and the original is the
+    # reference.
     plain = inlined(original)
     wide, *parts = (upcast_to_float32(each, graph.store)[0] for each in (plain, *parts))
     whole = Reference(original if wide is plain else wide)
     sample = random_sample(graph if wide is plain else Graph.of(wide), whole)
     if sample is None:
         return False
+    # Outputs of random operators are not repeatable, and cannot be compared.
     expected, known = whole.repeatable(sample), dict(sample)
     for part in parts:
+        # The first part adds its outputs to ``known``, from which the second one reads.
         asked = {value.name: known[value.name] for value in part.graph.input}
         known |= Reference(part).outputs(asked)
     for name, value in expected.items():

@@ -158,7 +158,9 @@ def deploy(  # noqa: PLR0913
     front, tail = (
         (model.first, load(model.second)) if isinstance(model, Parts) else (model, None)
     )
+    # Before calibration: data must have the fixed shapes, and scales belong to the final operators.
     legal = legalize(front, target, shapes=shapes)
+    # Samples are shipped in the model's own types, in which an application feeds it.
     wide, narrowing = upcast_to_float32(legal.model)
     reader = reader_for(
         Graph.of(wide),
@@ -170,17 +172,20 @@ def deploy(  # noqa: PLR0913
         try_tail(tail, legal.model, samples[0])
     result, report = legal.model, None
     if kind != "BF16":
+        # A gate of the configuration takes precedence over the default of this function.
         gate = settings.min_sqnr if settings.min_sqnr is not None else min_sqnr
         made = _quantized(
             legal.model, front, reader, settings.with_(min_sqnr=gate), progress
         )
         result, report = made.model, made.report
     found, forecast = check(result, target), preflight(result, target, kind=kind)
+    # Checked on the result: quantization may add nodes that break rules of the graph.
     if found.errors:
         raise ConstraintError(
             f"the model breaks {found.errors} rules of {target}; nothing was written:"
             f" {found}",
         )
+    # Readers of images are partials of a function with the argument ``images``.
     images = data.keywords.get("images") if isinstance(data, partial) else None
     steps = format_steps(legal.model, forecast, report.verdict if report else None)
     bundle = Bundle(
@@ -222,6 +227,8 @@ def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
     with data_errors():
         samples = (
             list(islice(reader, _SHIPPED))
+            # A reader that cannot start again needs its samples for calibration: the first one is
+            # read without consuming it.
             if reader.restartable
             else [first_sample(reader)]
         )
@@ -246,6 +253,7 @@ def _place(folder: Path) -> Path:
         ConfigError: the path is a file, or the folder holds files of another origin.
     """
     try:
+        # Resolved once: a change of the working directory does not move the output.
         place = folder.resolve()
         if place.exists() and not place.is_dir():
             raise ConfigError(f"output {folder} is a file; name a folder")
@@ -282,10 +290,13 @@ def _unknown(folder: Path) -> str:
     Files that arise from using a bundle count as part of the bundle.
     """
     try:
+        # Only a folder that the checksums describe is replaced: files of the user are never
+        # deleted.
         mark = json.loads((folder / _MARK).read_text(encoding="utf-8"))
         sums = (folder / _SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return f"{min(names_of(folder.iterdir()))!r}"
+    # Lines are those of sha256sum: the digest, two spaces, and the name.
     known = {line.partition("  ")[2] for line in sums} | {_SUMS}
     if not isinstance(mark, dict) or mark.get("schema") != 1 or _MARK not in known:
         return f"{_MARK!r}"
@@ -326,8 +337,11 @@ def _write(
     samples: Sequence[Sample],
 ) -> None:
     target, kind = bundle.forecast.target, bundle.kind
+    # One file: the loaders and the checksums need no weights beside the model.
     with staged(model, folder / _MODEL, external=False):
         pass
+    # The provider keeps compiled models by this key: another model must not find the cache of this
+    # one.
     digest = hashlib.sha256((folder / _MODEL).read_bytes()).hexdigest()
     devices = devices_for(target, kind)
     settings: dict[str, Any] = {
@@ -380,6 +394,7 @@ def _write(
             "release": bundle.forecast.release,
         },
     )
+    # Last, so that the sums cover every other file.
     names = sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -394,9 +409,11 @@ def _write(
 
 def _record(folder: Path, samples: Sequence[Sample]) -> None:
     """Write samples and the outputs that the model computes on the CPU."""
+    # The written file, not the model in memory: what ships is what is recorded.
     session = open_session(folder / _MODEL, what="the quantized model")
     for part in ("samples", "outputs"):
         (folder / part).mkdir()
+    # compare.py reads the outputs by position.
     for place, sample in enumerate(samples):
         _arrays(folder / "samples" / f"{place:04}.npz", sample)
         values = {
@@ -451,6 +468,7 @@ def _header(settings: Mapping[str, Any]) -> str:
 def _replace(made: Path, place: Path, aside: Path) -> None:
     """Move a folder to its destination, after moving an existing folder aside."""
     before = aside / "before"
+    # A folder cannot replace a folder that holds files; the rename aside can be undone.
     if place.exists():
         place.replace(before)
     try:

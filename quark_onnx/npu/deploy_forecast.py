@@ -76,11 +76,14 @@ def deploy_forecast(
     """
     loaded = load(model)
     as_is = preflight(loaded, target, kind=kind, release=release)
+    # ``deploy`` quantizes float models alone.
     if as_is.quantized:
         return DeployForecast(as_is, None)
     try:
         legal = legalize(loaded, target, shapes=shapes)
     except QuarkError as error:
+        # With shapes of the user the error is about them; without any, a forecast is still
+        # possible.
         if shapes:
             raise
         return DeployForecast(as_is, None, problem=str(error))

@@ -92,6 +92,7 @@ def read_report(path: str | Path) -> EPReport:
         counts = _summed(
             (row["name"], row["nodeNum"])
             for row in found["deviceStat"]
+            # The row "all" is the total of the others.
             if row["name"] != "all"
         )
         rows = [
@@ -100,11 +101,15 @@ def read_report(path: str | Path) -> EPReport:
             if _is_list(row["output"])
         ]
         nodes = {
-            str(outputs[0]): _device(device) for outputs, device in rows if outputs
+            # The report names no nodes, only their output tensors.
+            str(outputs[0]): _device(device)
+            for outputs, device in rows
+            if outputs
         }
         pieces = _summed(
             (row["device"], row["count"]) for row in found.get("subgraphStat", [])
         )
+    # JSON from another program: missing keys, other types, Infinity as a count, deep nesting.
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"report {path} is no vitisai_ep_report.json: {type(error).__name__}"
@@ -128,6 +133,7 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
         name: (forecast.counts.get(name, 0), report.counts.get(name, 0))
         for name in names
     }
+    # Some reports list no subgraphs, which is no statement of zero.
     if report.subgraphs:
         counts["pieces on the NPU"] = (
             forecast.subgraphs,
@@ -135,10 +141,13 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
         )
     wrong, matched = list[tuple[str, str, str, str]](), 0
     for placement in forecast.placements:
+        # A node without a row in the report is not judged.
         real = report.devices.get(placement.output)
         if real is None:
             continue
         matched += 1
+        # Devices off the processor are not told apart: the forecast has "abort", the report has
+        # not.
         if (real == "NPU") != (placement.device == "NPU"):
             wrong.append((placement.node, placement.op_type, placement.device, real))
     return Scored(counts, matched, tuple(wrong))
@@ -152,6 +161,7 @@ def _summed(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
     """
     found = Counter[str]()
     for name, count in rows:
+        # protobuf writes 64-bit integers as strings in JSON.
         number = int(count)
         if number < 0 or (isinstance(count, float) and number != count):
             raise ValueError(f"{count!r} is no count")

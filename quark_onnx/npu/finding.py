@@ -36,6 +36,7 @@ _LEGALIZE = "quark-onnx npu legalize"
 #: Rules by name: C1 to C10 are positions, S scales, G the graph.
 RULES: dict[str, Rule] = {
     **{
+        # Alignments and the shifts of Conv are errors; C5, C6, C9 and C10 may not bind for X2.
         name: Rule(title, SOURCE, name in ("C1", "C2", "C3", "C4", "C7", "C8"), _AGAIN)
         for name, title in NAMES.items()
     },

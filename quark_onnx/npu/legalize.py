@@ -85,13 +85,16 @@ def legalize(
     input 'x' has the shape [1, 3, 8, 8]
     mean_to_pool: 1
     """
+    # An unknown target raises ConfigError before any work.
     TARGETS[target]
     place = destination(model, output)
     original = load(model)
     graph, notes = fixed(Graph.of(inlined(original)), shapes or {})
     reference = Reference(original)
+    # Values of a random sample verify each rewrite; calibration data is not needed.
     sample = random_sample(graph, reference)
     if sample is None:
+        # Sizes other than the batch stay open unless ``shapes`` has them.
         open_ = list(filterfalse(graph.has_static_shape, names_of(graph.inputs)))
         if open_:
             hint = f"give the shapes of {', '.join(open_)}"
@@ -107,11 +110,13 @@ def legalize(
     else:
         passes = LEGALIZING
     graph, done = rewritten(graph, passes, reference, sample)
+    # Last: the opset is lowered for the operators that remain.
     graph, lowered = lower_opset(graph, target, reference, sample)
     turned = list[str]()
     if nhwc:
         graph, turned, sample = _channels_last(graph, reference, sample)
     result = graph.to_model()
+    # The written file is opened and run before it replaces the destination.
     if place is not None:
         with staged(
             result,
@@ -148,6 +153,7 @@ def _channels_last(
         name: value.transpose(LAST) if name in names else value
         for name, value in sample.items()
     }
+    # The reference computes in the original layout, so that the comparison transposes.
     wanted, found = reference.repeatable(sample), run(result.to_model(), turned)
     for name, value in wanted.items():
         if not agree(value.transpose(LAST) if name in names else value, found[name]):

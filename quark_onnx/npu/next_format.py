@@ -34,13 +34,16 @@ def format_steps(
     usable = dict[str, Preflight]()
     for kind in excluding(found.target.presets, [found.kind]):
         other = preflight(model, found.target.name, kind=kind, release=found.release)
+        # A format at which the compiler crashes is no advice.
         if not other.aborts:
             usable[kind] = other
     better = [other for other in usable.values() if _is_better(other, found)]
     if better and found.band != "good":
+        # Each subgraph costs two transfers; among equal counts the larger share wins.
         best = min(better, key=lambda other: (other.subgraphs, -other.share))
         return (_step(best, found, "a better partition"),)
     wide = usable.get(_WIDE)
+    # 16 bits help the accuracy, but must not move work to the CPU.
     if poor and wide is not None and wide.share >= found.share:
         effect = "16-bit activations, which leave the error of the weights"
         return (_step(wide, found, effect),)
@@ -48,6 +51,7 @@ def format_steps(
 
 
 def _is_better(other: Preflight, found: Preflight) -> bool:
+    # Any format without a crash is better than one with a crash.
     if found.aborts:
         return True
     return other.subgraphs < found.subgraphs and other.share >= found.share

@@ -32,11 +32,13 @@ def provider_options(target: Target, kind: str) -> dict[str, str]:
         kind: "XINT8", "A8W8", "A16W8" or "BF16".
     """
     if kind == "BF16":
+        # The BF16 compiler is chosen by the file, without the option ``target``.
         return {"config_file": "{folder}/" + CONFIG_FILE, **_CACHE}
     if target.compiler == "X1":
         return {
             "target": "X1",
             "xclbin": _XCLBIN,
+            # As in AMD's quicktest on Phoenix: 1 would round ties as Python 3 does.
             "xlnx_enable_py3_round": "0",
             **_CACHE,
         }
@@ -49,6 +51,7 @@ def devices_for(target: Target, kind: str) -> dict[str, dict[str, str]]:
     The target's options come first.
     """
     rows = {name: TARGETS[name] for name in DETECTED if kind in TARGETS[name].presets}
+    # Hawk Point has the PCI id of Phoenix, and is detected as such.
     first = {"hpt": "phx"}.get(target.name, target.name)
     names = sorted(rows, key=lambda name: name != first)
     return {name: provider_options(rows[name], kind) for name in names}

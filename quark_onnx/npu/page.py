@@ -133,6 +133,7 @@ class _Box:
             f"{count} {kind}" if count > 1 else kind for kind, count in kinds
         )
         more = ""
+        # Fewer operations would show as 0.00 GOPs.
         if self.operations >= 5e6:
             more = f" · {self.operations / 1e9:.2f} GOPs"
         nodes = counted(len(self.placements), "node")
@@ -141,9 +142,11 @@ class _Box:
 
 def _boxes(found: Preflight) -> list[_Box]:
     """Arrange the partitions in rows, with consumers below their producers."""
+    # Longest-path layering: each pass moves a consumer below its lowest producer.
     rows = dict[int, int]()
     for number in dict.fromkeys(found.pieces):
         rows[number] = 0
+    # A path has at most as many boxes as there are, so that further passes move nothing.
     for _ in rows:
         moved = False
         for first, second in found.links:
@@ -184,6 +187,7 @@ def _drawing(found: Preflight) -> str:
 
 def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:
     """Return a drawing, and the number of omitted boxes."""
+    # A model in hundreds of subgraphs is drawn in part.
     shown = [box for box in boxes if box.row < _ROWS]
     at, parts, links = dict[int, tuple[float, float, float]](), list[str](), list[str]()
     for row in sorted({box.row for box in shown}):
@@ -196,7 +200,10 @@ def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str,
         for place, box in enumerate(side):
             x, y = left + place * (width + _GAP), row * _ROW + 2
             at[box.number] = (x + width / 2, y, width)
+            # A character is about 6.4 pixels wide; the box has margins of 8 pixels. Cut before
+            # escaping, which would split entities.
             head, what = (escape(text[: int((width - 16) / 6.4)]) for text in box.lines)
+            # The device's colour is translucent: an opaque ground hides the lines behind the box.
             for kind in ("ground", box.device.lower()):
                 parts.append(
                     tag("rect", x=x, y=y, width=width, height=_BOX, rx=8, class_=kind),
@@ -206,6 +213,7 @@ def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str,
     links += [
         _link(at[first], at[second], canvas.width)
         for first, second in found.links
+        # Links to boxes that are not drawn are left out.
         if first in at and second in at
     ]
     rows = 1 + max((box.row for box in shown), default=0)
@@ -221,6 +229,7 @@ def _link(
 ) -> str:
     """Return a line between boxes; a line across rows runs along the right edge."""
     (x0, y0, width0), (x1, y1, width1) = first, second
+    # Adjacent rows: a curve that crosses no box.
     if y1 - y0 <= _ROW:
         middle = (y0 + _BOX + y1) / 2
         path = (

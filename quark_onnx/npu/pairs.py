@@ -45,6 +45,8 @@ class Grid:
         if self.scale is None or self.scale.size != 1:
             return None
         # The mantissa of 0, infinity and NaN is the number itself.
+        # frexp returns a mantissa in [0.5, 1): a power of two 2**k is 0.5 * 2**(k + 1), so p = -k.
+        # frexp returns a mantissa in [0.5, 1): a power of two 2**k is 0.5 * 2**(k + 1), so p = -k.
         mantissa, exponent = np.frexp(float(self.scale.reshape(-1)[0]))
         return 1 - int(exponent) if mantissa == 0.5 else None
 
@@ -53,6 +55,8 @@ class Grid:
         """Return True if the zero point is the middle code."""
         if self.zero_point is None:
             return False
+        # Codes of signed types are symmetric around 0.
+        # Codes of signed types are symmetric around 0.
         middle = _MIDDLES.get(self.elem_type, 0)
         return bool((self.zero_point == middle).all())
 
@@ -65,6 +69,8 @@ class Pairs:
         self.quantizing = graph.nodes_of_type(QUANTIZE)
         self.dequantizing = graph.nodes_of_type(DEQUANTIZE)
         self.positions: Positions = {}
+        # DQ nodes second: weights and biases have constant codes, and no Q node.
+        # DQ nodes second: weights and biases have constant codes, and no Q node.
         for node in (*self.quantizing, *self.dequantizing):
             position = self.grid(node).position
             if position is not None:
@@ -73,6 +79,8 @@ class Pairs:
     def grid(self, node: Node) -> Grid:
         """Return the grid of a Q or DQ node."""
         scale = self.graph.constant(node.input(1))
+        # Without a zero point QuantizeLinear writes uint8, unless the codes are typed otherwise.
+        # Without a zero point QuantizeLinear writes uint8, unless the codes are typed otherwise.
         if not node.input(2):
             kind = self.graph.elem_type(_codes(node)) or TensorProto.UINT8
             return Grid(scale, np.zeros(1, np.int64), kind)
@@ -91,6 +99,8 @@ class Pairs:
             return None
         if producer.op_type in DEQUANTIZE:
             return self._known(producer.inputs[0])
+        # amd-quark removes the pair between a Pad and the average that alone reads the result.
+        # amd-quark removes the pair between a Pad and the average that alone reads the result.
         if producer.kind == "Pad" and node.kind.endswith("AveragePool"):
             return self.read(producer, 0)
         return None
@@ -118,6 +128,9 @@ class Pairs:
 
     def codes_of(self, node: Node) -> str:
         """Return the codes of a node's result; empty if the result is not rounded."""
+        # The first QuantizeLinear decides: pairs of their own for further readers have equal
+        # scales.
+        # Dedicated pairs write several codes of one tensor: the first ones stand for the tensor.
         for reader in self.graph.consumers(node.output(0)):
             if reader.op_type in QUANTIZE:
                 return reader.outputs[0]

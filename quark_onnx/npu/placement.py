@@ -153,12 +153,16 @@ def place(case: Case, node: Node) -> NodePlacement:
         case: the context.
         node: the node.
     """
+    # Crashes come first: a node that ends the process is not on the CPU.
+    # Crashes come first: a node that ends the process is not on the CPU.
     for rule in _RULES:
         found = rule.decide(case, node) if rule.covers(case, node) else None
         if found is not None:
             return found
     if case.on_convolution_engine:
         device, reason = CPU, "its converter has no rule for it"
+        # X1 has no table of documented operators; the source of its converter is the best prior.
+        # The source of the converter is the best published predictor for X1.
         if node.kind in CONVERTED:
             device, reason = NPU, "its converter takes it"
         return placement(node, device, reason, "", "read", _VAIP)
@@ -187,12 +191,16 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
         Reason, fix, confidence and source; None if no such reason is known.
     """
     graph, target = case.graph, case.target
+    # Measured on XDNA1: a model of another format runs on the CPU as a whole.
+    # Measured on XDNA1: a model of another format runs on the CPU as a whole.
     if case.kind not in target.presets:
         reason = (
             f"{target.name} takes {', '.join(target.presets)}, the model is {case.kind}"
         )
         mend = f"quantize to {target.presets[0]}"
         return reason, mend, "measured", f"{_DOCS}; XDNA1 study (2026-07)"
+    # The first such tensor is named; constants of this type are cast before the graph is given.
+    # Constants do not count: ``around`` leaves them out.
     for name in flattened(map(case.around, graph.nodes)):
         if graph.elem_type(name) == TensorProto.BFLOAT16:
             reason = (
@@ -202,10 +210,14 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
             return reason, mend, "measured", _ONNXSIM
     for value in graph.inputs:
         batch = _batch(graph, value.name)
+        # A static batch of 2 offloads a part of the nodes, and fills the first result only.
+        # A static batch of 2 offloads a part of the nodes, and fills the first result only.
         if batch != 1:
             reason = f"input {value.name!r} has a batch of {batch}"
             return reason, _ONE, "measured", "amd/RyzenAI-SW#401"
     count = len(graph.nodes_of({"Conv"}))
+    # minimum_num_of_conv in the converter's configuration, 2 by default.
+    # minimum_num_of_conv in the converter's configuration, 2 by default.
     if case.on_convolution_engine and count < _LEAST_CONVOLUTIONS:
         reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
         return reason, "run it on the CPU", "read", f"{_VAIP}; amd/RyzenAI-SW#85, #126"
@@ -215,8 +227,12 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
 def _batch(graph: Graph, name: str) -> int:
     """Return the batch of an input; 1 for a vector, a constant or a dynamic batch."""
     shape = graph.sizes(name)
+    # Only the first axis of a matrix or an image is a batch.
+    # Only the first axis of a matrix or an image is a batch.
     if name in graph.initializers or len(shape) < 2:
         return 1
+    # The converter itself makes an open batch 1.
+    # The converter itself makes an open batch 1.
     return shape[0] if isinstance(shape[0], int) else 1
 
 
@@ -228,6 +244,8 @@ def _crash(_case: Case, node: Node) -> NodePlacement | None:
 
 
 def _branch(case: Case, node: Node) -> NodePlacement | None:
+    # An If with static shapes runs.
+    # An If with static shapes runs.
     if not _first_dynamic(case, node):
         return None
     mend = "fix the shapes, or run this model on the CPU"
@@ -242,6 +260,8 @@ def _has_automatic_pads(node: Node) -> bool:
 
 def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
     """Refuse a Conv whose attributes are left to their defaults."""
+    # auto_pad takes the place of pads, and ONNX forbids both.
+    # auto_pad takes the place of pads, and ONNX forbids both.
     implied = ["pads"] if _has_automatic_pads(node) else []
     missing = node.lacking(excluding(_WRITTEN, implied))
     if not missing:
@@ -289,6 +309,8 @@ def _ends(case: Case, node: Node) -> NodePlacement | None:
     """Keep nodes on the CPU that only move data at the end of a model."""
     last = node
     readers = case.graph.followers(last)
+    # Down to the output, also through the pair that rounds the result.
+    # Down to the output, also through the pair that rounds the result.
     while len(readers) == 1 and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING:
         last = readers[0]
         readers = case.graph.followers(last)
@@ -303,6 +325,8 @@ def _factored(case: Case, node: Node) -> Node:
 
     Other nodes are returned unchanged.
     """
+    # Float models have no such factor yet; amd-quark writes it when it quantizes.
+    # Float models have no such factor yet; amd-quark writes it when it quantizes.
     leaders = case.graph.leaders(node)
     if node.kind != "Mul" or len(leaders) != 1:
         return node
@@ -314,6 +338,8 @@ def _gate(case: Case, node: Node) -> NodePlacement | None:
         return None
     reason = "a gate with power-of-two scales"
     confidence = "measured"
+    # Releases from "1.5" to "1.8" compare correctly as texts.
+    # Releases from "1.5" to "1.8" compare correctly as texts.
     if case.release >= "1.7":
         reason += ", which releases from 1.7 on may take"
         confidence = "inferred"
@@ -334,6 +360,10 @@ def _mean(case: Case, node: Node) -> NodePlacement | None:
 def _ranks(case: Case, node: Node) -> NodePlacement | None:
     ranks = [len(case.graph.sizes(name)) for name in case.around(node)]
     greatest = max(ranks, default=0)
+    # The channel shuffles of ShuffleNetV2 have five dimensions: 3 nodes per shuffle are on the CPU
+    # in the logs.
+    # The channel shuffles of ShuffleNetV2 have five dimensions: 3 nodes per shuffle are on the CPU
+    # in the logs.
     if greatest <= _RANK:
         return None
     return placement(
@@ -375,10 +405,14 @@ def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     AMD's logs name no nodes; the affected convolutions are inferred from the logs' counts.
     """
     conv = node
+    # The activation shares the fate of the convolution that it is fused into.
+    # The activation shares the fate of the convolution that it is fused into.
     if node.kind in ("Relu", "Clip"):
         conv = next(iter(case.graph.leaders(node)), node)
     if not _is_depthwise_3x3(case.graph, conv):
         return None
+    # MobileNetV2 (Relu6) has these islands in both formats, MobileNetV3 (Relu) in XINT8 alone.
+    # MobileNetV2 (Relu6) has these islands in both formats, MobileNetV3 (Relu) in XINT8 alone.
     affected = ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
     followers = case.graph.followers(conv)
     if len(followers) != 1 or followers[0].kind not in affected:
@@ -410,6 +444,8 @@ def _results(case: Case, node: Node) -> NodePlacement | None:
 
 def _unquantized(case: Case, node: Node) -> NodePlacement | None:
     """Place products that are not quantized, or that multiply two computed tensors."""
+    # A weight is constant, or behind a DequantizeLinear of constant codes.
+    # A weight is constant, or behind a DequantizeLinear of constant codes.
     if not constant_behind(case.graph, node.input(1)):
         listed = node.input(1) in case.graph.initializers
         reason = (
@@ -426,6 +462,8 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
             "measured",
             f"{_ONNXSIM}; 1bit-MONSTER#1468",
         )
+    # A constant in a quantized model, without a DequantizeLinear, is a layer that stayed float.
+    # A constant in a quantized model, without a DequantizeLinear, is a layer that stayed float.
     float_weight = case.quantized and case.graph.is_constant(node.input(1))
     if float_weight and case.on_convolution_engine:
         reason = "it is left float, which can push the whole model off the processor"
@@ -444,6 +482,8 @@ def _strict(case: Case, node: Node) -> NodePlacement | None:
     """Place nodes that the converter of X1 does not support."""
     if _is_on_numbers(case, node):
         return placement(node, CPU, "it computes a single number", "", "read", _VAIP)
+    # The order decides which of several reasons is shown.
+    # The order decides which of several reasons is shown.
     for kinds, reason, refused in _REFUSED:
         if node.kind in kinds and refused(case, node):
             return placement(node, CPU, reason, "", "read", _VAIP)
@@ -456,12 +496,16 @@ def _is_on_numbers(case: Case, node: Node) -> bool:
     if not shapes:
         return False
     *inputs, result = shapes
+    # An unknown shape is None, and no scalar.
+    # An unknown shape is None, and no scalar.
     return result == () or {()}.issuperset(inputs)
 
 
 def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
     """Return a test for inputs that are computed as the model runs."""
     return lambda case, node: (
+        # Omitted inputs have defaults, which are constants.
+        # Omitted inputs have defaults, which are constants.
         not all(map(case.graph.is_constant, filter(None, map(node.input, places))))
     )
 
@@ -471,6 +515,8 @@ def _not_on_images(case: Case, node: Node) -> bool:
 
 
 def _bounded(case: Case, node: Node) -> bool:
+    # Both bounds must be present: an omitted one is an empty name, which is no constant.
+    # Both bounds must be present: an omitted one is an empty name, which is no constant.
     if case.graph.opset >= _BOUNDS_OPSET:
         return all(map(case.graph.is_constant, (node.input(1), node.input(2))))
     return None not in (node.attribute("min"), node.attribute("max"))
@@ -484,6 +530,8 @@ def _odd(case: Case, node: Node) -> bool:
         return True
     before = case.graph.sizes(node.inputs[0])
     after = case.graph.sizes(node.outputs[0])
+    # Batch and channels keep their sizes; only height and width are resized.
+    # Batch and channels keep their sizes; only height and width are resized.
     images = len(before) == len(after) == _RANK and before[:2] == after[:2]
     return not images
 
@@ -597,6 +645,8 @@ class _Rule:
 
 
 _RULES = (
+    # From certain to inferred: crashes, shapes, refusals of the converter, logs.
+    # From certain to inferred: crashes, shapes, refusals of the converter, logs.
     _Rule(_crash, kinds=["LSTM"]),
     _Rule(_branch, kinds=["If"]),
     _Rule(_unwritten, kinds=["Conv"]),

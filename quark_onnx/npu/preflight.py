@@ -131,7 +131,9 @@ class Preflight:
     @property
     def share(self) -> float:
         """Return the fraction of operations on the processor, in [0, 1]."""
+        # Operations, not nodes: one convolution outweighs hundreds of reshapes.
         there = sum(compress(self.operations, self._on_npu))
+        # A model of moves alone has no operations.
         return there / max(1, sum(self.operations))
 
     @property
@@ -154,6 +156,7 @@ class Preflight:
         found = dict[tuple[str, str, str], list[NodePlacement]]()
         for each in self.placements:
             if each.device != NPU:
+                # Reasons with names of tensors would make a group per node.
                 key = (each.device, each.cause or each.reason, each.mend)
                 found.setdefault(key, []).append(each)
         groups = [Group(*key, tuple(placements)) for key, placements in found.items()]
@@ -170,6 +173,7 @@ class Preflight:
                 f" {self.aborts[0].op_type} {self.aborts[0].node}"
             )
         pieces = counted(self.subgraphs, "subgraph")
+        # Rounding must not lift a share over the limit of a band.
         share = percentage(self.share, (_GOOD, _POOR))
         return f"{share} of {self.amount} on the NPU, in {pieces}"
 
@@ -189,6 +193,7 @@ class Preflight:
         """Return fixes for the largest groups, with their effect."""
         counts = dict[str, int]()
         for group in self.groups:
+            # Several causes may have one command: its effects add up.
             if group.mend:
                 counts[group.mend] = counts.get(group.mend, 0) + len(group.placements)
         return [
@@ -248,6 +253,7 @@ def preflight(
     gather_constants(graph, keep_inputs=True)
     pairs = Pairs(graph)
     known = _kind(pairs)
+    # The format of a quantized model is known; a wish of the caller does not change it.
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     # Q and DQ nodes have no device of their own: they are counted by the devices around.
     nodes = excluding(graph.nodes, {*pairs.quantizing, *pairs.dequantizing})
@@ -256,6 +262,7 @@ def preflight(
         node: found.device for node, found in zip(nodes, placements, strict=True)
     }
     numbers = dict[Node, int]()
+    # Partitions are numbered in the order of their first nodes.
     for number, piece in enumerate(pieces(graph, devices)):
         numbers.update(dict.fromkeys(piece.nodes, number))
     counts = _counts(case, devices)
@@ -270,6 +277,7 @@ def preflight(
         {
             device: counts[device]
             for device in (NPU, CPU, EDGE, ABORT)
+            # 0 nodes on the NPU are a result, 0 crashes need no mention.
             if counts[device] or device == NPU
         },
         bool(known),
@@ -277,6 +285,7 @@ def preflight(
 
 
 def _placements(case: Case, nodes: Sequence[Node]) -> list[NodePlacement]:
+    # One reason for all nodes: rules of single nodes do not matter then.
     refusal = whole_model(case)
     if refusal is not None:
         return [placement(node, CPU, *refusal) for node in nodes]
@@ -288,6 +297,7 @@ def _counts(case: Case, devices: dict[Node, str]) -> Counter[str]:
     counts = Counter(devices.values())
     if case.quantized:
         counts.update(edges(case.graph, devices))
+    # The BF16 compiler reads a float model, without Q and DQ nodes.
     elif case.kind != "BF16":
         counts.update(expected_edges(case.graph, devices))
     return counts
@@ -305,6 +315,7 @@ def _links(graph: Graph, numbers: dict[Node, int]) -> tuple[tuple[int, int], ...
 
 def _kind(pairs: Pairs) -> str:
     """Return the number format of a quantized model; empty for a float model."""
+    # The generic target infers the format, whatever the device takes.
     kind = kind_of(pairs, TARGETS["npu"])
     if kind == "integer":
         wide = any(pairs.grid(node).elem_type in _WIDE for node in pairs.quantizing)

@@ -94,4 +94,5 @@ def _quality(report: Report | None) -> str:
     text += f"\n\nVerdict: **{verdict.band}**. {verdict.sentence}, on {verdict.measured_on}."
     if report.warnings:
         text += "\n\n" + "\n".join(f"Warning: {each}." for each in report.warnings)
+    # Warnings hold names from the model, which may hold control characters.
     return printable(text, lines=True)

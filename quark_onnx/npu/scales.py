@@ -26,6 +26,7 @@ def scale_findings(pairs: Pairs) -> Iterator[Finding]:
     Args:
         pairs: Q and DQ nodes of the model.
     """
+    # Both nodes of a pair: tools may give them initializers of their own.
     for node in (*pairs.quantizing, *pairs.dequantizing):
         yield from grid_findings(node, pairs.grid(node))
     yield from _unlike(pairs)
@@ -54,9 +55,11 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
         node: the Q or DQ node.
         grid: scale and zero point of the node.
     """
+    # Nothing else is known of a computed scale, as of DynamicQuantizeLinear.
     if grid.scale is None or grid.zero_point is None:
         yield Finding("S4", node.name, "its scale is computed as the model runs")
         return
+    # The position of a per-channel scale is not defined, so that S1 is not checked.
     if grid.scale.size != 1:
         yield Finding("S3", node.name, f"{grid.scale.size} scales")
     elif grid.position is None:
@@ -83,10 +86,12 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
 
 
 def _unlike(pairs: Pairs) -> Iterator[Finding]:
+    # With dedicated pairs, the refinement of amd-quark may move the scale of one node alone.
     written = {node.outputs[0]: pairs.grid(node).scale for node in pairs.quantizing}
     for node in pairs.dequantizing:
         before = written.get(node.inputs[0])
         after = pairs.grid(node).scale
+        # Lists compare sizes as well as values, where arrays would broadcast.
         if before is None or after is None or before.tolist() == after.tolist():
             continue
         figures = f"scales {before.reshape(-1)[0]:g} and {after.reshape(-1)[0]:g}"
@@ -98,6 +103,7 @@ def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
     for node in graph.nodes_of(_WITH_ACTIVATION):
         dequantizing = graph.consumers(pairs.codes_of(node))
         followers = flattened(map(graph.followers, dequantizing))
+        # A Clip fuses only with the bounds [0, 6] or [0, 1], and is not judged.
         if len(followers) == 1 and followers[0].kind in FUSED - {"Clip"}:
             text = (
                 f"{followers[0].name} ({followers[0].op_type}) reads what was rounded"

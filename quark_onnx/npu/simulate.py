@@ -120,6 +120,7 @@ def simulate(  # noqa: PLR0913
             raise ConfigError(
                 f"{option} is {value!r}; it is one of {', '.join(map(repr, known))}",
             )
+    # Only now, as a misspelled option should not cost the time of a large model.
     graph = Graph.of(load(model))
     engine = frozenset(name for name, value in operators.items() if value == "dpu")
     run = _Run(graph, rounding, engine, dict(codes or {}))
@@ -142,6 +143,7 @@ class _Run:
         self._values: dict[str, Value] = {}
         self._codes: dict[str, Array] = {}
         self._inexact: list[str] = []
+        # Only codes of QuantizeLinear are replaced: all other values follow from codes.
         written = [node.outputs[0] for node in self._pairs.quantizing]
         unknown = excluding(codes, written)
         if unknown:
@@ -153,8 +155,10 @@ class _Run:
     def of(self, wanted: list[str], feeds: Mapping[str, Array]) -> Simulation:
         """Compute the wanted tensors."""
         graph = self._graph
+        # Nodes behind ``until`` may be unsupported, and are not computed.
         needed = reach(producers_of(graph, wanted), graph.leaders)
         for value in graph.inputs:
+            # Inputs that only other nodes read need no value.
             if any(node in needed for node in graph.consumers(value.name)):
                 self._values[value.name] = self._feed(value.name, feeds)
         for node in among(graph.nodes, needed):
@@ -166,6 +170,7 @@ class _Run:
         if name not in feeds:
             raise DataError(f"the input {name!r} has no value{nearest(name, feeds)}")
         array = np.asarray(feeds[name])
+        # Integer inputs are indices or sizes, or images that a Cast reads.
         if array.dtype.kind != "f":
             return array
         if not np.isfinite(array).all():
@@ -173,6 +178,7 @@ class _Run:
                 f"the input {name!r} holds values that are infinite or no numbers; give"
                 " finite ones",
             )
+        # float32 converts to float64 exactly.
         return Real(array.astype(np.float64), given=True)
 
     def _result(self, name: str) -> Array:
@@ -186,6 +192,7 @@ class _Run:
         call = Call(self._graph, node, inputs, self._engine)
         try:
             found = self._found(call)
+        # Raised where an exact integer would need more than 60 bits.
         except OverflowError as error:
             raise call.refused(str(error)) from error
         self._values.update(
@@ -206,6 +213,7 @@ class _Run:
         if node.op_type in DEQUANTIZE:
             return [self._dequantized(call)]
         operator = OPERATORS.get(node.kind)
+        # Before the table: shape arithmetic has no positions, and any operator may compute it.
         if all(value is None or isinstance(value, np.ndarray) for value in call.inputs):
             return list(
                 call.evaluated({}),
@@ -223,8 +231,10 @@ class _Run:
         if kind.kind not in "iu":
             raise call.refused(f"its codes are {kind.name}")
         assert value is not None and grid.zero_point is not None
+        # Saturation to the range of the type, as QuantizeLinear does.
         least, greatest = np.iinfo(kind).min, np.iinfo(kind).max
         zero = int(grid.zero_point.reshape(-1)[0])
+        # An input of the model, or a sigmoid: its QuantizeLinear runs on a CPU.
         if isinstance(value, Real):  # computed by a CPU
             whole = (
                 # A CPU rounds half to even in QuantizeLinear (ONNX), whatever the engine does.
@@ -237,6 +247,8 @@ class _Run:
             whole = rounded(exact(value), position, self._rounding)
         codes = (whole + zero).clip(least, greatest).astype(kind)
         self._codes[name] = codes
+        # Given codes replace the inputs of later nodes, and ``self._codes`` keeps the simulated
+        # ones.
         given = self._given.get(name, codes)
         if given.shape != codes.shape or given.dtype != codes.dtype:
             found = f"{given.dtype.name} of shape {given.shape}"
@@ -258,6 +270,8 @@ class _Run:
         """Return the grid of a Q or DQ node, and its position."""
         grid = self._pairs.grid(call.node)
         position = grid.position
+        # A scale without a position cannot be simulated; the checker's text says which rule is
+        # broken.
         for finding in grid_findings(call.node, grid):
             if finding.rule in _POSITION:
                 raise call.refused(str(finding))

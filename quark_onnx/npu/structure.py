@@ -47,6 +47,7 @@ def structure_findings(
     """
     yield from _names(graph)
     yield from _shapes(graph)
+    # Declared types of results; the provider refuses such a graph as a whole.
     halves = [
         node
         for node in graph.nodes
@@ -67,6 +68,7 @@ def structure_findings(
     yield from _attributes(graph)
     yield from _shared(graph)
     given = set(names_of(model.graph.input))
+    # Names of the file, in which IR version 3 lists every initializer as an input.
     for name in among(names_of(model.graph.initializer), given):
         yield Finding("G7", "", f"{name!r} is both")
     for node in graph.nodes_of(_FATAL):
@@ -90,6 +92,7 @@ def convolution_findings(graph: Graph) -> Iterator[Finding]:
 
 def _names(graph: Graph) -> Iterator[Finding]:
     """Yield tensors that no node computes, and tensors that two nodes compute."""
+    # ONNX graphs are in SSA form: a name is defined once.
     known = {*graph.initializers, *names_of(graph.inputs)}
     for node in graph.nodes:
         for name in node.results:
@@ -98,6 +101,7 @@ def _names(graph: Graph) -> Iterator[Finding]:
                 yield Finding("G9", node.name, text)
             known.add(name)
     for node in graph.nodes:
+        # Second pass: a reader before the producer is a matter of order, not of existence.
         for name in excluding(node.reads, known):
             text = f"nothing computes {name!r}, which it reads"
             yield Finding("G9", node.name, text)
@@ -113,6 +117,7 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
         elif not is_static(shape):
             text = f"input {value.name!r} has the shape {list(shape)}"
             yield Finding("G1", "", text)
+        # A vector has no batch.
         elif len(shape) > 1 and shape[0] != 1:
             yield Finding("G2", "", f"input {value.name!r} has a batch of {shape[0]}")
 
@@ -124,6 +129,7 @@ def _attributes(graph: Graph) -> Iterator[Finding]:
         missing = node.lacking(names)
         if automatic and rule == "G4":
             yield Finding(rule, node.name, f"auto_pad is {node.attribute('auto_pad')}")
+        # A Conv with auto_pad must not have pads; its converter takes the automatic ones.
         elif missing and not (automatic and missing == ["pads"]):
             yield Finding(rule, node.name, f"{', '.join(missing)} missing")
 
@@ -132,6 +138,7 @@ def _shared(graph: Graph) -> Iterator[Finding]:
     readers: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes_of(_WITH_PARAMETERS):
         for name in node.inputs[1:3]:
+            # Shared codes count, also behind DQ nodes of their own.
             codes = constant_behind(graph, name)
             if codes:
                 readers[codes].append(node)

@@ -14,6 +14,7 @@ SOURCE = "Ryzen AI documentation 1.8 (2026-07-23), ops_support.rst"
 #: Number formats, with their letters in the table.
 KINDS = {"BF16": "B", "A16W8": "6", "A8W8": "A", "XINT8": "X"}
 
+# Letters of the formats that list the operators, as in KINDS.
 _ROWS = {
     "B6AX": (
         "Add AveragePool BatchNormalization Concat Constant ConstantOfShape Conv"
@@ -76,6 +77,7 @@ def listed(op_type: str, kind: str) -> bool:
     >>> listed("Conv", "XINT8"), listed("Sigmoid", "XINT8"), listed("Sigmoid", "A8W8")
     (True, False, True)
     """
+    # Each format is one letter, so that membership in the text is membership in the row.
     return KINDS[kind] in _LISTED.get(op_type, "")
 
 

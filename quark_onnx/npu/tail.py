@@ -29,6 +29,7 @@ def try_tail(tail: ModelProto, front: ModelProto, sample: Sample) -> None:
         ConfigError: the inputs of the tail do not fit the outputs of the first model.
         ModelError: the tail cannot be run.
     """
+    # Before the run, whose error of onnxruntime would not say which name is wrong.
     _check(tail, Graph.of(front))
     _run(tail, {**sample, **Reference(front).outputs(sample)})
 
@@ -48,6 +49,7 @@ def _check(tail: ModelProto, front: Graph) -> None:
         names_of(front.outputs),
         set(names_of(tail.graph.initializer)),
     )
+    # Models of IR version 3 list their initializers as inputs.
     read = [value for value in tail.graph.input if value.name not in stored]
     for value in read:
         name, kind = value.name, value.type.tensor_type.elem_type
@@ -61,6 +63,7 @@ def _check(tail: ModelProto, front: Graph) -> None:
                 f"the model behind reads {name!r} as {_called(kind)}, but it is"
                 f" {_called(known[name])}",
             )
+    # A tail that reads inputs of the model alone has nothing to do with its results.
     if not any(value.name in computed for value in read):
         raise ConfigError(
             "the model behind reads no output of the one in front, which computes"

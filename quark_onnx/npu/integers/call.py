@@ -105,6 +105,7 @@ class Call:
         amd-quark writes this factor to imitate the engine's arithmetic.
         """
         graph, result = self.graph, self.node.outputs[0]
+        # The Mul must be the only reader: any other reader would get the uncorrected result.
         readers = graph.consumers(result)
         if [node.kind for node in readers] != ["Mul"]:
             return False
@@ -114,6 +115,7 @@ class Call:
     def refused(self, reason: str) -> ModelError:
         """Return the error for a node that cannot be simulated."""
         first = self.node.input(0)
+        # Inputs of the graph have no producer, before which a simulation could stop.
         if self.graph.producer(first):
             way = f"; until={first!r} stops in front of it"
         else:
@@ -134,6 +136,7 @@ class Call:
         names = self.node.results
         try:
             evaluator = ReferenceEvaluator(
+                # A model of this node alone; the values become constants or inputs of their type.
                 segment(self.graph, [self.node], given, names),
             )
             return list(map(np.asarray, evaluator.run(None, given)))
@@ -148,6 +151,7 @@ def _is_constant(graph: Graph, name: str) -> bool:
     producer = graph.producer(name)
     if producer is None:
         return graph.is_constant(name)
+    # A Constant node, as which amd-quark writes the factor, has no inputs at all.
     return all(map(graph.is_constant, producer.inputs))
 
 

@@ -51,6 +51,7 @@ class Fixed:
         >>> Fixed.exactly(np.array([0.75, -2.0]))
         Fixed(values=array([ 3, -8]), position=2, divisor=1)
         """
+        # float16, bfloat16 and float32 convert exactly.
         reals = np.asarray(reals, np.float64)
         if not np.isfinite(reals).all():
             raise OverflowError("a constant is infinite or no number")
@@ -62,6 +63,7 @@ class Fixed:
             exponent - 54 + np.frexp((whole & -whole).astype(np.float64))[1]
         )  # exponent of the last bit that is set
         position = 0
+        # Zeros alone have no last bit: any position represents them.
         if last.size:
             position = -int(last.min())
         _fits(int(np.ceil(np.ldexp(np.abs(reals).max(initial=0), position))))
@@ -90,6 +92,7 @@ def aligned(parts: Sequence[Fixed]) -> tuple[list[Ints], int, int]:
         The values, the position and the divisor.
     """
     position, divisor = (
+        # The greatest position has the finest unit.
         max(part.position for part in parts),
         lcm(*(part.divisor for part in parts)),
     )
@@ -110,6 +113,7 @@ def together(function: Callable[..., Ints], *parts: Fixed) -> Fixed:
 
 def times(first: Fixed, second: Fixed) -> Fixed:
     """Multiply element by element; positions add up."""
+    # Python integers do not overflow: the bound is checked before numpy multiplies in int64.
     _fits(first.reach * second.reach)
     return Fixed(
         first.values * second.values,
@@ -137,6 +141,7 @@ def summed(
     Raises:
         OverflowError: a sum may need more than 53 bits.
     """
+    # The worst case, in which all products have the same sign: any partial sum stays below it.
     bound = count * first.reach * second.reach
     if bound >= _EXACT:
         raise OverflowError(
@@ -163,10 +168,12 @@ def rounded(number: Fixed, position: int, rounding: Rounding) -> Ints:
     >>> rounded(halves, 0, "even"), rounded(halves, 0, "up")
     (array([-2,  0,  0,  2,  2]), array([-1,  0,  1,  2,  2]))
     """
+    # The unit of the result is 2**shift units of the number, times the divisor.
     shift = number.position - position
     if shift < 0:
         _fits(number.reach << -shift)
     # floor(v / unit + 1/2) = floor((2 v + unit) / (2 unit)), in integers.
+    # Below 2**61 by the limit of 2**60 on magnitudes.
     doubled = 2 * number.values << max(0, -shift)
     # beyond the limit all values round to zero for any unit
     unit = min(number.divisor << max(0, shift), 2 * _LIMIT)

@@ -26,6 +26,7 @@ def move(call: Call) -> list[Value]:
     """Move the values of the first input; the other inputs hold indices."""
     value = call.inputs[0]
     if isinstance(value, Real):
+        # Values that were moved are still values of the input.
         return [Real(found, value.given) for found in call.evaluated({0: value.values})]
     x = call.fixed(0)
     return [
@@ -35,6 +36,7 @@ def move(call: Call) -> list[Value]:
 
 def shape(call: Call) -> list[Value]:
     """Compute Shape or Size, for any kind of number."""
+    # Only the shape matters: the smallest type stands for the values.
     return list(call.evaluated({0: np.empty(call.size(), np.bool_)}))
 
 
@@ -47,6 +49,7 @@ def join(call: Call) -> list[Value]:
         values, position, divisor = aligned(list(map(call.fixed, joined)))
         results = call.evaluated(dict(zip(joined, values, strict=True)))
         return [Fixed(result, position, divisor) for result in results]
+    # A float has no position at which integers could join it.
     if len(real) < len(joined):
         raise call.refused("some of its inputs are float, others are not")
     given = all(value.given for value in real)
@@ -59,6 +62,7 @@ def _joined(call: Call) -> list[int]:
     """Return the indices of the inputs with the values that are joined."""
     if call.node.kind == "Concat":
         return list(range(len(call.node.inputs)))
+    # Input 1 of Pad holds the pads, input 2 the value.
     return [0, 2] if call.has(2) else [0]
 
 
@@ -71,6 +75,7 @@ def resize(call: Call) -> list[Value]:
         ("antialias", 0),
     )
     for name, value in kept:
+        # Other modes interpolate, or change the scales by the aspect ratio.
         if node.attribute(name, value) != value:
             raise call.refused(f"{name} is {node.attribute(name)!r}")
     old = call.graph.opset < 11  # scales came second
@@ -83,9 +88,11 @@ def resize(call: Call) -> list[Value]:
         if sizes.size:
             output = int(sizes[index])
         else:
+            # In float32, as in onnxruntime: the product may round to the next whole number.
             output = int(np.floor(np.float32(size) * np.float32(scales[index])))
         # With sizes in place of scales, ONNX defines the scale as the ratio of the sizes.
         scale = np.float32(scales[index] if scales.size else output / size)
+        # Index lists per axis: nearest neighbours of several axes are independent.
         if scale != 1:
             taken.append((axis, _nearest(call, size, output, scale)))
     return call.moved(
@@ -128,6 +135,7 @@ def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:
     chosen = roundings[
         node.attribute("nearest_mode", "floor" if old else "round_prefer_floor")
     ]
+    # Coordinates beyond the border take the value at the border.
     return chosen.astype(np.int64).clip(0, size - 1)
 
 

@@ -35,6 +35,7 @@ def _elementwise(function: Callable[..., Any]) -> Operator:
     """
 
     def operator(call: Call) -> list[Value]:
+        # Pairwise, as Max, Min and Sum take any number of inputs.
         def both(first: Value, second: Value) -> Value:
             if isinstance(first, Real) or isinstance(second, Real):
                 return Real(function(reals(first), reals(second)))
@@ -50,6 +51,7 @@ def multiply(call: Call) -> list[Value]:
     first, second = call.operands()
     if isinstance(first, Real) or isinstance(second, Real):
         return [Real(reals(first) * reals(second))]
+    # A float32 constant has up to 24 bits, which add to those of the codes.
     return [times(exact(first), exact(second))]
 
 
@@ -83,6 +85,8 @@ def _leaky(x: Fixed, slope: Fixed) -> Fixed:
 
 
 def _where_negative(below: Ints, above: Ints) -> Ints:
+    # Both arms are aligned at one position, so that the signs of the integers are those of the
+    # values.
     chosen: Ints = np.where(above < 0, below, above)
     return chosen
 
@@ -95,7 +99,9 @@ def hard_sigmoid(call: Call) -> list[Value]:
     alpha, beta = call.node.attribute("alpha", 0.2), call.node.attribute("beta", 0.5)
     gate = _hard_sigmoid(call.fixed(0), alpha, beta)
     known = np.float32(alpha) == np.float32(1 / 6) and beta == 0.5
+    # A model with amd-quark's factor already holds the correction.
     if "gate" in call.engine and known and not call.corrected:
+        # 2731 * 6 / 2**14 = 1 + 1/8192.
         return [times(gate, Fixed(np.array(_SIXTH[0] * 6), _SIXTH[1]))]
     return [gate]
 
@@ -146,9 +152,11 @@ def softmax(call: Call) -> list[Value]:
     value, axis = call.inputs[0], softmax_axis(call.node, call.graph.opset)
     assert value is not None
     x = reals(value)
+    # Before opset 13 Softmax flattened all axes from ``axis`` on.
     axes = (axis,) if call.graph.opset >= 13 else tuple(range(axis % x.ndim, x.ndim))
     if "softmax" in call.engine:
         return [Real(engine_softmax(x, axes), known=True)]
+    # The maximum is subtracted, so that no power overflows.
     powers = np.exp(x - x.max(axis=axes, keepdims=True))
     return [Real(powers / powers.sum(axis=axes, keepdims=True))]
 
@@ -165,12 +173,14 @@ def engine_softmax(x: Doubles, axes: tuple[int, ...]) -> Doubles:
     x = _bfloat16(x)
     whole = np.floor(_bfloat16(x * _bfloat16(np.float64(np.log2(np.e)))))
     rest = _bfloat16(x - _bfloat16(whole * _bfloat16(np.float64(np.log(2)))))
+    # Horner's scheme: ((0.21875 r + 0.486328125) r + 1) r + 1, close to e**r for r in [0, ln 2).
     power = _bfloat16(rest * _POWERS[0] + _POWERS[1])
     for _ in range(2):
         power = _bfloat16(rest * power + 1)
     with np.errstate(over="ignore"):
         power = _bfloat16(np.ldexp(power, whole.astype(np.int64)))
         total = _bfloat16(power.sum(axis=axes, keepdims=True))
+    # A total of 0: all powers are below the least number of bfloat16.
     if not np.isfinite(total).all() or not total.all():
         raise OverflowError(
             f"its inputs reach from {x.min():.4g} to {x.max():.4g}, and the engine"
@@ -182,6 +192,7 @@ def engine_softmax(x: Doubles, axes: tuple[int, ...]) -> Doubles:
 def _bfloat16(x: Doubles) -> Doubles:
     """Round to float32, as intermediate results are, and then to bfloat16."""
     with np.errstate(over="ignore"):
+        # The float32 in between may turn a value into a tie of bfloat16.
         return x.astype(np.float32).astype(bfloat16).astype(np.float64)
 
 

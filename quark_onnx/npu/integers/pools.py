@@ -37,6 +37,7 @@ def max_pool(call: Call) -> list[Value]:
 
 
 def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
+    # (taps, batch, channels, ...): the maximum runs over the taps.
     rows, _ = _windows(call, values)
     # Padding never is the maximum: the least value of the tensor, or 0 if that is less, stands
     # for minus infinity.
@@ -52,6 +53,7 @@ def average_pool(call: Call) -> list[Value]:
     x, kernel = call.fixed(0), tuple(call.node.attribute("kernel_shape"))
     rows, output = _windows(call, x.values)
     window, _ = placed(call.node, x.values.shape[2:], kernel)
+    # Per output position: windows at the border may hold padding.
     counts = covered(call.node, window, x.values.shape[2:], output)
     return [
         _average(
@@ -65,6 +67,7 @@ def average_pool(call: Call) -> list[Value]:
 
 def global_average(call: Call) -> list[Value]:
     """Compute GlobalAveragePool."""
+    # Batch and channels precede the spatial axes.
     size = call.fixed(0).values.shape[2:]
     return [_mean(call, tuple(range(2, 2 + len(size))), True, engine_factor(size))]
 
@@ -83,6 +86,7 @@ def reduce_mean(call: Call) -> list[Value]:
         axes = call.known(1).tolist()
     else:
         axes = call.node.attribute("axes", [])
+    # An empty list of axes means all of them, unless this attribute is set.
     if not axes and call.node.attribute("noop_with_empty_axes", 0):
         return [call.fixed(0)]
     chosen = tuple(sorted({axis % len(shape) for axis in axes or range(len(shape))}))
@@ -109,6 +113,7 @@ def engine_factor(kernel: tuple[int, ...]) -> tuple[int, int, int]:
     >>> engine_factor((7, 7)), engine_factor((2, 2)), engine_factor((3, 5))
     ((49, 21, 10), (4, 1, 2), (1, 1, 0))
     """
+    # amd-quark corrects averages over square windows alone.
     if len(kernel) != 2 or kernel[0] != kernel[1] or kernel[0] >= _WIDE:
         return 1, 1, 0
     count = kernel[0] * kernel[1]
@@ -171,6 +176,7 @@ def _average(
     # Windows at the border may average fewer inputs. A common multiple of the counts keeps a
     # single divisor, and the averages exact.
     common = lcm(*np.unique(counts).tolist())
+    # Each sum over its count is (sum * common / count) / common, an integer over one divisor.
     scaled = times(sums, Fixed(common // counts, 0))
     average = Fixed(scaled.values, scaled.position, scaled.divisor * common)
     if "average" not in call.engine or call.corrected:

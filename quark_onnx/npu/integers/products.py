@@ -32,6 +32,7 @@ def convolution(call: Call) -> list[Value]:
 
     Padding has the real value zero.
     """
+    # Conv stores (out, in / groups, ...), ConvTranspose (in, out / groups, ...).
     x, weight, layer = call.fixed(0), call.fixed(1), Layer.stored(call.node)
     arranged = weight.shaped(layer.arranged)  # (groups, outputs, inputs, ...)
     window, output = placed(call.node, x.values.shape[2:], arranged.values.shape[3:])
@@ -50,6 +51,7 @@ def _convolved(
     output: tuple[int, ...],
 ) -> Doubles:
     groups, outputs = weight.shape[:2]
+    # (groups, outputs, taps) @ (groups, taps, positions) for each slab of output positions.
     rows, count = weight.reshape(groups, outputs, -1), places(len(x), output)
     sums = np.empty((groups, outputs, count))
     for start in range(0, count, _SLAB):
@@ -71,7 +73,9 @@ def gemm(call: Call) -> list[Value]:
     """Compute Gemm; alpha and beta are multiplied like other numbers."""
     first = _operand(call, 0, "transA")
     second = _operand(call, 1, "transB")
+    # The number of products in a sum is the length of the inner axis.
     sums = summed(first, second, first.values.shape[-1], np.matmul)
+    # C of a Gemm broadcasts from the last axis, as numpy does: no reshape is needed.
     return [_biased(call, times(sums, _factor(call, "alpha")), None)]
 
 

@@ -41,12 +41,15 @@ def placed(
     )
     auto = node.attribute("auto_pad", "NOTSET")
     if turned:
+        # The spatial sizes alone, if the attribute holds batch and channels as well.
         output = list(node.attribute("output_shape", ()))[-rank:]
     else:
         output = []
     for axis in range(rank) if not output else ():
+        # The reach of a dilated kernel: the distance from its first to its last tap, inclusive.
         reach, stride = (kernel[axis] - 1) * dilations[axis] + 1, strides[axis]
         before, after = (0, 0) if auto == "VALID" else (pads[axis], pads[rank + axis])
+        # SAME pads so that the output has one position per stride, whatever the kernel.
         if auto in _SAME:
             output.append(size[axis] * stride if turned else -(-size[axis] // stride))
         elif turned:
@@ -74,6 +77,7 @@ def _count(size: int, after: int, reach: int, stride: int, ceil: bool) -> int:
     # ONNX, MaxPool: floor or ceil of (input + pads - reach) / stride, plus 1.
     room = size + after - reach
     count = (-(-room // stride) if ceil else room // stride) + 1
+    # A last window that would begin in the padding at the end is dropped.
     return count - (ceil and (count - 1) * stride >= size)
 
 
@@ -93,6 +97,7 @@ def covered(
         node.attribute("auto_pad", "NOTSET") in _SAME,
     )
     if padded:
+        # Counted padding is part of the room: the window starts at its edge.
         seen = replace(window, pads=(0,) * rank)
     else:
         seen = window
@@ -107,6 +112,7 @@ def covered(
             )
             room = last if automatic else room + pads[axis] + pads[rank + axis]
         inside = seen.seen(axis, room, output[axis])[1].sum(axis=0)
+        # Counts of the axes multiply: a window is a box.
         counts = counts * inside.reshape(along(axis, rank))
     return np.broadcast_to(counts, output)
 
