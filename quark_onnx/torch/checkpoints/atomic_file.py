@@ -26,6 +26,7 @@ class State:
             return {}
         try:
             return dict(load_file(str(self._file)))
+        # Without a state, or with a damaged one, the computation begins anew.
         except (OSError, SafetensorError):
             return {}
 
@@ -47,6 +48,7 @@ def save(
         tensors: tensors by name.
         notes: metadata of the file.
     """
+    # safetensors refuses tensors that share memory, and tensors that are not contiguous.
     own = {
         name: tensor.detach().cpu().contiguous().clone()
         for name, tensor in tensors.items()
@@ -68,6 +70,7 @@ def put_in_place(path: Path, write: Callable[[Path], object]) -> None:
         path: the file.
         write: function that writes the file of a given path.
     """
+    # In the folder of the file, so that the replacement stays on one file system.
     temporary = path.with_suffix(".tmp")
     write(temporary)
     temporary.replace(path)

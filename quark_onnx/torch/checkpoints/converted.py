@@ -43,6 +43,7 @@ class _Group:
         Raises:
             ModelError: the tensors do not match the configuration of the model.
         """
+        # A converter collects the tensors that are added, and belongs to several groups.
         converter = deepcopy(self.converter)
         for pattern, keys in self.keys.items():
             for key in keys:
@@ -55,6 +56,7 @@ class _Group:
                 f"transformers cannot make {self.target} of {stored}:"
                 f" {type(error).__name__}: {error}",
             ) from error
+        # Some conversions return a list of one tensor.
         return {
             name: each[0] if isinstance(each, list) else each
             for name, each in found.items()
@@ -76,6 +78,7 @@ class Converted:
     def __init__(self, reader: Reader, model: Any) -> None:
         self._reader = reader
         # Quantization replaces parameters; conversions need the shapes of the float parameters.
+        # Tied parameters have to be found under each of their names.
         parameters = dict[str, Any](model.named_parameters(remove_duplicate=False))
         shapes = {
             name: torch.empty(each.shape, device="meta")
@@ -113,10 +116,17 @@ class Converted:
         """
         tensors = {key: self._reader.get(key) for key in self.keys(name)}
         found: torch.Tensor = self._groups[name].convert(self._shapes, tensors)[name]
+        # Chunks and transposed tensors are views of the stored tensor.
         return found.contiguous()
 
     def _found(self, model: Any) -> Iterator[_Group]:
-        """Match stored names with the conversions of the model's family."""
+        """Match stored names with the conversions of the model's family.
+
+        Names that differ without a conversion are entered into ``renamed``.
+
+        Yields:
+            The stored tensors of one conversion, with the names of the resulting parameters.
+        """
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import (
             WeightConverter,
@@ -133,6 +143,7 @@ class Converted:
         known = dict(model.named_parameters(remove_duplicate=False)) | dict(
             model.named_buffers(),
         )
+        # A mapping, to be joined with ``known``.
         stacks = dict.fromkeys(stack_names(model))
         prefix = model.base_model_prefix
         groups = dict[str, _Group]()
@@ -152,11 +163,13 @@ class Converted:
                 # one layer of one expert
                 renamed, _ = rename_source_key(key, renamings, [], prefix, known)
                 self.renamed[renamed] = key
+            # A stack that is stored under its own name is read as it is.
             elif name in known or (name in stacks and name not in self._reader):
                 group = groups.setdefault(name, _Group(name, owners[pattern]))
                 group.keys.setdefault(pattern, []).append(key)
         for group in groups.values():
             stored = flattened(group.keys.values())
+            # Converted meta tensors tell the names of the results, and read nothing.
             hollow = {
                 key: torch.empty(self._reader.shape(key), device="meta")
                 for key in stored

@@ -66,6 +66,7 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
     """
     reader = Reader(folder)
     found = read_json(folder / "config.json").get("quantization_config")
+    # An entry of another type has no method, and is refused below.
     if not isinstance(found, dict):
         found = {}
     method = found.get("quant_method")
@@ -84,6 +85,7 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
         raise ModelError(
             f"{folder} is quantized already ({method}), but none of its tensors are",
         )
+    # A decoded tensor takes the place of its parts.
     used = set(flattened(parts for _, parts in made))
     kept = without(reader.tensors, used)
     reader.tensors = kept | by_name(tensor for tensor, _ in made)
@@ -104,6 +106,8 @@ def _decoded(  # noqa: PLR0913
 ) -> tuple[DecodedTensor, tuple[str, ...]]:
     """Return a tensor that is decoded from stored parts, with the names of the parts.
 
+    Nothing is read before the tensor is.
+
     Args:
         reader: reader of the stored tensors.
         name: name of the tensor.
@@ -111,7 +115,11 @@ def _decoded(  # noqa: PLR0913
         shape: shape of the tensor.
         dtype: dtype of the tensor.
         decode: function that computes the tensor from its parts.
+
+    Returns:
+        The tensor, and the names of the stored tensors that it replaces in the reader.
     """
+    # Looked up now, since the reader loses its parts after decoding is prepared.
     stored = {key: reader.tensors[each] for key, each in parts.items()}
 
     def compute() -> Any:
@@ -135,6 +143,7 @@ def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
     size = _block_size(found)
     made: _Made = []
     for name in reader:
+        # Both are factors; DeepSeek and transformers call them inverse.
         scales = among([f"{name}_scale_inv", f"{name}_scale"], reader)
         if name.endswith(".weight") and scales:
             made.append(_fp8_weight(reader, name, scales[0], size, dtype))
@@ -184,6 +193,7 @@ def _fp8_weight(
         # A scale for each output, which is a row of the weight.
         elif factors.ndim == 1 and factors.numel() > 1:
             factors = factors[:, None]
+        # torch has no arithmetic in float8; float32 holds both operands exactly.
         return parts["weight"].float() * factors
 
     stored, stored_scale = reader.tensors[name], reader.tensors[scale]
@@ -213,6 +223,7 @@ def _spread(scale: torch.Tensor, size: list[int], shape: tuple[int, ...]) -> Any
     tensor([[1., 1., 2.],
             [1., 1., 2.]])
     """
+    # The last block of a row or column may be cut.
     rows = scale.repeat_interleave(size[0], 0)[: shape[0]]
     return rows.repeat_interleave(size[1], 1)[:, : shape[1]]
 
@@ -224,6 +235,7 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
     gptq_v2.
     """
     bits = found.get("bits")
+    # Three-bit codes cross the borders of int32 words, which ``_unpacked`` does not support.
     if type(bits) is not int or bits not in (2, 4, 8):
         raise ConfigError(f"bits is {bits!r}; 2, 4 and 8 are decoded")
     less = 0 if found.get("checkpoint_format") == "gptq_v2" else 1
@@ -237,6 +249,8 @@ def _gptq(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made
             # Groups are runs of inputs, unless g_idx says otherwise.
             groups = torch.arange(len(codes)) // -(-len(codes) // len(scales))
         groups = groups.long()
+        # Scales and zero points of (groups, outputs) become (inputs, outputs), by the group of each
+        # input.
         return ((codes - zeros[groups]) * scales[groups]).T
 
     made: _Made = []
@@ -264,6 +278,7 @@ def _gptq_parts(reader: Reader, start: str) -> dict[str, str]:
     """
     ends = ("qweight", "qzeros", "scales", "g_idx")
     parts = {end: start + end for end in ends if start + end in reader}
+    # The last one, g_idx, is optional.
     if lost := excluding(ends[:3], parts):
         raise ModelError(f"{reader.folder} has {start}qweight without {start}{lost[0]}")
     return parts
@@ -278,6 +293,7 @@ def _unpacked(packed: Any, bits: int, axis: int) -> Any:
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
     if axis == 0:
         return _unpacked(packed.T, bits, 1).T
+    # The mask drops the copies of the sign bit by which the shift of an int32 fills up.
     codes = (packed[..., None] >> shifts) & ((1 << bits) - 1)
     return codes.reshape(packed.shape[0], -1)
 
@@ -290,10 +306,12 @@ def _mxfp4(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Mad
     """
 
     def decode(parts: dict[str, Any]) -> Any:
+        # int64, to serve as indices.
         packed = parts["blocks"].to(torch.int64)
         # A byte holds two codes, the first in its low half.
         codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)
         exponents = parts["scales"].to(torch.int32) - _BIAS
+        # (experts, outputs, blocks, 32); flattened to (experts, outputs, inputs).
         values = torch.ldexp(_FP4[codes], exponents[..., None])
         return values.flatten(-2).transpose(1, 2)
 
@@ -313,10 +331,12 @@ def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> 
     """Decode layers of a layout in ``layouts``."""
     config, layout = read_layout(found)
     made: _Made = []
+    # The layers of a checkpoint, each once, in its order.
     for name in dict.fromkeys(name.rpartition(".")[0] for name in reader):
         spec = config.spec_of(name, "Linear")
         keys = {part: f"{name}.{part}" for part in layout.parts}
         parts = {part: key for part, key in keys.items() if key in reader}
+        # A layer with nothing but a weight is stored as floats.
         if spec is not None and spec.weight is not None and set(parts) - {"weight"}:
             made.append(_layer_of(reader, name, parts, layout, spec, dtype))
     return made
@@ -362,12 +382,14 @@ def _with_usual_sign(weight: Quantized) -> Quantized:
     compressed-tensors stores them signed. Other weights are unchanged.
     """
     spec = weight.spec
+    # Codes without zero points, and unsigned codes, have the sign that schemes have.
     if spec.symmetric or weight.zero is None or spec.grid.qmin >= 0:
         return weight
     offset = -spec.grid.qmin
     return replace(
         weight,
         spec=spec.with_(dtype=f"u{spec.dtype.name}"),
+        # In int16, since int8 codes plus 128 exceed int8.
         codes=(weight.codes.to(torch.int16) + offset).to(torch.uint8),
         zero=weight.zero + offset,
     )
@@ -380,6 +402,7 @@ def _shape(
 ) -> tuple[int, ...]:
     """Return the shape (outputs, inputs) of a weight, from stored shapes."""
     start = next(iter(parts.values())).rpartition(".")[0]
+    # Packed words may be padded, so compressed-tensors stores the shape.
     if f"{start}.weight_shape" in reader:
         rows, columns = reader.get(f"{start}.weight_shape").tolist()
         return (int(rows), int(columns))
@@ -388,6 +411,7 @@ def _shape(
         return (outputs * 32 // spec.dtype.bits, inputs)
     key = parts.get("weight_packed", parts.get("weight", ""))
     shape = reader.shape(key)
+    # A byte holds two codes of FP4.
     if reader.tensors[key].dtype == "U8" and spec.dtype.bits == 4:
         return (shape[0], 2 * prod(shape[1:]))
     return tuple(shape)

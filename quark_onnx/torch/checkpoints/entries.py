@@ -35,6 +35,7 @@ def object_in(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     Raises:
         ConfigError: the entry is of another type.
     """
+    # Some programs write null for an empty entry.
     return as_object(found.get(key) or {}, key)
 
 
@@ -45,6 +46,7 @@ def number_in(found: Mapping[str, Any], key: str) -> float:
         ConfigError: the entry is of another type.
     """
     value = found.get(key) or 0
+    # isinstance would accept True as a number.
     require(type(value) in (int, float), _place(key), value, "a number")
     return float(value)
 

@@ -68,12 +68,14 @@ def write_checkpoint(  # noqa: PLR0913
     """
     require_config(config)
     form = layout_named(layout, pack_method, weight_format)
+    # A model of another package has no config.json, by which clients choose their code.
     if not hasattr(model, "config") or not hasattr(model.config, "save_pretrained"):
         raise ConfigError(
             f"the model is a {type(model).__name__}; only a model of transformers has a"
             " checkpoint",
         )
     check_config(form, config)
+    # All checks run before the first file is written.
     for name in instances(model, OnlineRotation):
         raise ConfigError(
             f"each run rotates what {name} reads, which nothing does that loads a"
@@ -92,6 +94,7 @@ def write_checkpoint(  # noqa: PLR0913
         writer.write_json("config.json", described(content, model, config, form, specs))
         for name, tensor in tensors_of(model, form):
             writer.add(form.key(names(name)), tensor)
+        # Like save_pretrained, which knows no generation of an encoder.
         if (
             getattr(model, "generation_config", None) is not None
             and model.can_generate()
@@ -138,6 +141,7 @@ def check_experts(
     """
     stacks = instances(model, UNFUSED)
     taken = [name for name in keys if within_any(name, stacks)]
+    # Nothing to find: no expert is quantized, or clients need no names of float checkpoints.
     if not taken or not layout.keeps_names:
         return
     from transformers.conversion_mapping import get_model_conversion_mapping
@@ -145,6 +149,7 @@ def check_experts(
     sources = flattened(
         conversion.source_patterns for conversion in get_model_conversion_mapping(model)
     )
+    # A pattern has a star in place of the index of an expert.
     stacked = [re.escape(each) for each in sources if "experts.*" in each]
     known = re.compile("|".join(f"{each}$" for each in stacked).replace(r"\*", r"\d+"))
     for name in taken:
@@ -176,10 +181,12 @@ def described(
     Raises:
         ConfigError: the layout cannot describe the configuration.
     """
+    # A quantized embedding or head is stored apart from its twin.
     if is_tied(model.config) and any(name in quantized for name in _ends(model)):
         content = untied(content)
     names = DiskNames(model)
     floats = excluding(floats_of(model), quantized)
+    # Clients match these names with the names in files.
     exclude = list(map(names.layer, floats))
     config = config.with_(layers=_layer_entries(model, config, names, quantized))
     quantized = {names.layer(name): spec for name, spec in quantized.items()}
@@ -206,6 +213,7 @@ def _layer_entries(
     deviating = dict[str, LayerSpec]()
     own = dict[str, LayerSpec]()
     for name, spec in quantized.items():
+        # A quantized layer has its kind. From file to file, the model has float layers.
         kind = getattr(modules[name], "kind", None) or kind_of(modules[name]) or ""
         # layers not activated during calibration have no input scale; renamed layers are
         # not matched by globs
@@ -246,6 +254,7 @@ def _of_rounded(
     given = dict(config.layers)
     for glob in config.rounded:
         found = subset(own, matching(own, glob))
+        # One entry for the glob replaces an entry for each layer.
         if len(set(found.values())) == 1:
             yield glob, next(iter(found.values()))
             continue
@@ -271,6 +280,7 @@ def _of_experts(
             found.setdefault(stack, set()).add(spec)
     for stack, specs in found.items():
         place = names.experts(stack)
+        # The first glob that matches has priority.
         own = (spec for glob, spec in config.layers if fnmatchcase(place, glob))
         if len(specs) == 1 and specs != {next(own, config.default)}:
             yield f"{place}*", specs.pop()
@@ -278,11 +288,13 @@ def _of_experts(
 
 def _ends(model: Any) -> list[str]:
     """Return the names of the token embedding and the head, possibly tied."""
+    # Not every model has a head, or a method that returns it.
     own = [
         getattr(model, f"get_{side}_embeddings", lambda: None)()
         for side in ("input", "output")
     ]
     return [
+        # By identity: a tied embedding and head are two modules.
         name
         for name, module in model.named_modules()
         if any(module is each for each in own)
@@ -297,6 +309,7 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
     parts = {
         key: part | {"tie_word_embeddings": False}
         for key, part in content.items()
+        # Models of several modalities repeat the setting for their text model.
         if key == "text_config"
     }
     return content | parts | {"tie_word_embeddings": False}
@@ -316,6 +329,7 @@ def tensors_of(model: nn.Module, layout: Layout) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a checkpoint with their names; tied tensors appear once."""
     seen = set[int]()
     for prefix, module in model.named_modules():
+        # The layer of a rounding writes the scale.
         if isinstance(module, Rounding):
             continue
         if isinstance(module, QuantizedLayer):
@@ -324,6 +338,7 @@ def tensors_of(model: nn.Module, layout: Layout) -> Iterator[tuple[str, Any]]:
             continue
         own = dict(module.named_parameters(recurse=False))
         own |= persistent_buffers(module)
+        # Tied parameters are one object under several names.
         for name, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))

@@ -44,6 +44,7 @@ class FloatCheckpoint:
     """
 
     def __init__(self, folder: Path | str, *, trust_code: bool = False) -> None:
+        # Before the first large array, since glibc changes its threshold when one is freed.
         set_large_apart()
         self.folder, self.trust_code = Path(folder), trust_code
         content = read_json(self.folder / "config.json")
@@ -75,6 +76,7 @@ class FloatCheckpoint:
 
     def take_model(self) -> PreTrainedModel:
         """Return the model for modification; later calls get a new model."""
+        # A modified model serves no other caller.
         model, self._model = self.model, None
         return model
 
@@ -84,10 +86,13 @@ class FloatCheckpoint:
         Raises:
             ModelError: a tensor is missing.
         """
+        # A model of its own, since others may read the shapes of the empty one.
         model = skeleton_of(self._config, trust_code=self.trust_code)
         sources = Sources(self.reader, model)
+        # Before ``fill``, which takes stored tensors alone.
         compute_unsaved(model, sources)
         fill(model, "", sources)
+        # Tied parameters were filled one by one, and become one object again.
         if hasattr(model, "tie_weights"):
             model.tie_weights()
         if missing := missing_of(model):

@@ -65,7 +65,9 @@ def load_checkpoint(
     sources = Sources(reader, model)
     compute_unsaved(model, sources)
     if quantized is not None and layout is not None:
+        # All layers compute in one dtype.
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
+        # Attention calls the layers that round keys and probabilities, which are in place now.
         reinstall_attention_hooks(model)
     fill(model, "", sources, dtype=dtype)
     if hasattr(model, "tie_weights"):
@@ -88,10 +90,12 @@ def in_memory(config: TorchConfig, model: nn.Module) -> TorchConfig:
     found = {names.layer(name): name for name, _ in model.named_modules()}
     found |= {
         f"{names.experts(stack)}*": f"{stack}*"
+        # ``_of_experts`` of the export writes globs of this form.
         for stack in map(experts_of, found.values())
         if stack
     }
     prefix = str(getattr(model, "base_model_prefix", "") or "")
+    # Files of a whole model have the prefix, and names of its base model do not.
     if prefix and prefix not in dict(model.named_children()):
         found |= {f"{prefix}.{disk_name}": name for disk_name, name in found.items()}
     own = tuple((found.get(name, name), spec) for name, spec in config.layers)
@@ -159,6 +163,7 @@ def _is_stored(name: str, spec: LayerSpec, layout: Layout, sources: Sources) -> 
     """Return whether a checkpoint has a layer as specified, and not as floats."""
     if spec.weight is None or spec.weight.is_cast:
         return True
+    # A float layer has the first part, weight, too.
     return any(f"{name}.{part}" in sources for part in layout.parts[1:])
 
 
@@ -214,6 +219,7 @@ def _read_weight(  # noqa: PLR0913
     try:
         matrix: Any = module.weight
         shape = tuple(outputs_first(matrix, kind_of(module)).shape)
+        # A trial, so that tensors of wrong shapes are reported under the name of their layer.
         weight = layout.restored(parts, spec, shape, dtype)
         weight.dequantize()
         _check_count(weight)
@@ -227,6 +233,7 @@ def _read_weight(  # noqa: PLR0913
 def _check_count(weight: Quantized) -> None:
     """Raise ModelError if the number of codes is not the padded size of the weight."""
     columns, group = prod(weight.shape[1:]), weight.spec.group or 1
+    # Codes per output, with the padding of the last block.
     held = weight.codes.numel() // max(weight.shape[0], 1)
     if held != -(-columns // group) * group:
         raise ModelError(

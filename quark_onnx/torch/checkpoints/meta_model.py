@@ -25,9 +25,11 @@ def empty_parameters() -> Iterator[None]:
 
     Buffers are created as usual.
     """
+    # A context of device "meta" would create buffers there as well, and lose their values.
     register = nn.Module.register_parameter
 
     def emptied(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        # A tied parameter is on device "meta" already, and stays shared.
         if param is not None and param.device.type != "meta":
             param = nn.Parameter(param.to("meta"), requires_grad=False)
         register(self, name, param)
@@ -56,6 +58,7 @@ def config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConfig:
             str(folder),
             trust_remote_code=trust_code,
         )
+    # The checkpoint's own Python files may raise any exception.
     except Exception as error:
         if not trust_code and "auto_map" in read_json(folder / "config.json"):
             raise ModelError(
@@ -65,6 +68,7 @@ def config_of(folder: Path, *, trust_code: bool = False) -> PreTrainedConfig:
         raise ModelError(
             f"transformers cannot read {folder / 'config.json'}: {error}",
         ) from error
+    # With the entry, transformers would build the quantized layers of its own integrations.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     return config
@@ -103,6 +107,7 @@ def skeleton_of(
                 getattr(transformers, str(name), None)
                 for name in getattr(config, "architectures", None) or ()
             ]
+            # AutoModelForCausalLM would choose a class by the type of the configuration alone.
             if own and own[0] is not None and _suits(own[0], config, transformers):
                 model = own[0]._from_config(config, dtype=dtype_of(config))
             else:
@@ -138,6 +143,7 @@ def _suits(architecture: Any, config: PreTrainedConfig, transformers: Any) -> bo
 
 def dtype_of(config: PreTrainedConfig) -> torch.dtype:
     """Return the dtype of a model's weights; float32 if not configured."""
+    # A torch.dtype, or its name in configurations of remote code.
     found = getattr(config, "dtype", None) or torch.float32
     if isinstance(found, str):
         found = getattr(torch, found, None)
@@ -151,11 +157,17 @@ def dtype_of(config: PreTrainedConfig) -> torch.dtype:
 
 def is_tied(config: PreTrainedConfig) -> bool:
     """Return whether the token embedding and the head share a weight."""
+    # Models of several modalities have the setting in the configuration of their text model.
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return bool(getattr(text, "tie_word_embeddings", False))
 
 
 def _transformers() -> Any:
+    """Import transformers.
+
+    Raises:
+        MissingDependency: transformers is not installed.
+    """
     try:
         import transformers
     except ImportError as error:

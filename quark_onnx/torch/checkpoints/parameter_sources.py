@@ -48,6 +48,7 @@ class Sources:
         self._prefix = f"{prefix}." if prefix else ""
         self._usual, self._converted = DiskNames(model), Converted(reader, model)
         groups = grouped(
+            # Tied parameters are one object under several names.
             (id(parameter), name)
             for name, parameter in model.named_parameters(remove_duplicate=False)
         )
@@ -56,6 +57,7 @@ class Sources:
         for names in groups.values():
             own = self._first(names)
             self.tied |= dict.fromkeys(excluding(names, [own]), own)
+        # ``change`` takes names out of ``tied``, but their values still come from the twin.
         self._twins = dict(self.tied)
         self._changes: list[tuple[Collection[str], Change]] = []
 
@@ -98,6 +100,7 @@ class Sources:
         Raises:
             ModelError: the checkpoint has no such tensor.
         """
+        # Each change reads the results of the changes before.
         tensor: torch.Tensor = self._after(name, len(self._changes))
         return tensor
 
@@ -123,6 +126,7 @@ class Sources:
                 f"the checkpoint {self.reader.folder} has no tensor for {name!r}",
             )
         key, expert = found
+        # A stack is used as soon as one of its experts is read.
         self.used.update(self._stored_keys(key))
         if key in self.reader:
             stored = self.reader.get(key)
@@ -168,6 +172,7 @@ class Sources:
     def _find(self, name: str) -> tuple[str, int | None] | None:
         """Return the key of a tensor, or of the tensor to which it is tied."""
         found = self._own(name)
+        # Of tied tensors, files have one.
         if found is None and name in self._twins:
             return self._own(self._twins[name])
         return found
@@ -200,6 +205,7 @@ class Sources:
             return None
         stack, index, side, kind = found.groups()
         ends = [f"{side}_proj"]
+        # Gate and up rows of an expert may be in one stack.
         if side != "down":
             ends.insert(0, "gate_up_proj")
         for end in ends:
@@ -225,14 +231,18 @@ class Sources:
     def _spellings(self, name: str) -> Iterator[str]:
         """Yield the possible names of a parameter's tensor in checkpoints."""
         names = [name, self._usual(name)]
+        # Mixtral has its own names for the layers of an expert.
         if found := _EXPERT.fullmatch(name):
             stack, index, side, kind = found.groups()
             names.append(f"{stack}.{index}.{_MIXTRAL[side]}.{kind}")
+        # Files of Mixtral have this name for the mixture of a block.
         names += [each.replace(".mlp.", ".block_sparse_moe.") for each in names]
         # names without ".mlp." come twice, of which the second changes nothing
         for each in dict.fromkeys(names):
             yield each
             without_prefix = each.removeprefix(self._prefix)
+            # A base model is stored without the prefix; its tensors also belong to a model with a
+            # head.
             yield without_prefix if without_prefix != each else self._prefix + each
         # Quantized checkpoints append parts to the layer's name, even if the float weight is stored
         # under that name.
@@ -246,9 +256,11 @@ class Sources:
         stack, _, side, kind = _EXPERT.fullmatch(name).groups()  # type: ignore[union-attr]
         experts = self._model.get_submodule(stack)
         part = stacked[expert]
+        # Stored with inputs first.
         if kind == "weight" and experts.turned:
             part = part.t()
         wanted = self._model.get_parameter(name).shape
+        # A stack of both has twice the rows of the gate or of the up projection.
         if side != "down" and part.shape != wanted:
             part = part[experts.halves(len(part))[side == "up"]]
         return part.contiguous()
@@ -278,8 +290,10 @@ def fill(  # noqa: PLR0913
     """
     for owner_name, owner in module.named_modules() if recurse else [("", module)]:
         place = joined(prefix, owner_name)
+        # A list, since setattr changes the mapping that is iterated.
         for name, parameter in list(owner.named_parameters(recurse=False)):
             key = joined(place, name)
+            # Filled parameters stay, and parameters that the checkpoint lacks stay empty.
             if parameter.device.type != "meta" or key not in sources:
                 continue
             value = sources.get(key)
@@ -287,6 +301,7 @@ def fill(  # noqa: PLR0913
             value = value.to(parameter.dtype if dtype is None else dtype)
             value = _aligned(value) if device is None else value.to(device)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
+        # Statistics of norms, for instance; computed buffers are not in files.
         for name in persistent_buffers(owner):
             key = joined(place, name)
             if key in sources:
@@ -338,6 +353,7 @@ def tie(model: nn.Module, tied: Mapping[str, str]) -> None:
 def missing_of(module: nn.Module) -> list[str]:
     """Return the names of the empty parameters."""
     return [
+        # ``fill`` leaves empty what the checkpoint lacks.
         name
         for name, parameter in module.named_parameters()
         if parameter.device.type == "meta"
@@ -347,6 +363,7 @@ def missing_of(module: nn.Module) -> list[str]:
 def empty(module: nn.Module, *, recurse: bool = True) -> None:
     """Free the memory of a module's parameters, including children if ``recurse``."""
     for owner in module.modules() if recurse else [module]:
+        # A list, since setattr changes the mapping that is iterated.
         for name, parameter in list(owner.named_parameters(recurse=False)):
             hollow = torch.empty_like(parameter, device="meta")
             setattr(owner, name, nn.Parameter(hollow, requires_grad=False))

@@ -97,7 +97,9 @@ def to_json(
     exact = {name: entry for name, entry in layers.items() if "*" not in name}
     return {
         "algo_config": None,
+        # vLLM compares exact names here, and knows no globs.
         "exclude": list(config.exclude if exclude is None else exclude),
+        # amd-quark rejects an object with other keys than these five.
         "export": {
             "kv_cache_group": list(config.cached),
             "min_kv_scale": kv.least if kv else 0.0,
@@ -142,6 +144,7 @@ def _layer_entries(config: TorchConfig) -> tuple[_Entries, _Entries, _Entries]:
     if kv is not None:
         output = {"output_tensors": _unscaled(kv.spec)}
         layers |= {glob: entry | output for glob, entry in _named(layers, kv.layers)}
+        # The entry of a glob for the cache leaves the other entries: it is written once.
         cache = {
             glob: layers.pop(glob, layer_to_json(config.default)) | output
             for glob in kv.layers
@@ -150,6 +153,7 @@ def _layer_entries(config: TorchConfig) -> tuple[_Entries, _Entries, _Entries]:
     if queries is not None:
         output = {"output_tensors": _unscaled(queries)}
         for glob in config.attending:
+            # A layer that computes keys and queries at once has its entry from the cache already.
             rounded[glob] = (
                 cache.get(glob)
                 or layers.pop(glob, layer_to_json(config.default)) | output
@@ -187,6 +191,7 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         types=tuple(_layers_in(given, "layer_type_quant_config").items()),
         exclude=names_in(given, "exclude"),
     )
+    # False entries were dropped.
     where = "rope" if "kv_cache_post_rope" in given else "projection"
     probabilities = spec_from_json(
         found.get("softmax_quant_spec"),
@@ -202,6 +207,7 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
     )
     # the entry of a single layer comes before globs for outputs that are rounded
     config = config.with_(
+        # The sort is stable: the order within names and within globs stays.
         layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])),
     )
     return config, str(export.get("pack_method", "reorder"))
@@ -226,6 +232,7 @@ def with_layers(  # noqa: PLR0913
         probabilities: specification of softmax probabilities. If given, the function looks for
             layers that compute queries.
     """
+    # A glob of the group may have no entry.
     outputs = [layers[glob].output for glob in kv_layers if glob in layers]
     cache = None
     if outputs and outputs[0] is not None:
@@ -237,6 +244,7 @@ def with_layers(  # noqa: PLR0913
         cache = KVCache(outputs[0], tuple(kv_layers), least, where)
     attention = None if probabilities is None else _attention(layers, probabilities)
     config = config.with_(kv_cache=cache, attention=attention)
+    # Rounded outputs belong to the cache and to attention, the rest to the layers.
     own = {
         glob: spec.with_(output=None)
         for glob, spec in subset(layers, config.rounded).items()
@@ -255,6 +263,7 @@ def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> At
         for glob, spec in layers.items()
         if spec.output is not None and _QUERIES.search(glob)
     }
+    # Where a glob names the queries, entries of single layers are exceptions in other respects.
     found = {glob: output for glob, output in found.items() if "*" in glob} or found
     queries = next(iter(found.values()), None)
     if queries is None:
@@ -306,9 +315,18 @@ def _mode(spec: TensorSpec, dynamic: bool) -> str:
 
 
 def _spec(spec: TensorSpec | None, dynamic: bool = False) -> Any:
-    """Return the entry of a tensor: None if it is float, two entries for two levels of scales."""
+    """Return the entry of a tensor: None if it is float, two entries for two levels of scales.
+
+    Args:
+        spec: how the tensor is quantized.
+        dynamic: whether each run computes the scales, or the block scales of NVFP4.
+
+    Raises:
+        ConfigError: AMD Quark does not know the rule for shared exponents.
+    """
     if spec is None:
         return None
+    # Blocks of 16 FP4 values, and an FP8 stage that rounds their scales.
     if isinstance(spec.dtype, TwoLevel):
         return [
             _entry(
@@ -322,6 +340,7 @@ def _spec(spec: TensorSpec | None, dynamic: bool = False) -> Any:
             _entry("fp8_e4m3", **_GLOBAL_SCALE, is_scale_quant=True),
         ]
     if isinstance(spec.dtype, Progressive):
+        # An FP8 stage with the per-tensor factor, and an integer stage with per-channel factors.
         return [
             _entry("fp8_e4m3", **_GLOBAL_SCALE),
             _entry(
@@ -343,6 +362,7 @@ def _spec(spec: TensorSpec | None, dynamic: bool = False) -> Any:
             scale_type="float8_e5m3",
         )
     name = _THEIRS.get(spec.dtype.name, spec.dtype.name)
+    # A cast has no scale to observe.
     if spec.is_cast:
         return _entry(
             name,
@@ -476,11 +496,13 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
         return _staged(entry, where)
     entry = as_object(entry, where)
     name = str(entry.get("dtype"))
+    # Entries of earlier releases have "mx" with the element apart.
     if name == "mx":
         element = str(entry.get("mx_element_dtype"))
         name = _MX_ELEMENTS.get(element, element)
     if name == "fp4" and entry.get("scale_format") == "e5m3":
         return TensorSpec(_float_scaled(entry.get("group_size"), where))
+    # Formats whose blocks share an exponent.
     if entry.get("scale_format") == "e8m0" or entry.get("dtype") in _BLOCKS:
         return _in_mx_blocks(name, entry, where)
     return _with_scales(name, entry, where)
@@ -488,6 +510,7 @@ def spec_from_json(entry: Any, where: str) -> TensorSpec | None:
 
 def _staged(stages: list[Any], where: str) -> TensorSpec | None:
     """Return the specification of a list of stages, which are levels of scales."""
+    # A list of one stage is the same as its entry.
     if len(stages) == 1:
         return spec_from_json(stages[0], where)
     levels = [as_object(stage, f"a stage of {where}") for stage in stages]
@@ -506,6 +529,7 @@ def _in_mx_blocks(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec
         _IN_BLOCKS.get(name) or _NAMES.get(name, name),
         exponent=str(entry.get("scale_calculation_mode") or "even"),
     )
+    # null leaves the size to the format.
     if entry.get("group_size") not in (None, block_of(spec.dtype)):
         raise ConfigError(
             f"{where} has blocks of {entry['group_size']}; those of {name} have"
@@ -517,6 +541,7 @@ def _in_mx_blocks(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec
 def _with_scales(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec:
     """Return the specification of a format with scales of a type and a granularity."""
     spec = TensorSpec(_NAMES.get(name, name))
+    # Powers of two are computed in the type of the model.
     scales = {theirs: ours for ours, theirs in _SCALES.items()} | {"pof2": "model"}
     kind = str(entry.get("scale_type") or "float")
     require_known(kind, scales, f"{where} has scales of type")
@@ -525,6 +550,7 @@ def _with_scales(name: str, entry: Mapping[str, Any], where: str) -> TensorSpec:
         "scale": scales[kind],
         "pow2": kind == "pof2",
     }
+    # The entry is null for floats.
     if isinstance(spec.dtype, Integer):
         settings["symmetric"] = entry.get("symmetric") is not False
     scheme = entry.get("qscheme")

@@ -51,6 +51,7 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
     if isinstance(spec.dtype, Integer):
         return _integers(weight, method)
     if is_float8(spec.dtype):
+        # Codes of a convolution have the shape of its weight.
         return {
             "weight": weight.matrix.reshape(weight.shape),
             "weight_scale": weight.scale,
@@ -63,6 +64,7 @@ def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
 
 def has_place(spec: TensorSpec) -> bool:
     """Return whether the layout supports a weight of this specification."""
+    # AMD Quark has no serialized form of block floating point (MX6, MX9, BFP16) and MXINT8.
     known = spec.is_cast or spec.dtype.scaled or element_of(spec.dtype) is not None
     return known or isinstance(spec.dtype, TwoLevel | FloatScaled)
 
@@ -82,10 +84,13 @@ def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
 def _packed_lengths(spec: TensorSpec, rows: int, columns: int) -> list[int]:
     """Return how many codes are packed into bytes in a row; none if codes are whole bytes."""
     if isinstance(spec.dtype, Integer):
+        # int2 stays in bytes, and words of nibbles are padded.
         if spec.dtype.bits not in (2, 3) or spec.dtype.name == "int2":
             return []
+        # Groups are stored with inputs first, so that a row has the codes of all outputs.
         if spec.group:
             return [rows]
+        # Zero points of outputs are packed as well.
         return [columns, rows] if spec.per_channel else [columns]
     if spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8:
         return []
@@ -149,6 +154,7 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     if spec.group:
         # amd-quark stores groups as (inputs, outputs).
         codes, scale, zero = (part.t().contiguous() for part in (codes, scale, zero))
+    # amd-quark has the single scale of 8-bit integers in float32.
     elif not spec.per_channel and spec.dtype.bits == 8:
         scale = scale.float()
     else:
@@ -164,6 +170,7 @@ def _integers(weight: Quantized, method: str) -> dict[str, Any]:
     return {
         "weight": _packed(codes, spec, method),
         "weight_scale": scale,
+        # A single zero point is not packed.
         "weight_zero_point": _packed(zero, spec, method) if zero.ndim else zero,
     }
 
@@ -174,12 +181,14 @@ def factors_of(weight: Quantized) -> dict[str, Any]:
     The per-tensor factor is the smallest power of two that scales all values into the range of FP8.
     With a power of two, the product of the factors equals the scales exactly.
     """
+    # A weight of zeros has a finite logarithm.
     greatest = (
         weight.dequantize(torch.float32)
         .abs()
         .max()
         .clamp(min=torch.finfo(torch.float32).smallest_normal)
     )
+    # 2^ceil(log2(amax / 448)).
     first = torch.exp2(torch.ceil(torch.log2(greatest / E4M3.largest)))
     return {"weight_scale": first, "weight_scale_2": weight.scale.float() / first}
 
@@ -218,10 +227,12 @@ def _integers_back(
     scale, zero = parts["weight_scale"], parts.get("weight_zero_point")
     if isinstance(spec.dtype, Progressive):
         scale, zero = product_of(parts, spec), None  # codes are symmetric
+    # The number of codes in a packed row, of the weight and of its zero points.
     counts = (rows, rows) if spec.group else (columns, rows)
     codes = _unpacked(parts["weight"], spec, counts[0], method)
     if zero is not None and zero.ndim:
         zero = _unpacked(zero, spec, counts[1], method)
+    # Back to outputs first.
     if spec.group:
         codes, scale = codes.t().contiguous(), scale.t().contiguous()
         zero = None if zero is None else zero.t().contiguous()
@@ -259,6 +270,7 @@ def _elements(weight: Quantized) -> Any:
     codes, bits = weight.matrix, _bits(weight.spec)
     if bits == 8:
         wide = weight.spec.dtype.name == "mxfp8e5m2"
+        # The codes are bit patterns, which the file has as floats.
         return codes.contiguous().view(
             torch.float8_e5m2 if wide else torch.float8_e4m3fn,
         )
@@ -270,6 +282,7 @@ def _bits(spec: TensorSpec) -> int:
     if isinstance(spec.dtype, Integer):
         return spec.dtype.bits
     element = element_of(spec.dtype)
+    # NVFP4 and AMD's FP4 have elements of four bits.
     if element is None:
         return 4
     return 1 + element.exponent_bits + element.mantissa_bits

@@ -58,12 +58,14 @@ class ReadAhead:
 
         A read that is still in progress stops: its tensors are in use now.
         """
+        # The read in progress keeps its own event, which stays set.
         self._stop.set()
         self._stop = Event()
         self._thread.submit(self._read, tensors, self._stop)
 
     def wait(self) -> None:
         """Wait until the tensors of the last ``start`` are read."""
+        # The single thread runs its tasks in order: this one ends after the read.
         self._thread.submit(int).result()
 
     def _read(self, tensors: Sequence[StoredTensor], stop: Event) -> None:
@@ -81,12 +83,14 @@ class ReadAhead:
 
     def _chunks(self, tensors: Sequence[StoredTensor], room: int) -> Iterator[int]:
         """Yield the sizes of the chunks of tensors as they are read, at most ``room`` bytes."""
+        # One buffer for all chunks: the bytes themselves are not needed.
         buffer = memoryview(bytearray(_CHUNK))
         for tensor in tensors:
             start, end = self._place(tensor)
             room -= end - start
             if room < 0:
                 return
+            # Without a buffer of Python, which would copy the bytes once more.
             with tensor.path.open("rb", buffering=0) as file:
                 file.seek(start)
                 left = end - start
@@ -111,11 +115,13 @@ def _places(path: Path) -> dict[str, tuple[int, int]]:
         ValueError: the header is damaged.
     """
     with path.open("rb") as file:
+        # A safetensors file begins with the length of its header in 8 bytes.
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
     entries.pop("__metadata__", None)
     places = dict[str, tuple[int, int]]()
     for name, entry in entries.items():
         start, end = entry["data_offsets"]
+        # Offsets in the header count from its end.
         places[name] = (8 + length + start, 8 + length + end)
     return places

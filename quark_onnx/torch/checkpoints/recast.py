@@ -40,6 +40,7 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
     """
     require_known(dtype, TYPES, "dtype is")
     content = read_json(source / "config.json")
+    # transformers wrote torch_dtype before release 4.56.
     key = "torch_dtype" if "torch_dtype" in content else "dtype"
     if content.get(key) == dtype:
         return source
@@ -47,6 +48,7 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
     with Writer(output) as writer:
         for name in reader:
             writer.add(name, _cast(reader.get(name), TYPES[dtype], name))
+        # Configurations of several modalities have the type in each part.
         parts = {
             part: value | {key: dtype}
             for part, value in content.items()
@@ -72,6 +74,7 @@ def _cast(tensor: torch.Tensor, dtype: torch.dtype, name: str) -> Any:
     if not tensor.is_floating_point():
         return tensor
     cast = tensor.to(dtype)
+    # Infinities of the source stay.
     if tensor.numel() and bool((cast.isinf() & ~tensor.isinf()).any()):
         raise ConfigError(
             f"{name} has values of {float(tensor.abs().max()):.3g}, which {dtype} cannot hold",

@@ -97,6 +97,7 @@ class Reader:
         if folder.is_file():
             self.tensors = _heads(folder)
             return
+        # With an index, other files in the folder do not belong to the checkpoint.
         if (folder / INDEX).is_file():
             self.tensors = _listed(folder)
             return
@@ -104,6 +105,7 @@ class Reader:
         if single.is_file():
             files = [single]
         else:
+            # Sorted, since the order of a folder depends on the file system.
             files = sorted(folder.glob("*.safetensors"))
         self.tensors = merged(map(_heads, files))
         if not self.tensors:
@@ -119,6 +121,7 @@ class Reader:
         return iter(self.tensors)
 
     def file_of(self, name: str) -> Path:
+        """Return the file of a tensor."""
         return self.tensors[name].path
 
     def get(self, name: str) -> torch.Tensor:
@@ -143,6 +146,7 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
     """
     index = folder / INDEX
     listed = read_json(index).get("weight_map")
+    # An empty map has no types, and is refused, too.
     if not isinstance(listed, dict) or {*map(type, listed.values())} != {str}:
         raise ModelError(f"{index} has no weight_map of tensors to files")
     files = dict[str, dict[str, StoredTensor]]()
@@ -154,6 +158,7 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
             f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which {INDEX}"
             " lists there",
         )
+    # Tensors that the index leaves out are readable.
     return merged(files.values()) | {
         name: files[file][name] for name, file in listed.items()
     }
@@ -161,6 +166,7 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
 
 def _check_listed(folder: Path, file: str) -> None:
     """Raise ModelError if a file of an index is elsewhere, or missing."""
+    # A path such as ../other would lead out of the folder.
     if Path(file).name != file:
         raise ModelError(
             f"{folder / INDEX} lists {file!r}, which is no name of a file in its folder",
@@ -223,6 +229,7 @@ class Writer:
         check_free(folder)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
+            # In the same parent, so that the final renaming stays on one file system.
             self.staging = folder.parent / f".{folder.name}.partial"
             shutil.rmtree(self.staging, ignore_errors=True)  # of a run that was killed
             self.staging.mkdir()
@@ -240,6 +247,7 @@ class Writer:
             if kind is None:
                 self._close()
         finally:
+            # ``add`` has closed the earlier files.
             for file in self._files[-1:]:
                 file.abandon()
             shutil.rmtree(self.staging, ignore_errors=True)
@@ -254,6 +262,7 @@ class Writer:
             raise ModelError(f"{self.folder} would have two tensors of the name {name}")
         self._written.add(name)
         size = tensor.numel() * tensor.element_size()
+        # A tensor that is larger than a shard has a file of its own.
         if not self._files or (
             self._names[-1] and self._files[-1].size + size > self._shard
         ):
@@ -281,10 +290,12 @@ class Writer:
         """Give the files and then the folder their final names."""
         for file in self._files[-1:]:
             file.close()
+        # Names of several files have their number, which is known now.
         if len(self._files) == 1:
             self._files[0].path.replace(self.staging / SINGLE)
         else:
             self._number_files()
+        # Windows cannot replace a folder, even an empty one.
         with contextlib.suppress(FileNotFoundError):
             self.folder.rmdir()
         self.staging.replace(self.folder)
@@ -319,6 +330,7 @@ def read_json(file: Path) -> dict[str, Any]:
         raise ModelError(f"{file.parent} has no {file.name}") from error
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+    # Errors of JSON and of UTF-8 are ValueErrors.
     except ValueError as error:
         raise ModelError(f"{file} is damaged: {error}") from error
     if not isinstance(found, dict):
@@ -341,6 +353,7 @@ def other_files(folder: Path) -> list[Path]:
         and not file.name.endswith(_WEIGHTS)
         and not file.name.startswith(".")
     )
+    # The cache of Hugging Face has links to files that a download may lack.
     for file in found:
         if not file.exists():
             raise ModelError(

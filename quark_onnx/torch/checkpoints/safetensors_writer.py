@@ -37,7 +37,9 @@ TYPES = {
     torch.complex64: "C64",
     torch.bool: "BOOL",
 }
+#: Bytes of the widest element.
 _ALIGNMENT = 8
+#: Bytes that are copied at once behind the header.
 _COPIED = 1 << 24
 
 
@@ -71,13 +73,16 @@ class TensorFile:
         size = tensor.numel() * tensor.element_size()
         self.size += size
         if size % _ALIGNMENT:
+            # A copy, since a view would keep the memory of its base until ``close``.
             self._small.append((name, tensor.clone()))
         else:
             self._write(name, tensor)
 
     def _write(self, name: str, tensor: torch.Tensor) -> None:
+        """Append the values of a contiguous tensor on the CPU, and keep its entry."""
         start = self._file.tell()
         if tensor.numel():
+            # As bytes, since numpy has no bfloat16 and no float8.
             tensor.reshape(-1).view(torch.uint8).numpy().tofile(self._file)
         # tofile moves the position of the descriptor, which Python's object does not see
         self._file.seek(start + tensor.numel() * tensor.element_size())
@@ -101,6 +106,7 @@ class TensorFile:
             {"__metadata__": {"format": "pt"}, **self._places},
             separators=(",", ":"),
         ).encode()
+        # The specification allows spaces after the header's JSON.
         header += b" " * (-len(header) % _ALIGNMENT)
         with self.path.open("wb") as whole, self._values.open("rb") as values:
             whole.write(len(header).to_bytes(8, "little") + header)
@@ -109,4 +115,5 @@ class TensorFile:
 
     def abandon(self) -> None:
         """Close the temporary file without a result."""
+        # ``Writer`` removes the folder with the file.
         self._file.close()

@@ -26,6 +26,7 @@ def compute_unsaved(model: PreTrainedModel, stored: Sources) -> None:
         model: model of transformers. Parameters with values are unchanged.
         stored: tensors of the checkpoint, which have priority.
     """
+    # Sorted, since the entry is a set in some models.
     for name in sorted(getattr(model, "_keys_to_ignore_on_save", None) or ()):
         owner_name, _, own = name.rpartition(".")
         try:
@@ -35,6 +36,7 @@ def compute_unsaved(model: PreTrainedModel, stored: Sources) -> None:
         parameter = owner._parameters.get(own)
         if parameter is None or parameter.device.type != "meta" or name in stored:
             continue
+        # A copy, since ``_init_weights`` fills all parameters of a module.
         filled = copy.deepcopy(owner).to_empty(device="cpu")
         with torch.no_grad():
             model._init_weights(filled)

@@ -93,6 +93,7 @@ def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
     if spec.weight is None and spec.weight_only:
         return  # stays float
     if reason := layout.refusal(spec):
+        # Each layout is asked with its usual settings.
         others = [name for name, other in LAYOUTS.items() if not other().refusal(spec)]
         tensors = {"weight": spec.weight, "input": spec.input, "output": spec.output}
         parts = [f"{name} {part}" for name, part in present_values(tensors).items()]
@@ -156,6 +157,8 @@ def read_layout(found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
     """
     method = as_object(found).get("quant_method")
     for layout in LAYOUTS.values():
+        # The first layout of a method reads the files of the others, too: quark those of oga, fp8
+        # those of finegrained-fp8.
         if layout.method == method:
             return layout.read(found)
     known = dict.fromkeys(layout.method for layout in LAYOUTS.values())

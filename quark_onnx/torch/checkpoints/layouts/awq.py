@@ -56,6 +56,7 @@ class AwqLayout(Layout):
         shape: tuple[int, ...],
     ) -> None:
         check_linear(self.name, name, kind, spec, shape)
+        # Eight nibbles fill an int32, and the outputs are packed without padding.
         if shape[0] % 8:
             raise ConfigError(
                 f"{name} has {shape[0]} outputs, and the layout 'awq' puts eight into a"
@@ -70,6 +71,7 @@ class AwqLayout(Layout):
     ) -> dict[str, Any]:
         check_parts_of_names(self.name, quantized, floats)
         sizes = {
+            # A group size of -1 means one scale for an output.
             name: spec.weight.group or -1
             for name, spec in quantized.items()
             if spec.weight is not None
@@ -88,6 +90,7 @@ class AwqLayout(Layout):
         return {
             # Shape (inputs, outputs / 8): eight neighbouring outputs share an int32.
             "qweight": pack_nibbles(codes.t()),
+            # (blocks, outputs / 8) and (blocks, outputs).
             "qzeros": pack_nibbles(zero.t()),
             "scales": in_half(in_columns(weight.scale, weight).t().contiguous()),
         }
@@ -101,6 +104,7 @@ class AwqLayout(Layout):
     ) -> Quantized:
         assert spec.weight is not None
         words, zeros, scales = (needed(parts.get(name), name) for name in self.parts)
+        # Back to outputs first: codes (outputs, inputs) and zero points (outputs, blocks).
         codes, zero = (
             unpack_nibbles(each, shape[0]).t().contiguous() for each in (words, zeros)
         )
@@ -114,6 +118,7 @@ class AwqLayout(Layout):
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        # AutoAWQ's own files have GEMM, and config.json has gemm.
         bits, version = found.get("bits"), str(found.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":
             raise ConfigError(
@@ -121,6 +126,7 @@ class AwqLayout(Layout):
                 " reads 4 and 'gemm'",
             )
         size = found.get("group_size")
+        # isinstance would accept True as an int.
         if type(size) is not int or size < -1 or size == 0:
             raise ConfigError(
                 f"quantization_config has group_size {size!r}; it must be a number of"

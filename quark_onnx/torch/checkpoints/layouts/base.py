@@ -23,6 +23,7 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 #: the attention module.
 _PROJECTION = re.compile(r"(?P<attention>.*)\.(?P<side>[kv])_proj\.output_scale")
 #: The tolerated relative rounding error of scales in float16.
+#: Normal numbers lose at most 2^-11, subnormal numbers more.
 _HALF_LOSS = 1e-3
 
 
@@ -135,6 +136,7 @@ class Layout(ABC):
             spec: how the activation is quantized.
             get: function that returns a tensor by the end of its name, or None.
         """
+        # Files have such scales in the shape () or (1,).
         return Params(needed(get(f"{side}_scale"), f"{side}_scale").reshape(()))
 
     @classmethod
@@ -177,6 +179,7 @@ class Layout(ABC):
             ("output", layer.output),
             ("prob_output", layer.probabilities),
         ):
+            # A dynamic scale is computed by each run, and not stored.
             if rounding is not None and rounding.scale is not None:
                 parts |= self.stored_scale(side, rounding)
         return parts
@@ -212,7 +215,15 @@ def check_linear(
     spec: LayerSpec,
     shape: tuple[int, ...],
 ) -> None:
-    """Raise ConfigError unless a layer is a Linear with whole groups."""
+    """Raise ConfigError unless a layer is a Linear with whole groups.
+
+    Args:
+        layout: name of the layout, for errors.
+        name: name of the layer.
+        kind: class name of the layer.
+        spec: how the layer is quantized.
+        shape: shape of the weight, (outputs, inputs).
+    """
     if kind != "Linear":
         raise ConfigError(
             f"{name} is a {kind}, and the layout {layout!r} has a place for Linear"
@@ -225,6 +236,7 @@ def check_linear(
             f" blocks of {group} alone; choose another size, exclude this layer, or"
             " choose the layout 'quark'",
         )
+    # The other supported layouts have outputs for the KV cache alone.
     if spec.output is not None and not _PROJECTION.fullmatch(f"{name}.output_scale"):
         raise ConfigError(
             f"the output of {name} is quantized, and the layout {layout!r} has a place"
@@ -249,6 +261,7 @@ def unsigned(weight: Quantized) -> tuple[Any, Any]:
     """Return unsigned codes (outputs, inputs), zero points (outputs, blocks); int32."""
     below = _below(weight.spec)
     zero = explicit_zero(weight.zero, weight.scale)
+    # In int32, since 8-bit codes plus 128 exceed int8.
     return (
         weight.matrix.to(torch.int32) + below,
         in_columns(zero, weight).to(
@@ -275,10 +288,12 @@ def from_unsigned(
         like: shape and dtype of the weight.
     """
     below = _below(spec)
+    # In int32, since a negative code does not fit into the uint8 of unpacked codes.
     codes = (codes.to(torch.int32) - below).to(torch.int8 if below else torch.uint8)
     if zero is None:
         zero = torch.full_like(scale, 1 << spec.dtype.bits - 1)
     zero = zero.float() - below
+    # A scale per row is one block per row in files: (outputs, 1).
     if not spec.group:
         scale, zero = scale[:, 0], zero[:, 0]
     codes = in_blocks(codes, spec.group)
@@ -303,6 +318,7 @@ def _below(spec: TensorSpec) -> int:
 def in_columns(scale: torch.Tensor, weight: Quantized) -> torch.Tensor:
     """Return per-tensor, per-channel or per-group scales as (outputs, blocks)."""
     if scale.ndim < 2:
+        # A single scale is repeated for each output.
         return scale.expand(weight.shape[0])[:, None]
     return scale
 
@@ -314,6 +330,8 @@ def in_half(scale: torch.Tensor) -> torch.Tensor:
         ConfigError: float16 cannot represent the scales.
     """
     half = scale.to(torch.float16)
+    # Compared in float64, which holds all types of scales exactly. An overflow gives infinity,
+    # which is never close.
     if not torch.isclose(
         half.double(),
         scale.double(),
@@ -328,7 +346,12 @@ def in_half(scale: torch.Tensor) -> torch.Tensor:
 
 
 def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
-    """Return a configuration whose weight scales have another type than the model."""
+    """Return a configuration whose weight scales have another type than the model.
+
+    Args:
+        config: the configuration; types of scales that a user has chosen stay.
+        kind: name of the type, as in ``TensorSpec.scale``.
+    """
 
     def of(spec: LayerSpec) -> LayerSpec:
         weight = spec.weight
@@ -380,6 +403,7 @@ def check_parts_of_names(
     Clients would take both layers for float.
     """
     for name in floats:
+        # Clients look for the name of a float layer within other names.
         other = next((other for other in quantized if name in other), None)
         if other is not None:
             raise ConfigError(

@@ -52,6 +52,8 @@ def format_of(spec: LayerSpec) -> str:
     'pack-quantized'
     """
     weight, read = spec.weight, spec.input
+    # Callers remove the outputs of k_proj and v_proj, which are the KV cache. Other outputs have no
+    # format.
     if weight is None or spec.output is not None:
         return ""
     if isinstance(weight.dtype, Integer) and not is_two_level(weight):
@@ -64,20 +66,25 @@ def _float_format(weight: TensorSpec) -> str:
     """Return the name of the format that stores codes of floats; empty if unsupported."""
     if is_two_level(weight):
         return NVFP4
+    # These codes have a scale for each tensor or output.
     if weight.dtype.name == "fp8e4m3" and not weight.group:
         return FLOATS
     return _MX.get(weight.dtype.name, "")
 
 
 def _is_measured_nvfp4(weight: TensorSpec, read: TensorSpec) -> bool:
+    """Return whether an input is NVFP4 with a calibrated global scale."""
     return is_two_level(read) and read.measured
 
 
 def _is_same_mx(weight: TensorSpec, read: TensorSpec) -> bool:
+    """Return whether an input has the microscaling format of the weight."""
+    # The exponents of inputs are chosen at runtime, by one rule.
     return (read.dtype, read.exponent) == (weight.dtype, "even")
 
 
 def _is_ungrouped_fp8(weight: TensorSpec, read: TensorSpec) -> bool:
+    """Return whether an input is E4M3 with per-tensor or per-token scales."""
     return read.dtype == weight.dtype and not read.group
 
 
@@ -162,6 +169,8 @@ class CompressedTensorsLayout(Layout):
                 "no layer is quantized, which the layout 'compressed-tensors' has no"
                 " words for",
             )
+        # The name of a layer has priority over the name of its class. So the class stands for the
+        # group that would be the longest list of names.
         largest = max(members, key=lambda spec: len(members[spec]))
         del members[largest]
         targets = members | {largest: ["Linear"]}
@@ -187,11 +196,13 @@ class CompressedTensorsLayout(Layout):
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
         assert rounding.scale is not None
         if is_two_level(rounding.spec):
+            # Only the global scale is static; block scales of activations are computed at runtime.
             return {f"{side}_global_scale": _inverse(rounding.scale)}
         parts = {f"{side}_scale": rounding.scale.reshape(1)}
         if not rounding.spec.symmetric:
             zero = explicit_zero(rounding.zero, rounding.scale)
             parts[f"{side}_zero_point"] = (
+                # Unsigned codes are stored as signed codes, and the zero point moves with them.
                 (zero - _above(rounding.spec)).to(torch.int8).reshape(1)
             )
         return parts
@@ -228,6 +239,7 @@ class CompressedTensorsLayout(Layout):
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         floats = names_in(found, "ignore")
+        # Without a group for the class Linear, layers that no group names stay float.
         default, own = LayerSpec(), list[tuple[str, LayerSpec]]()
         for group in _groups_of(found):
             spec = LayerSpec(
@@ -288,13 +300,17 @@ def _check_names(*names: str) -> None:
 
 
 def _packed(weight: Quantized) -> dict[str, Any]:
+    """Return integers of any width in int32 words (outputs, ceil(inputs * bits / 32))."""
+    # Codes of (outputs, inputs) and zero points of (outputs, groups), both unsigned.
     spec, (codes, zero) = weight.spec, unsigned(weight)
     parts = {
         "weight_packed": pack_words(codes, spec.dtype.bits),
         "weight_scale": in_columns(weight.scale, weight).contiguous(),
+        # The last word of a row is padded, so that its words do not tell the number of inputs.
         "weight_shape": torch.tensor(weight.shape),
     }
     if not spec.symmetric:
+        # Packed along the outputs, to (outputs * bits / 32, groups).
         parts["weight_zero_point"] = (
             pack_words(zero.t(), spec.dtype.bits).t().contiguous()
         )
@@ -302,24 +318,31 @@ def _packed(weight: Quantized) -> dict[str, Any]:
 
 
 def _integers(weight: Quantized) -> dict[str, Any]:
+    """Return 8-bit integers (outputs, inputs) with scales (outputs, 1) or (1,)."""
+    # uint8 with the zero point 128 becomes int8 without zero point.
     codes = unsigned(weight)[0] - (1 << weight.spec.dtype.bits - 1)
     return {"weight": codes.to(torch.int8), "weight_scale": _column(weight.scale)}
 
 
 def _floats(weight: Quantized) -> dict[str, Any]:
+    """Return E4M3 (outputs, inputs) with scales (outputs, 1) or (1,)."""
     return {"weight": weight.matrix, "weight_scale": _column(weight.scale)}
 
 
 def _mxfp8(weight: Quantized) -> dict[str, Any]:
+    """Return E4M3 (outputs, inputs) with E8M0 scales (outputs, blocks) as bytes."""
+    # The codes are bit patterns, which the file has as F8_E4M3.
     codes = weight.matrix.contiguous().view(torch.float8_e4m3fn)
     return {"weight": codes, "weight_scale": weight.scale}
 
 
 def _fp4(weight: Quantized) -> dict[str, Any]:
+    """Return FP4 as bytes (outputs, inputs / 2) with scales (outputs, blocks)."""
     parts = {
         "weight_packed": pack_bits(weight.matrix, 4),
         "weight_scale": weight.scale,
     }
+    # MXFP4 has no global scale.
     if weight.whole is None:
         return parts
     return parts | {"weight_global_scale": _inverse(weight.whole)}
@@ -342,7 +365,17 @@ def _unpacked(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Quantized:
-    """Return integers from int32 words."""
+    """Return integers from int32 words; the inverse of ``_packed``.
+
+    Args:
+        parts: tensors by the end of their names.
+        weight: how the weight is quantized.
+        shape: shape of the weight, (outputs, inputs).
+        dtype: dtype of the dequantized weight.
+
+    Raises:
+        ModelError: a tensor is missing, or does not hold the codes of the shape.
+    """
     scale = needed(parts.get("weight_scale"), "weight_scale")
     words = needed(parts.get("weight_packed"), "weight_packed")
     bits, zero = weight.dtype.bits, None
@@ -363,6 +396,7 @@ def _from_bytes(
     """Return 8-bit integers or FP8 with per-channel or per-tensor scales."""
     scale = needed(parts.get("weight_scale"), "weight_scale")
     codes = needed(parts.get("weight"), "weight")
+    # The file has one scale as (1,), and scales of outputs as (outputs, 1).
     scale = scale.reshape(-1) if weight.per_channel else scale.reshape(())
     return Quantized(weight, shape, codes, scale, None, None, dtype)
 
@@ -389,6 +423,7 @@ def _from_fp4(
     """Return FP4 in blocks, with a global scale in NVFP4."""
     scale = needed(parts.get("weight_scale"), "weight_scale")
     codes = unpack_bits(needed(parts.get("weight_packed"), "weight_packed"), 4)
+    # NVFP4 has it, MXFP4 does not.
     global_scale = parts.get("weight_global_scale")
     if global_scale is not None:
         global_scale = _inverse(global_scale).reshape(())
@@ -429,6 +464,7 @@ def _inverse(whole: torch.Tensor) -> Any:
 
 def _above(spec: TensorSpec) -> int:
     """Return the offset between unsigned and signed codes."""
+    # Codes of b bits lie 2^(b - 1) lower when they are stored as signed.
     if spec.grid.qmin < 0:
         return 0
     return 1 << spec.dtype.bits - 1
@@ -447,6 +483,7 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
     arguments = {
         "num_bits": 4 if is_two_level(spec) else spec.dtype.bits,
         "type": "int" if is_integer else "float",
+        # Floats have no zero point.
         "symmetric": spec.symmetric or not is_integer,
         "strategy": _strategy(spec, form),
         "group_size": spec.group or None,
@@ -508,10 +545,12 @@ def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
             f"quantization_config has {found!r} where it should say how a tensor is"
             " quantized",
         )
+    # Defaults of QuantizationArgs in compressed-tensors.
     bits = found.get("num_bits", 8)
     kind = found.get("type", "int")
     strategy = found.get("strategy")
     size = found.get("group_size") or 0
+    # The strategy of two levels of scales belongs to NVFP4 alone.
     if (kind, bits, strategy) == ("float", 4, "tensor_group"):
         return TensorSpec("nvfp4")
     for arguments, name in _BLOCK_FORMATS:

@@ -39,7 +39,10 @@ def _is_whole(spec: TensorSpec) -> bool:
 
 @dataclass(frozen=True)
 class Fp8Layout(Layout):
-    """Layout of vLLM: ``weight_scale``, ``input_scale``, scales of keys and values."""
+    """Layout of vLLM: ``weight_scale``, ``input_scale``, scales of keys and values.
+
+    The names of scales are class attributes, which ``FinegrainedFp8Layout`` overrides.
+    """
 
     name: ClassVar[str] = "fp8"
     method: ClassVar[str] = "fp8"
@@ -54,6 +57,7 @@ class Fp8Layout(Layout):
             return "it has weights and inputs, both"
         if not _is_whole(spec.weight):
             return "it has fp8e4m3 with one scale for a weight"
+        # vLLM computes the scale of a token at runtime.
         tokens = (
             spec.input.dtype == _E4M3.dtype
             and spec.input.per_channel
@@ -85,6 +89,7 @@ class Fp8Layout(Layout):
         config: TorchConfig,
     ) -> dict[str, Any]:
         kinds = {
+            # A layer that was not run on the data has no input scale, and so no input here.
             name: "dynamic" if spec.input is None or spec.input.dynamic else "static"
             for name, spec in quantized.items()
         }
@@ -106,6 +111,7 @@ class Fp8Layout(Layout):
         return {"weight": weight.matrix, self.weight_scale: weight.scale}
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        # The scales of keys and values have no names of their own in this layout until ``key``.
         return {self.input_scale if side == "input" else "output_scale": rounding.scale}
 
     def restored(
@@ -116,6 +122,7 @@ class Fp8Layout(Layout):
         dtype: torch.dtype,
     ) -> Quantized:
         assert spec.weight is not None
+        # vLLM and transformers have different names for the scale.
         scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
         weight = needed(parts.get("weight"), "weight")
         return Quantized(
@@ -139,6 +146,7 @@ class Fp8Layout(Layout):
             if side == "input"
             else ("output_scale",)
         )
+        # No ``or`` between both: the truth of a tensor is that of its value.
         found = next((scale for scale in map(get, ends) if scale is not None), None)
         return Params(needed(found, ends[0]).reshape(()))
 
@@ -154,6 +162,7 @@ class Fp8Layout(Layout):
                 f" weight_block_size {block!r}; this reads 'static' and 'dynamic', and"
                 " one scale for a weight",
             )
+        # The lists of vLLM and of transformers.
         floats = names_in(found, "ignored_layers") or names_in(
             found,
             "modules_to_not_convert",
@@ -181,5 +190,6 @@ class FinegrainedFp8Layout(Fp8Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
+        # transformers looks for the names of float layers within other names.
         check_parts_of_names(self.name, quantized, floats)
         return super().quantization_config(quantized, floats, config)

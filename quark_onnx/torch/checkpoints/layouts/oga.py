@@ -69,6 +69,7 @@ class OgaLayout(QuarkLayout):
         shape: tuple[int, ...],
     ) -> None:
         check_linear(self.name, name, kind, spec, shape)
+        # The head is the only layer outside of decoder blocks that the builder quantizes.
         if name != _HEAD and not _LAYERS.fullmatch(name):
             raise ConfigError(
                 f"{name} has no place in the layout 'oga': onnxruntime-genai's model"
@@ -95,6 +96,7 @@ class OgaLayout(QuarkLayout):
             if spec.weight is not None
         }
         head = sizes.pop(_HEAD, None)
+        # The builder has one block size for all decoder blocks, and one for the head.
         size = the_one(self.name, "blocks of", sizes)
         own = () if head in (None, size) else ((_HEAD, _spec(head)),)
         return super().quantization_config(
@@ -105,6 +107,7 @@ class OgaLayout(QuarkLayout):
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
         in_half(weight.scale)  # the builder computes in float16
+        # Signed codes move up by 8, as do their zero points.
         codes, zero = unsigned(weight)
         plain = _spec(weight.spec.group)
         assert plain.weight is not None
@@ -122,4 +125,5 @@ class OgaLayout(QuarkLayout):
 
 
 def _spec(size: int) -> LayerSpec:
+    """Return unsigned 4-bit weights with zero points in blocks of a size."""
     return LayerSpec(TensorSpec("uint4", symmetric=False, block_size=size))

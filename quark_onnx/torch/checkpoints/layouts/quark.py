@@ -100,6 +100,7 @@ class QuarkLayout(Layout):
         config: TorchConfig,
     ) -> dict[str, Any]:
         found = quark_json.to_json(config, floats, self.pack_method)
+        # ``to_json`` writes the entry for codes.
         found["export"]["weight_format"] = self.weight_format
         return found
 
@@ -132,9 +133,12 @@ class QuarkLayout(Layout):
         spec = rounding.spec
         if is_two_level(spec):
             return {f"{side}_scale{self._second(spec)}": rounding.scale}
+        # FP8 has no zero point.
         if not isinstance(spec.dtype, Integer):
             return {f"{side}_scale": rounding.scale}
         zero = explicit_zero(rounding.zero, rounding.scale)
+        # amd-quark has scales of integer activations in float32, with zero points even if all are
+        # 0.
         return {
             f"{side}_scale": rounding.scale.float(),
             f"{side}_zero_point": zero.to(affine.code_type(spec)),
@@ -159,6 +163,7 @@ class QuarkLayout(Layout):
         get: Callable[[str], Any],
     ) -> Params:
         end = f"{side}_scale{self._second(spec)}"
+        # Zero points that are all 0 become None, as in a quantized model.
         zero = get(f"{side}_zero_point")
         zero = implicit_zero(zero)
         if zero is not None:
@@ -169,5 +174,6 @@ class QuarkLayout(Layout):
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
         config, method = quark_json.from_json(found)
         export = object_in(found, "export")
+        # Configurations of earlier releases may lack the entry.
         weight_format = str(export.get("weight_format") or WEIGHT_FORMATS[0])
         return config, QuarkLayout(method, weight_format)

@@ -30,15 +30,18 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize
 def stored_floats(weight: Quantized) -> dict[str, Any]:
     """Return the tensors of a quantized weight, by the end of their names."""
     found = {"weight": weight.dequantize()}
+    # 16-bit floats and block floating point have no scales.
     if weight.scale is None:
         return found
     scale = weight.scale
+    # Bytes are exponents (E8M0), or floats without a torch dtype (E5M3).
     if scale.dtype == torch.uint8:
         scale = scale_values(scale, weight.spec.dtype).to(weight.dtype)
     elif weight.whole is not None:  # E4M3, relative to the scale of the tensor
         scale = scale.float() * weight.whole
     found["weight_scale"] = scale
     if isinstance(weight.spec.dtype, Progressive):
+        # The codes are symmetric; amd-quark has their zero points nevertheless.
         zero = torch.zeros_like(scale, dtype=torch.int32)
         return found | factors_of(weight) | {"weight_zero_point_2": zero}
     if isinstance(weight.spec.dtype, Integer):
@@ -80,6 +83,7 @@ def restored_floats(
     if isinstance(spec.dtype, Scaled):
         zero = implicit_zero(parts.get("weight_zero_point"))
         params = Params(parts["weight_scale"], zero)
+    # With the stored scales instead of new ones.
     return quantize(weight, spec, params=params, whole=parts.get("weight_scale_2"))
 
 
@@ -99,6 +103,7 @@ def _rounded_twice(
         (weight.float() / parts["weight_scale"].float()).to(torch.float8_e4m3fn).float()
     )
     reciprocal = 1 / parts["weight_scale_2"].float()
+    # (outputs, inputs), multiplied by (outputs, 1).
     codes = torch.round(codes.reshape(len(weight), -1) * reciprocal[:, None]).clamp(
         spec.grid.qmin,
         spec.grid.qmax,
