@@ -21,6 +21,7 @@ from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
 
 #: Settings of a single configuration, which --accuracy chooses.
+#: Attributes of the options; the option of an attribute has hyphens.
 _CHOSEN = (
     "config",
     "calibrator",
@@ -73,8 +74,11 @@ def run_to_accuracy(options: Namespace) -> Answer:
     try:
         Target.of(options.accuracy)
     except ConfigError as error:
+        # The message of Target begins with "accuracy is ...", the name of the option.
         raise UsageError(f"--{error}") from error
+    # None and False are the defaults of these options, so that anything else was given.
     given = [name for name in _CHOSEN if getattr(options, name) not in (None, False)]
+    # A preset has a default value: only another one shows that the option was given.
     if options.preset != "A8W8":
         given.insert(0, "preset")
     if options.per_channel is not None:
@@ -95,7 +99,9 @@ def run_to_accuracy(options: Namespace) -> Answer:
         progress=progress_of(options),
     )
     seconds = perf_counter() - start
+    # Their commands would change one configuration, while --accuracy has tried several.
     report = _without_steps(found.result.report)
+    # The measurement is no part of the seconds of the run.
     latency = quantized_latency(options, data)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
@@ -111,6 +117,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
         *latency_lines(latency),
         str(report),
     ]
+    # Keys of a plain quantize run, so that programs read both alike; "accuracy" holds the attempts.
     document = {
         "command": "quantize",
         "model": options.model,
@@ -127,6 +134,7 @@ def run_to_accuracy(options: Namespace) -> Answer:
 
 def _samples(found: AccuracyResult) -> str:
     text = f"{found.judged} judge, and calibrate nothing"
+    # 64 samples cannot tell a loss of 1 % from none: a single sample is 1.6 %.
     if found.target.percent and found.resolution > found.target.value:
         text += f"; they resolve losses of {found.resolution:.2g} % at best"
     return text
@@ -155,6 +163,7 @@ def _missed(found: AccuracyResult, options: Namespace) -> AccuracyError | None:
         return None
     best = found.best
     reached = f"{best.sqnr:.2f} dB"
+    # The unit of the target; a loss exists for figures that are shares.
     if best.loss is not None:
         reached = f"a loss of {best.loss:.2f} %"
     return AccuracyError(
@@ -169,6 +178,7 @@ def _missed(found: AccuracyResult, options: Namespace) -> AccuracyError | None:
 
 def _more_time(found: AccuracyResult, options: Namespace) -> Iterator[NextStep]:
     if found.left and options.budget is not None:
+        # Later configurations take longer than those that filled the budget.
         budget = f"{math.ceil(4 * options.budget)}s"
         yield NextStep(
             f"--budget {budget}",

@@ -36,6 +36,7 @@ example:
 
 exit codes: 0 done; 2 bad input; 3 internal error; 128 + N ended by signal N"""
 
+#: Default of --top, number of outputs shown in a line, and number of causes of each tensor.
 _TOP = 10
 _SHOWN = 8
 _CAUSES = 3
@@ -63,6 +64,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
+    # Before the analysis: a refused page would waste minutes.
     if options.html is not None:
         _check_page(options)
     found = analysis.analyze(options.reference, options.other, data_of(options))
@@ -89,6 +91,7 @@ def run(options: Namespace) -> Answer:
 
 def _check_page(options: Namespace) -> None:
     for model in (options.reference, options.other):
+        # samefile, and not the names: a link to the model is the model, too.
         if options.html.exists() and model.exists() and options.html.samefile(model):
             raise UsageError(
                 f"--html {options.html} is the model {model} itself, which is never"
@@ -109,6 +112,7 @@ def _output(output: OutputError) -> str:
 
 def _steps(found: Analysis) -> Iterator[str]:
     """Yield steps and errors of outputs in their own units, such as pixels of a box."""
+    # The range of values tells whether a step is coarse: 4 pixels are much for a box of 20.
     ranges = {
         tensor.name: f", values from {tensor.lo:.4g} to {tensor.hi:.4g}"
         for tensor in found.tensors
@@ -117,6 +121,7 @@ def _steps(found: Analysis) -> Iterator[str]:
     for output in found.outputs:
         if output.max_error is not None:
             step = found.steps.get(output.name)
+            # An output without a uniform grid has no step.
             form = cell(step, "steps of {:.3g}", "float")
             lines.append(
                 f"{output.name} {form}, errors up to"
@@ -132,12 +137,14 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
     how = Counter(tensor.matched_by for tensor in found.tensors)
     words = ", ".join(f"{number} by {name}" for name, number in how.items())
     roles = Counter(weight.role for weight in found.weights)
+    # For example "12 quantized weights, 12 quantized biases".
     constants = ", ".join(
         f"{number} quantized {role}{_plural(role, number)}"
         for role, number in roles.items()
     )
     tensors = f"{len(found.tensors)} tensors ({words})" if words else "no tensor"
     yield ", ".join(filter(None, (tensors, constants)))
+    # Booleans count as 0 and 1.
     if rescaled := sum(tensor.rescaled for tensor in found.tensors):
         yield (
             f"{rescaled} of them have channels on other scales, as equalization leaves"
@@ -156,6 +163,7 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
 def _plural(role: str, number: int) -> str:
     if number == 1:
         return ""
+    # bias, biases; weight, weights.
     return "es" if role.endswith("s") else "s"
 
 
@@ -173,6 +181,7 @@ def _ranking(found: Analysis, top: int) -> Iterator[str]:
             ),
         ],
     )
+    # All rows are aligned together, then split, to put the causes between them.
     header = ("#", "tensor", "operator", "SQNR dB", "inputs", "alone", "format")
     table = columns(
         [header, *(_row(place, tensor) for place, tensor in enumerate(worst, 1))],
@@ -197,6 +206,7 @@ def _row(place: int, tensor: TensorError) -> tuple[str, ...]:
 
 
 def _decibels(ratio: float | None) -> str:
+    # Exact tensors and unknown ratios have no number.
     if ratio is None or math.isinf(ratio):
         return "-"
     return f"{ratio:.1f}"

@@ -84,10 +84,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
+    # The preset decides which tensors are measured; formats of other programs need a calibrator,
+    # too.
     config = QConfig.of(config_base(options))
     if options.calibrator is not None:
         config = config.with_(calibrator=options.calibrator)
     data = data_of(options)
+    # Ranges replace an earlier file without a question; the model must not be it.
     if options.output.resolve() == options.model.resolve():
         raise UsageError(f"--output is the model, {options.model}; name another file")
     start = perf_counter()
@@ -110,6 +113,7 @@ def run(options: Namespace) -> Answer:
         ),
     ]
     if options.format != "quark":
+        # A file in another program's format is for that program.
         del lines[-1]
     document = {
         "command": NAME,

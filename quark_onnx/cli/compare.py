@@ -70,11 +70,13 @@ def run(options: Namespace) -> Answer:
         time=options.time,
         threads=options.threads,
     )
+    # The verdict proposes changes in general terms; the commands repeat this model and this data.
     verdict = compared_with_commands(found.verdict, options)
     lines: list[str | Table] = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
         entry("error", [f"on {found.samples} samples:"]),
+        # Tables stay objects here: a terminal draws them, a pipe gets plain columns.
         Table(
             [
                 ("output", "SQNR dB", "cosine", "largest error"),
@@ -92,6 +94,7 @@ def run(options: Namespace) -> Answer:
         "command": NAME,
         "reference": options.reference,
         "other": options.other,
+        # The commands belong into the JSON document, too.
         **replace(found, verdict=verdict).to_dict(),
     }
     return Answer(lines, document, _missed(found.outputs, options))
@@ -135,6 +138,7 @@ def score_document(found: Comparison) -> dict[str, Any]:
 
 
 def _row(output: OutputError) -> tuple[str, str, str, str]:
+    # An error against a random reference means nothing, so no number is shown.
     if output.random:
         return (
             output.name,
@@ -159,6 +163,7 @@ def _row(output: OutputError) -> tuple[str, str, str, str]:
 
 def _missed(outputs: list[OutputError], options: Namespace) -> AccuracyError | None:
     bound = options.min_sqnr
+    # Outputs without an SQNR (integers, random) do not miss a gate in dB.
     below = [
         o
         for o in outputs
@@ -167,7 +172,9 @@ def _missed(outputs: list[OutputError], options: Namespace) -> AccuracyError | N
     if not below:
         return None
     missed = "; ".join(
-        f"output {o.name!r} has {decibels(o.sqnr or 0.0, bound)} dB SQNR" for o in below
+        # With the bound as a limit, 19.999 dB does not round to the 20 dB that were missed.
+        f"output {o.name!r} has {decibels(o.sqnr or 0.0, bound)} dB SQNR"
+        for o in below
     )
     step = analysis_step(options.reference, options.other, options)
     return AccuracyError(f"{missed}: below --min-sqnr {bound:g}", [step])

@@ -81,10 +81,12 @@ def run(options: Namespace) -> Answer:
         entry("model", [f"{options.model} -> {options.output}"]),
         entry("size", [f"{done.bytes_before:,} -> {done.bytes_after:,} bytes"]),
     ]
+    # In the order of --to: each conversion works on the result of the one before.
     for step in done.steps:
         lines.append(
             f"{step.name}: {'; '.join(step.notes) or 'there was nothing to convert'}",
         )
+        # Only conversions that change the function have an error to show.
         if step.outputs:
             lines.append(
                 Table(

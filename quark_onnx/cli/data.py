@@ -22,6 +22,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.config.checks import refuse_first
 
+# The defaults of the library are the defaults of the options; "size" has none.
 _DEFAULTS = {field.name: field.default for field in fields(ImageSpec)}
 #: Attribute of ImageSpec -> arguments and help of its option; attributes with choices pass them on.
 _IMAGE: dict[str, tuple[dict[str, Any], str]] = {
@@ -104,6 +105,8 @@ def add_data_options(parser: Parser) -> None:
     )
     hints = get_type_hints(ImageSpec)
     for name, (settings, text) in _IMAGE.items():
+        # Literal types of ImageSpec are the choices of the option: one list for Python and for the
+        # shell.
         if (
             get_origin(hints[name]) is not None
             and (choices := get_args(hints[name]))
@@ -128,6 +131,8 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     Raises:
         UsageError: options contradict each other; the message names both.
     """
+    # Options that differ from their defaults. An option given with its default value is as good as
+    # omitted.
     given: dict[str, Any] = {
         name: _frozen(value)
         for name in _IMAGE
@@ -135,11 +140,13 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
         and _frozen(value) != _DEFAULTS[name]
     }
     if options.data is None and options.random_data is None:
+        # Image options without data are a mistake, even where no data is needed.
         if needed or given:
             raise UsageError("one of the arguments --data --random-data is required")
         return None
     _check(options, given)
     if options.data is None:
+        # A function, and not a reader: the inputs of the model are known only after it is loaded.
         return partial(
             open_reader,
             RandomData(options.random_data, dims=dict(options.dim or ())),
@@ -147,6 +154,7 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
     images = None
     if given:
         images = ImageSpec(**given)
+    # A folder that holds arrays, too, is read as arrays.
     elif find_files(options.data, IMAGE_SUFFIXES) and not find_files(
         options.data,
         ARRAY_SUFFIXES,
@@ -166,6 +174,7 @@ def data_of(options: Namespace, *, needed: bool = True) -> partial[Reader] | Non
 
 
 def _frozen(value: Any) -> Any:
+    # argparse collects several values in a list; ImageSpec holds tuples.
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -175,7 +184,9 @@ def _check(options: Namespace, images: dict[str, Any]) -> None:
         "--limit": options.limit,
         "--input-layout": options.input_layout,
     }
+    # The first given option stands for all in the messages.
     first = next(filter(given.get, given), "")
+    # The default way of resizing is not among the given options, and needs none of the two.
     resize = images.get("resize")
     contradictions = (
         (
@@ -215,7 +226,9 @@ def in_flags(message: str, options: Namespace) -> str:
         options: the options of the command.
     """
     message = re.sub(r"ImageSpec\.(\w+)", lambda found: _flag(found[1]), message)
+    # Errors are translated for all commands; some have no image options.
     if getattr(options, "image_size", None):
+        # The hint of the readers is to transpose; for images, the other layout does it.
         other = "nchw" if options.image_layout == "nhwc" else "nhwc"
         return re.sub(
             r"transpose it with (layout='nhwc'|np\.transpose\(.*\))",

@@ -101,28 +101,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, deprecated = rename_options(arguments, _renamed(arguments))
+    # Before parsing, because an error of the parser has to be JSON as well.
     wants_json = any(argument.partition("=")[0] == "--json" for argument in arguments)
     command = next(
         (module.NAME for module in COMMANDS if arguments[:1] == [module.NAME]),
         None,
     )
+    # Errors of the parser are reported by these, so that _fail always has its attributes.
     options = Namespace(
         json=STDOUT if wants_json else None,
         verbose=False,
         command=command,
     )  # until they are parsed
+    # Before any file is opened, which would take the number of a closed stream.
     _occupy_standard_streams()
     for warning in deprecated:
         _complain(f"warning: {warning}")
     try:
         with _signals_raise():
             options = parse(arguments)
+            # The names of the models' attributes differ by command; a crash is reported with the
+            # file.
             models = (
                 getattr(options, name, None) for name in ("model", "reference", "other")
             )
             with (
                 _diagnostics(options.verbose),
                 crash_errors(*models),
+                # In another process, a native crash of onnxruntime is an error message, and not the
+                # end.
                 isolated(options.isolation),
                 plain_progress(),
             ):
@@ -136,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as stopped:
         (number,) = stopped.args
         _complain(f"ended by {signal.Signals(number).name}")
+        # The convention of shells for a process that ended by a signal.
         return 128 + int(number)
     except BrokenPipeError:  # as in: quark-onnx list | head
         # Python flushes stdout at its end, which would fail once more.
@@ -148,6 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _renamed(arguments: list[str]) -> dict[str, str]:
     """Return the deprecated option names of a command or its action."""
     tables = {module.NAME: getattr(module, "RENAMED", {}) for module in COMMANDS}
+    # Values are new names, or, for commands with actions, tables by action.
     table: dict[str, Any] = tables.get("".join(arguments[:1]), {})
     names = {name: new for name, new in table.items() if isinstance(new, str)}
     action: dict[str, str] = table.get("".join(arguments[1:2]), {})
@@ -194,6 +203,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
 def _complete(parser: Parser) -> None:
     """Answer a shell's request for completions and exit, given argcomplete."""
+    # The variable is set by the shell's completion; a plain run must not import argcomplete.
     if "_ARGCOMPLETE" not in os.environ:
         return
     try:
@@ -218,15 +228,19 @@ def parse(arguments: list[str]) -> Namespace:
         say(parser.format_help(), sys.stderr)
         raise SystemExit(BAD_INPUT)
     word = arguments[0]
+    # argparse would list all commands; this message names the nearest one.
     if not word.startswith("-") and word not in parsers:
         raise UsageError(f"unknown command {word!r}{nearest(word, parsers)}")
     words = join_image_size(arguments)
+    # parse_args would end with its own message about the rest, without a hint.
     options, rest = parser.parse_known_args(words)
+    # Commands that are printed as advice repeat these words.
     options.words = words
     if rest:
         name = rest[0].partition("=")[0]
         hint = ""
         if name.startswith("--"):
+            # A mistyped option: the nearest one of this command.
             hint = nearest(name, parsers[options.command].flags)
         what = "unknown option" if name.startswith("-") else "unexpected argument"
         raise UsageError(
@@ -241,11 +255,14 @@ def _publish(answer: Answer, options: Namespace) -> int:
     reason, steps = "", list[NextStep]()
     if failure is not None:
         reason, steps = _reason_and_steps(failure, options)
+        # The result was computed and is worth having: the document holds both, result and error.
         document = {
             **document,
             **error_document(type(failure).__name__, reason, steps),
         }
+    # JSON first: a terminal that was closed must not keep the file from being written.
     _deliver(document, options.json)
+    # stdout holds either JSON or text, so that it can be piped into a program.
     if options.json != STDOUT and not options.quiet:
         show(answer.blocks, sys.stdout)
     if failure is None:
@@ -283,12 +300,15 @@ def _fail(error: Exception, options: Namespace) -> int:
     steps = list[NextStep]()
     if isinstance(error, AccuracyError):
         reason, steps = _reason_and_steps(error, options)
+        # An accuracy error without a result: the gate refused to write.
         code, message = GATE, printable(" ".join(reason.split()))
+    # A PlanError is an inconsistency inside this package, and no bad input.
     elif isinstance(error, QuarkError | CalibrationError) and not isinstance(
         error,
         PlanError,
     ):
         code, message = BAD_INPUT, in_flags(message, options)
+    # numpy's MemoryError names the size that it could not allocate.
     elif isinstance(error, MemoryError):
         code, message = (
             BAD_INPUT,
@@ -296,6 +316,7 @@ def _fail(error: Exception, options: Namespace) -> int:
         )
     elif isinstance(error, OSError):
         code = BAD_INPUT
+        # str(OSError) begins with "[Errno 2]", which says nothing to most readers.
         if error.filename:
             message = f"{error.filename}: {error.strerror}"
     else:
@@ -310,6 +331,7 @@ def _fail(error: Exception, options: Namespace) -> int:
             {"command": options.command, **error_document(kind, message, steps)},
             options.json,
         )
+    # The file for JSON may be what could not be written.
     except OSError as unwritable:
         _complain(f"error: {options.json}: {unwritable.strerror}")
     return code
@@ -325,6 +347,7 @@ def _occupy_standard_streams() -> None:
 
     Otherwise the next file would get the stream's number, and C++ would write messages into it.
     """
+    # stdin, stdout, stderr.
     for number in range(3):
         try:
             os.fstat(number)
@@ -342,6 +365,7 @@ def _signals_raise() -> Iterator[None]:
     An exception raised by a signal inside native code may come out as another exception. It is
     raised again, and so is KeyboardInterrupt.
     """
+    # A list, because the handlers have to write to it; the first signal counts.
     received = list[BaseException]()
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -357,12 +381,14 @@ def _signals_raise() -> Iterator[None]:
         received.append(KeyboardInterrupt())
         raise received[0]
 
+    # Windows has no SIGHUP.
     every = [
         getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
     ]
     free = (
         threading.current_thread() is threading.main_thread()
     )  # only the main thread may set handlers
+    # A handler that the caller has set (a service, a test runner) stays.
     taken = [
         each for each in every if free and signal.getsignal(each) is signal.SIG_DFL
     ]
@@ -376,6 +402,7 @@ def _signals_raise() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # onnxruntime and numpy may turn the exception of the handler into one of their own.
         if received:
             raise received[0] from error
         raise
@@ -389,6 +416,7 @@ def _signals_raise() -> Iterator[None]:
 @contextmanager
 def _diagnostics(verbose: bool) -> Iterator[None]:
     """Send warnings and log messages of the library to stderr, formatted as errors."""
+    # The library logs, and configures no handlers; the command line shows the messages.
     handler = _ToStderr(logging.INFO if verbose else logging.WARNING)
     loggers = list(map(logging.getLogger, ("quark_onnx", "calibrators")))
     levels = [logger.level for logger in loggers]
@@ -397,6 +425,7 @@ def _diagnostics(verbose: bool) -> Iterator[None]:
         logger.setLevel(handler.level)
     try:
         with warnings.catch_warnings():
+            # Deprecations of dependencies are nothing that a user could change.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda message, *_, **__: _complain(
@@ -405,6 +434,7 @@ def _diagnostics(verbose: bool) -> Iterator[None]:
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
+            # main() may run many times in a process, as in tests.
             logger.removeHandler(handler)
             logger.setLevel(level)
 

@@ -42,6 +42,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> Answer:
     config = config_of(options)
     plan = api.plan_for(options.model, config)
+    # Operator type -> (number of quantized nodes, number of nodes).
     operators, kept, _ = summarize(plan)
     done = sum(share[0] for share in operators.values())
     total = sum(share[1] for share in operators.values())
@@ -85,11 +86,14 @@ def _tensor(plan: Plan, use: Use) -> dict[str, str]:
     A tensor that shares the scale of a float tensor stays float for the same reason.
     """
     decision = plan.entry(use)
+    # entry() follows shared scales to their source; a tensor without an entry was never asked for.
     if use not in plan.entries:
         decision = Keep(plan.ineligible(use.tensor) or "nothing asks for it")
+    # Quantized: the tensor's own entry says how, for example "same as x".
     elif not isinstance(decision, Keep):
         decision = plan.entries[use]
     detail = decision.reason if isinstance(decision, Keep) else str(decision)
+    # A bias that is not stored as codes stays float.
     kept = isinstance(decision, BiasOf) and not decision.stored
     return {
         "tensor": use.tensor,

@@ -26,6 +26,7 @@ def add_time_options(parser: Parser) -> None:
         parser: the parser of the command.
     """
     either = parser.add_mutually_exclusive_group()
+    # Both options set one attribute; --time repeats the default, for scripts that name it.
     either.add_argument(
         "--time",
         action="store_true",
@@ -66,12 +67,15 @@ def quantized_latency(options: Namespace, data: Any) -> Latency | None:
     if data is None or not options.time:
         return None
     with warnings.catch_warnings():
+        # The data is opened once more for its first sample.
         warnings.simplefilter("ignore")  # warnings about the data were shown before
         sample = first_sample(reader_for(Graph.of(load(options.model)), data))
     try:
         return measure_latency(
             options.model, options.output, sample, threads=options.threads
         )
+    # The model was quantized and written; that onnxruntime cannot time it is no failure of the
+    # command.
     except ModelError as error:
         logger.debug("%s", error)
         return None

@@ -45,6 +45,7 @@ example:
   quark-onnx list calibrators"""
 
 #: Cells of a row, and its JSON form.
+#: The cells are for people; the JSON form holds values of their own types.
 Row = tuple[tuple[str, ...], dict[str, Any]]
 _YES_NO = {True: "yes", False: "-"}
 
@@ -59,21 +60,25 @@ def add_arguments(parser: Parser) -> None:
     )
     add_common_options(parser)
     kinds = fill(", ".join(_KINDS), 90, initial_indent="  ", subsequent_indent="  ")
+    # The kinds are defined at the end of this file, after the functions that list them.
     parser.epilog = f"kinds:\n{kinds}\n\n{EXAMPLE}"
 
 
 def run(options: Namespace) -> Answer:
     chosen = {kind: _KINDS[kind] for kind in _KINDS if options.kind in (None, kind)}
     body, document = list[str | Table](), dict[str, Any]({"command": NAME})
+    # Rows are made here, and not at import: registries may grow until then.
     for kind, (header, rows_of) in chosen.items():
         try:
             rows = rows_of()
         except MissingDependency as error:
+            # Asked for by name, the missing extra is an error; among all kinds, it is a line.
             if options.kind is not None:
                 raise
             body += [kind, f"  {error}", ""]
             document[kind] = []
             continue
+        # Names that users look for among the targets, with the command that serves them.
         elsewhere = TARGETS.elsewhere if kind == "targets" else {}
         notes = [
             f"  {name} is no target: {instead}" for name, instead in elsewhere.items()
@@ -81,6 +86,7 @@ def run(options: Namespace) -> Answer:
         table = Table([header, *(cells for cells, _ in rows)])
         body += [kind, table, *notes, ""]
         document[kind] = [item for _, item in rows]
+    # Without the empty line after the last table.
     return Answer(body[:-1], document)
 
 
@@ -89,9 +95,11 @@ def _presets() -> list[Row]:
 
 
 def _preset(name: str, config: QConfig) -> Row:
+    # The text of a configuration has one setting in each line, as in YAML.
     lines = dict(line.split(": ", 1) for line in str(config).splitlines())
     activation, weight = lines.pop("activation"), lines.pop("weight")
     other = ", ".join(f"{key}={value}" for key, value in lines.items())
+    # refusal() returns a reason, or nothing where the target takes the configuration.
     targets = [target for target in TARGETS if not refusal(TARGETS[target], config)]
     item = {"name": name, "config": to_dict(config), "targets": targets}
     return (name, activation, weight, " ".join(targets), other), item
@@ -101,6 +109,7 @@ def _operators() -> list[Row]:
     rows: list[Row] = []
     for operator in sorted(RULES, key=str.lower):
         rule = RULES[operator]
+        # The file is where a reader finds the rule; JSON keeps the module's name.
         module = rule.__module__.removeprefix("quark_onnx.")
         file = module.replace(".", "/") + ".py"
         rows.append(
@@ -124,6 +133,7 @@ def _matrix() -> list[Row]:
     """Return the uses of each format; the test of formats runs every cell."""
     rows: list[Row] = []
     for row in map(DTYPES.__getitem__, DTYPES):
+        # A way without a configuration for the format does not support the format.
         offered = {way.name: way.config(row) is not None for way in WAYS}
         rows.append(
             (
@@ -180,6 +190,7 @@ def _algorithms() -> list[Row]:
     for cells, item in _classes(ALGORITHMS):
         name, settings, about = cells
         data = getattr(ALGORITHMS[name], "needs_data", False)
+        # Read from the class: a property depends on the settings of an instance.
         needs = "if trained" if isinstance(data, property) else _YES_NO[bool(data)]
         clients = clients_of_algorithm(name)
         item = {**item, "needs_data": needs, "loaded_by": clients}
@@ -257,6 +268,7 @@ def _conversions() -> list[Row]:
 
 def _about(thing: object) -> str:
     """Return the first paragraph of a docstring, without its markup."""
+    # getdoc takes the docstring of a base class where a class has none.
     return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()).replace(
         "``",
         "",

@@ -53,6 +53,8 @@ def add_arguments(parser: Parser) -> None:
         parser_class=Parser,
         prog=parser.prog,
     )
+    # The parser of the action, and not of "llm", is stored: advice repeats the options of the
+    # action.
     for name, summary, usage, add, perform in _ACTIONS:
         action = actions.add_parser(
             name,
@@ -68,6 +70,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     if options.action == "ptq":
+        # Before the output is moved aside: helpers of torchrun must not move it again.
         llm_ptq.silence_helper(options)
     folder = _output(options)
     wanted = options.overwrite and folder is not None
@@ -80,7 +83,9 @@ def run(options: Namespace) -> Answer:
 def _output(options: Namespace) -> Path | None:
     """Return the output of an action; None if it writes nothing."""
     output: Path | None = options.output
+    # Only validate has an optional output, and --fix.
     if output is None and options.fix:
+        # absolute: the name of "." is empty.
         model: Path = options.model.absolute()
         return model.with_name(f"{model.name}-fixed")
     return output
@@ -121,6 +126,7 @@ def _validate(options: Namespace) -> Answer:
         raise UsageError(
             "--output is the folder of the repaired copy; it needs --fix",
         )
+    # "mended" is a key of the JSON document, which programs read.
     head, mended = list[str](), {}
     if options.fix:
         result = validate.repair(options.model, options.client, _output(options))
@@ -136,6 +142,7 @@ def _validate(options: Namespace) -> Answer:
     else:
         verdict = validate.validate(options.model, options.client)
     failure = None
+    # A checkpoint that the client refuses is an answer with an exit code of 1, and not bad input.
     if not verdict.right:
         failure = ConstraintError(f"{verdict.release}, {verdict.place}: {verdict.word}")
     lines = [*head, verdict.text(complete=options.verbose)]
@@ -152,13 +159,16 @@ def _writing_command(verdict: Any) -> str:
 
     folder = Path(verdict.place)
     rules = {finding.rule for finding in verdict.findings}
+    # A GGUF file or an ONNX folder: the source of another format is not known.
     if not (folder / checkpoint.CONFIG).is_file():
         return ""
     words = [PROGRAM, "llm"]
+    # The rules "genai-none" and "gguf-none": the folder lacks the files of this client altogether.
     if "genai-none" in rules:
         return shell_line([*words, "oga", str(folder), "-o", f"{folder}-oga"])
     if "gguf-none" not in rules:
         return ""
+    # The GGUF writer takes float models; a quantized checkpoint goes through ptq.
     if checkpoint.read(folder).method == "float":
         return shell_line([*words, "gguf", str(folder), "-o", f"{folder}.gguf"])
     words += ["ptq", str(folder), "-o", f"{folder}-gguf"]

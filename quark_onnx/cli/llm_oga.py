@@ -73,6 +73,7 @@ def oga_options(parser: Parser) -> None:
 
 
 def oga(options: Namespace) -> Answer:
+    # Names and data are checked before torch is imported, which takes seconds.
     _check_scheme(options.scheme or _SCHEME)
     for text in options.algorithm:
         check_algorithm(text)
@@ -82,7 +83,9 @@ def oga(options: Namespace) -> Answer:
             " --data",
         )
     exports = torch_side("quark_onnx.torch.exports.oga")
+    # Before the quantization, which may take hours.
     exports.check_oga(options.output)
+    # The temporary checkpoint of a float model lives until the result is written.
     with ExitStack() as stack:
         checkpoint = _checkpoint(options, stack)
         found = exports.write_oga(
@@ -131,6 +134,7 @@ def _check_scheme(name: str) -> None:
     known = [
         each
         for each, clients in SCHEME_CLIENTS.items()
+        # Client -> layouts in which it loads the scheme.
         if "oga" in clients.get("onnxruntime-genai", ())
     ]
     if name not in known:
@@ -145,6 +149,7 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
     read_json = torch_side("quark_onnx.torch.checkpoints.safetensors_io").read_json
     model: Path = options.model
     if read_json(model / "config.json").get("quantization_config"):
+        # The KV cache of a quantized checkpoint may still need data.
         unused_data = options.data and options.kv_cache is None
         if options.scheme or options.algorithm or unused_data:
             raise UsageError(
@@ -164,6 +169,7 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
         raise UsageError(
             f"--algorithm {' '.join(options.algorithm)} learns from data; give --data",
         )
+    # The temporary folder lies beside the output, on the same disk.
     options.output.parent.mkdir(parents=True, exist_ok=True)
     place = stack.enter_context(
         ScratchFolder(options.output.parent, f"{options.output.name}-checkpoint"),
@@ -172,6 +178,7 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
         source,
         _text(options),
         config,
+        # ptq() makes the folder itself.
         place / "checkpoint",
         writing=flow.Writing(layout="oga", trust_code=options.trust_code),
         progress=progress_of(options),

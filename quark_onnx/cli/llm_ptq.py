@@ -49,6 +49,7 @@ _SOURCE = "folder of a Hugging Face model with safetensors files"
 _TEXT = "text or .jsonl file, folder, token ids, or data set name"
 
 #: Number of windows of the data for the choice of schemes.
+#: Each window is run with every scheme, which would take too long on all windows.
 _MEASURED = 8
 #: Running processes per processor that slow a run down.
 _BUSY = 1.5
@@ -57,6 +58,7 @@ _LONG = 30.0
 
 
 def _pair(text: str) -> tuple[str, str]:
+    # The first "=": names of schemes have none.
     glob, equals, name = text.partition("=")
     if not (glob and equals and name):
         raise ArgumentTypeError(f"{text!r} is not of the form GLOB=SCHEME")
@@ -252,11 +254,13 @@ def _result_options(parser: Parser) -> None:
 
 def _check(options: Namespace) -> None:
     """Check the options that do not depend on the model, before importing torch."""
+    # scheme() raises for an unknown name, with the nearest one.
     for name in (*_schemes(options), *(name for _, name in options.layer)):
         scheme(name)
     for text in options.algorithm:
         check_algorithm(text)
     require_known(options.layout, LAYOUT_NAMES, "unknown layout")
+    # Without the algorithms and the model's exclusions: enough to see a scheme that needs data.
     _check_data(
         options,
         config_for(
@@ -307,6 +311,7 @@ def _apply_recipe(options: Namespace) -> LanguageRecipe | None:
     Raises:
         UsageError: neither a recipe nor a scheme is named, or both are.
     """
+    # One of the two without the other.
     if (options.recipe is None) != (options.target is None):
         raise UsageError(
             "--recipe and --target belong together: --recipe balanced --target"
@@ -326,6 +331,7 @@ def _apply_recipe(options: Namespace) -> LanguageRecipe | None:
         "--export": options.export,
         "--layout": options.layout != "quark",
     }
+    # The recipe sets all of these; an own value would silently be lost.
     given = next((name for name, value in fixed.items() if value), None)
     if given is not None:
         raise UsageError(f"{given} is part of --recipe; leave out one of the two")
@@ -343,9 +349,11 @@ def silence_helper(options: Namespace) -> None:
 
     torchrun numbers the processes by RANK. The others calibrate, on their part of the data.
     """
+    # Without torchrun there is one process, of rank 0.
     rank = os.environ.get("RANK", "0")
     if rank == "0":
         return
+    # A folder of its own: several processes must not write the same files.
     options.output = options.output.with_name(f".{options.output.name}.{rank}")
     options.overwrite, options.quiet = False, True
     options.json = options.html = options.report = None
@@ -367,6 +375,7 @@ def ptq(options: Namespace) -> Answer:
     config = _config(options, source)
     tasks, scores = _tasks(options), {}
     if options.report is not None:
+        # A folder with a report and a page was replaced by one option for each of them.
         warnings.warn(
             "--report is deprecated; write --html FILE and --json FILE",
             stacklevel=2,
@@ -376,11 +385,13 @@ def ptq(options: Namespace) -> Answer:
     if mixture is not None:
         config = mixture.config
     notes = list[str]()
+    # Clients that read the checkpoint; GGUF and ONNX are checked by their writers.
     if "hf_format" in exports:
         _warn_of_clients(options, source, config)
     exported = torch_side("quark_onnx.torch.exports.kinds").exported
     device = torch_side("quark_onnx.torch.runtime.devices").device_named(options.device)
     processes = torch_side("quark_onnx.torch.runtime.distributed").process_group(device)
+    # The context removes a temporary checkpoint, and writes the other formats, after the body.
     with (
         processes,
         exported(exports, source, config, options.output, notes) as folder,
@@ -394,6 +405,7 @@ def ptq(options: Namespace) -> Answer:
             evaluate=_text_of(module, options.evaluate, None, options.length),
             writing=module.Writing(
                 pack_method=options.pack,
+                # GB, as on model hubs, and not GiB.
                 max_shard=int(options.shard * 1e9),
                 trust_code=options.trust_code,
                 resume=options.resume,
@@ -402,12 +414,14 @@ def ptq(options: Namespace) -> Answer:
                 device=options.device,
             ),
             progress=progress_of(options),
+            # Called with the estimate, before the long work begins.
             announce=None if options.quiet else _announce,
             verdict=not options.no_verdict,
         )
         if not options.quiet:
             _say_runtime(monotonic() - start, found.estimate)
         if tasks is not None:
+            # Inside the context, while the checkpoint exists.
             scores = tasks.compared(
                 options.model,
                 folder,
@@ -428,6 +442,7 @@ def ptq(options: Namespace) -> Answer:
             options.report / "report.json",
             to_json({"command": "llm", "action": "ptq", **answer.document}),
         )
+    # Both, if both are given.
     pages = [options.html, options.report and options.report / "report.html"]
     for file in filter(None, pages):
         name = f"{options.model} \N{RIGHTWARDS ARROW} {options.output}"
@@ -455,11 +470,13 @@ def _config(options: Namespace, source: Any) -> TorchConfig:
         attention=options.attention,
         layers=tuple(options.layer),
         exclude=(
+            # lm_head and the like stay float unless --layer names a scheme for them.
             *source.usually_float(glob for glob, _ in options.layer),
             *options.exclude,
         ),
     )
     config = config.with_(algorithms=tuple(options.algorithm))
+    # Again, now with the algorithms, which may learn from data.
     _check_data(options, config)
     return config
 
@@ -489,6 +506,7 @@ def _asking(options: Namespace, config: Any) -> str:
 
 def _schemes(options: Namespace) -> list[str]:
     """Return the names in --scheme without duplicates."""
+    # dict.fromkeys keeps the order, of which the first scheme stands for all.
     schemes = list(dict.fromkeys(options.scheme.split("+")))
     several = len(schemes) > 1
     contradictions = (
@@ -521,6 +539,7 @@ def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
     layouts = torch_side("quark_onnx.torch.checkpoints.layouts")
     layout = layouts.layout_named(options.layout, options.pack)
     for name in schemes:  # refuse unknown and unsupported schemes before the work
+        # The measurement takes long; a scheme that the layout cannot store would fail after it.
         layouts.check_config(layout, config.with_(default=scheme(name)))
     text = module.Text(options.data, min(options.samples, _MEASURED), options.length)
     return mixed.mix_checkpoint(
@@ -619,6 +638,7 @@ def _export_lines(options: Namespace) -> list[str]:
 
 def _with_command(verdict: Any, options: Namespace) -> Any:
     """Return a verdict with the complete command for its advice, if there is one."""
+    # Without advice there is no command to try.
     if verdict is None or not verdict.advice or verdict.skipped:
         return verdict
     command = _next_command(verdict, options) if verdict.options else ""
@@ -632,9 +652,11 @@ def _next_command(verdict: Any, options: Namespace) -> str:
     changes, without = shlex.split(verdict.options), list[str]()
     if changes[0] == "--algorithm" and options.data is None:
         return ""
+    # A mix of schemes: the advice is for a single one.
     if changes[0] == "--scheme" and options.bits is not None:
         return ""
     if options.recipe is not None:
+        # Within a recipe, the next effort replaces single algorithms.
         efforts = EFFORTS[EFFORTS.index(options.recipe) + 1 :]
         if not efforts or options.data is None:
             return ""
@@ -642,6 +664,7 @@ def _next_command(verdict: Any, options: Namespace) -> str:
     elif changes[0] == "--algorithm":
         without = ["--algorithm"]
     if not options.overwrite:
+        # The output of this run exists now.
         changes.append("--overwrite")
     return next_command(options.words, options.parser, changes, without)
 
@@ -659,6 +682,7 @@ def _validation(options: Namespace) -> str:
 
 
 def _mixed(mixture: Any) -> str:
+    # A group holds layers that a client fuses, which share a scheme.
     counts = Counter(group.chosen.scheme for group in mixture.groups)
     groups = tally(sorted(counts.items()))
     return (
@@ -706,6 +730,7 @@ def _load() -> float:
     """Return the running processes per processor; 0 where the system does not count them."""
     if not hasattr(os, "getloadavg"):  # Windows
         return 0.0
+    # The average over the last minute.
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 

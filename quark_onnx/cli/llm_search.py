@@ -85,6 +85,7 @@ def search_options(parser: Parser) -> None:
 def search(options: Namespace) -> Answer:
     module = torch_side("quark_onnx.torch.pipelines.scheme_search")
     flow = torch_side("quark_onnx.torch.pipelines.ptq")
+    # Before the search: an output that is not empty would fail only after hours.
     torch_side("quark_onnx.torch.checkpoints.safetensors_io").check_free(options.output)
     source = torch_side(
         "quark_onnx.torch.checkpoints.float_checkpoint",
@@ -100,6 +101,7 @@ def search(options: Namespace) -> Answer:
         device=options.device,
         tell=None if options.quiet else _tell,
     )
+    # Written before the verdict: the page also shows a search that found nothing.
     torch_side("quark_onnx.torch.page.pareto").write_search_page(
         found,
         options.journal / "search.html",
@@ -135,10 +137,12 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         "untried": list(map(str, found.untried)),
     }
     if found.best is None:
+        # A failed trial has no divergence.
         sizes = [trial.bits for trial in found.trials if trial.divergence is not None]
         if found.trials and not sizes:
             raise ConfigError(f"all trials failed; the first: {found.trials[0].error}")
         smallest = min(sizes, default=0.0)
+        # No trial is small enough: the measurements are shown, and no checkpoint is written.
         failure = AccuracyError(
             f"none of {len(found.trials)} trials has at most {options.bits:g} bits a"
             f" weight; the smallest has {smallest:.2f}. Layers that stay float count, too"
@@ -151,7 +155,9 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
 
 def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:
     """Quantize again by the best candidate, in the client's layout."""
+    # The first layout that the client loads the scheme from.
     form = SCHEME_CLIENTS[best.scheme][options.client][0]
+    # GGUF and ONNX are files of their own; all other layouts are checkpoints.
     kinds = [form] if form in ("gguf", "onnx") else ["hf_format"]
     config = config_for(best.scheme, exclude=source.usually_float())
     config = config.with_(algorithms=best.algorithms)

@@ -17,6 +17,7 @@ from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep, Verdict
 
 #: Options of a scaling, which belong together.
+#: A step sets all three of them; one that stays from the earlier command would change the scaling.
 _SCALING = ("--scale", "--mean", "--std")
 #: Options that each name a configuration.
 _CONFIGURATIONS = ("--preset", "--recipe", "--config")
@@ -89,6 +90,7 @@ def next_command(
     """
     parts, rest = _split(words, parser)
     changed, _ = _split(changes, parser)
+    # By identity: actions of argparse define no equality, and one action has several names.
     unwanted = {id(parser.options[name]) for name in without}
     for part in changed:
         unwanted |= set(map(id, _replaced(part.action, parser)))
@@ -124,6 +126,7 @@ def data_words(options: Namespace) -> list[str]:
     """
     words = list[str]()
     for part in _split(options.words, options.parser)[0]:
+        # Each option with its own values, as the user wrote them.
         if part.action is not None and part.action.dest in DATA_DESTINATIONS:
             words += part.words
     return words
@@ -141,21 +144,26 @@ def shell_line(words: Sequence[str]) -> str:
     Args:
         words: the words, the program first.
     """
+    # cmd.exe knows double quotes alone; shlex uses single ones.
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 def _with_command(step: NextStep, options: Namespace) -> NextStep:
     changes, without = shlex.split(step.options), list[str]()
+    # More data or other code: no option makes such a change.
     if not changes:
         return step
+    # --image-size is what makes the data a folder of images.
     images = getattr(options, "image_size", None) is not None
     data_changes = changes_data(step)
     if data_changes and not images and changes[0] != "--layout":
         return step  # the arrays must be made anew
+    # For arrays, the same change is --input-layout nhwc, or leaving it out.
     if changes[0] == "--layout" and not images:
         known = options.input_layout is not None
         without = ["--input-layout"] if known else []
         changes = [] if known else ["--input-layout", "nhwc"]
+    # The advice knows that the channels look swapped, and not their present order.
     if changes[-1:] == ["swapped"]:
         changes[-1] = "rgb" if options.image_color == "bgr" else "bgr"
     if any(word in _SCALING for word in changes):
@@ -177,12 +185,14 @@ def _doubtful(changes: Sequence[str], options: Namespace) -> list[str]:
         doubtful += _CONFIGURATIONS
     if getattr(options, "calibrator", None) is not None:
         doubtful.append("--calibrator")
+    # compare has no options of a configuration.
     return among(doubtful, options.parser.options)
 
 
 def _split(words: Sequence[str], parser: Parser) -> tuple[list[_Part], list[str]]:
     """Return options and positional arguments, and the words from ``--`` on."""
     parts, place = list[_Part](), 0
+    # After "--" every word is positional.
     while place < len(words) and words[place] != "--":
         action, attached = parser.option_of(words[place])
         end = place + 1
@@ -204,6 +214,7 @@ def _values_end(
         action: the option.
         parser: its parser.
     """
+    # One value. A number as nargs: as many; "?", "*" and "+": up to the next option.
     if action.nargs is None:
         return start + 1
     if isinstance(action.nargs, int):
@@ -218,6 +229,7 @@ def _values_end(
 def _replaced(action: Action | None, parser: Parser) -> list[Action]:
     """Return the options that an option replaces."""
     assert action is not None, "changes are options"
+    # The classes of argparse for action="append" and "extend" are private.
     collects = type(action).__name__ in ("_AppendAction", "_ExtendAction")
     same = [] if collects else parser.with_destination(action.dest)
     return [*same, *parser.excluded_by(action)]

@@ -116,6 +116,7 @@ def _check(options: Namespace) -> Answer:
     if options.fix is not None:
         model, notes = (
             options.fix,
+            # The repaired copy is what is checked then.
             npu.legalize(options.model, options.target, output=options.fix).notes,
         )
     found = npu.check(model, options.target)
@@ -133,6 +134,7 @@ def _check(options: Namespace) -> Answer:
             for finding in found.findings
         ],
     }
+    # Warnings do not fail a check; the command has an exit code for scripts.
     failure = None
     if found.errors:
         failure = ConstraintError(
@@ -199,11 +201,13 @@ def _preflight(options: Namespace) -> Answer:
         shapes=dict(options.shape),
     )
     found, text = both.best, str(both)
+    # A float model has two forecasts: as it is, and as deploy would legalize it.
     document = {**_forecast(both.as_is), "problem": both.problem or None}
     if both.legalized is not None:
         document["legalized"] = {**_forecast(both.legalized), "notes": both.notes}
     if options.ep_report is not None:
         scored = npu.score(both.as_is, npu.read_report(options.ep_report))
+        # The model as it is, since that is what the run of the report has seen.
         text, document = f"{text}\n{scored}", {**document, "reported": asdict(scored)}
     if options.html is not None:
         write_page(found, options.html, options.model.name)
@@ -269,6 +273,7 @@ def _deploy_options(parser: Parser) -> None:
     )
     add_shape_option(parser, _SHAPE)
     add_data_options(parser)
+    # No default preset, so that a given one can be told from none, and refused beside --recipe.
     add_config_options(parser, preset=None, note="; XINT8 without --recipe")
     parser.add_argument(
         "--recipe",
@@ -290,10 +295,12 @@ def _deploy_options(parser: Parser) -> None:
         type=path,
         help="model that reads the outputs; it runs on the CPU",
     )
+    # add_config_options has --target without a default; deploy needs a device.
     parser.set_defaults(target="stx")
 
 
 def _deploy(options: Namespace) -> Answer:
+    # argparse excludes --preset and --config from each other; --recipe is of this command alone.
     for name in ("preset", "config"):
         if options.recipe is not None and getattr(options, name) is not None:
             raise UsageError(
@@ -313,14 +320,17 @@ def _deploy(options: Namespace) -> Answer:
     if options.cut is not None:
         model = npu.cut(options.model, options.cut)
     elif options.postprocess is not None:
+        # No cut tensors, and not verified: the two models were separate before.
         model = npu.Parts(load(options.model), load(options.postprocess), (), False)
     found = npu.deploy(
         model,
+        # BF16 has no ranges to measure, and needs no data.
         data_of(options, needed=config.measures),
         options.output,
         options.target,
         config,
         shapes=dict(options.shape),
+        # The default; --min-sqnr is part of the configuration.
         min_sqnr=_GATE,
         progress=progress_of(options),
     )
@@ -345,6 +355,7 @@ def _deploy(options: Namespace) -> Answer:
         **{
             name: value
             for name, value in _forecast(found.forecast).items()
+            # The list of nodes is long; npu preflight has it.
             if name != "nodes"
         },
     }

@@ -60,11 +60,13 @@ def say(text: str, stream: TextIO | None) -> None:
     """
     if stream is None:
         return
+    # A console of Windows may use cp1252, and a test's stream may have no encoding.
     encoding = getattr(stream, "encoding", None) or "utf-8"
     text = printable(text, lines=True)
     print(
         text.encode(encoding, "backslashreplace").decode(encoding),
         file=stream,
+        # Line by line in a pipe too, so that text and errors keep their order.
         flush=True,
     )
 
@@ -96,7 +98,9 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
       name    bits
       uint16  16
     """
+    # Control characters in names of tensors are escaped before their width is measured.
     rows = [list(map(printable, row)) for row in rows]
+    # strict: a row with a missing cell would shift the columns after it.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -10,6 +10,7 @@ from pathlib import Path
 from quark_onnx.cli.parsing import UsageError
 
 #: Files that identify a folder as an earlier result.
+#: Anything else may be a folder of the user's own files.
 _MARKS = ("config.json", "genai_config.json", "model.gguf", "model.onnx")
 
 
@@ -25,6 +26,7 @@ def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
     Raises:
         UsageError: the folder holds files other than an earlier result.
     """
+    # An empty folder needs no replacement: the writers accept it.
     if not wanted or not folder.is_dir() or not any(folder.iterdir()):
         yield
         return
@@ -35,6 +37,7 @@ def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
             f"--overwrite: {folder} holds no earlier result, as it has none of"
             f" {', '.join(_MARKS)}; name another folder",
         )
+    # Beside the folder: a rename does not cross file systems.
     aside = folder.with_name(f".{folder.name}.before")
     if aside.exists():
         raise UsageError(
@@ -45,10 +48,12 @@ def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
     folder.replace(aside)
     try:
         yield
+    # Ctrl-C as well: the earlier result comes back, and a partial one goes.
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         aside.replace(folder)
         raise
+    # An action may end without writing, as when a gate is missed.
     if folder.exists():
         shutil.rmtree(aside)
     else:

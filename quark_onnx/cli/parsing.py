@@ -36,16 +36,19 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """
 
     def __init__(self, prog: str) -> None:
+        # Without a terminal, as in documentation, 100 columns.
         columns = shutil.get_terminal_size((100, 24)).columns
         super().__init__(prog, max_help_position=_NAMES, width=min(columns, _WIDTH) - 2)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        # Positional arguments and switches have no value to show.
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         names = ", ".join(action.option_strings)
         return f"{names} {self._format_args(action, action.dest.upper())}"
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        # argparse writes "[NAME ...]" twice for "+": "NAME [NAME ...]".
         (name,) = self._metavar_formatter(action, default_metavar)(1)[:1]
         if action.nargs == argparse.ONE_OR_MORE:
             return f"{name} ..."
@@ -55,6 +58,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = shown_default(action)
+        # A text that explains its default needs no second one.
         if not default or "(default" in (action.help or ""):
             return action.help
         return f"{action.help} (default: {default})"
@@ -75,6 +79,7 @@ def shown_default(action: argparse.Action) -> str:
         return ""
     if isinstance(value, str):
         return value
+    # For example 0 0 0, the mean of images.
     if isinstance(value, Iterable):
         return " ".join(f"{item:g}" for item in value)
     return f"{value:g}"
@@ -96,11 +101,13 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog=epilog,
             usage=usage,
+            # An abbreviation would break when another option with the same beginning is added.
             allow_abbrev=False,
             formatter_class=HelpFormatter,
         )
 
     def error(self, message: str) -> NoReturn:
+        # "--exclude a b model.onnx" has taken the model as a third pattern.
         if "required: MODEL" in message or "required: FLOAT" in message:
             message += (
                 " (models come first: an option that takes several values takes"
@@ -120,6 +127,7 @@ class Parser(argparse.ArgumentParser):
     @property
     def options(self) -> dict[str, argparse.Action]:
         """Return the options by name; an option with two names occurs twice."""
+        # Private in argparse, as are the groups below; there is no public list of options.
         return self._option_string_actions
 
     def option_of(self, word: str) -> tuple[argparse.Action | None, bool]:
@@ -129,11 +137,13 @@ class Parser(argparse.ArgumentParser):
             word: a word of the command line, such as ``--preset``, ``--preset=A8W8`` or
                 ``-oFILE``.
         """
+        # In this order: a word that is an option is never a shorter one with a value.
         if word in self.options:
             return self.options[word], False
         name, equals, _ = word.partition("=")
         if equals and name in self.options:
             return self.options[name], True
+        # -oFILE: a short option with its value.
         if word[:1] == "-" and word[:2] in self.options:
             return self.options[word[:2]], True
         return None, False
@@ -220,6 +230,7 @@ def progress_of(options: argparse.Namespace) -> bool | None:
     Args:
         options: the options of the command, with ``add_common_options``.
     """
+    # None: the progress bar decides by the terminal.
     if options.quiet:
         return False
     return None
@@ -287,6 +298,7 @@ def count(text: str) -> int:
     Args:
         text: the number.
     """
+    # int() alone would accept "-3", " 3" and "1_000".
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a whole number of at least 1",
@@ -301,6 +313,7 @@ def number(text: str) -> float:
     (1.0, -0.5)
     """
     try:
+        # Fraction reads 1/255, 0.5 and 1e-3.
         value = float(Fraction(text))
     except (ValueError, ZeroDivisionError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
@@ -314,6 +327,7 @@ def duration(text: str) -> float:
     >>> duration("90"), duration("10m"), duration("1.5h")
     (90.0, 600.0, 5400.0)
     """
+    # text[-1:] of an empty text is empty, and no unit.
     digits, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
     try:
         seconds = number(digits) * _UNITS[unit]
@@ -332,6 +346,7 @@ def dimension(text: str) -> tuple[str, int]:
     Args:
         text: the text.
     """
+    # From the right: names of dimensions may contain "=".
     name, _, size = text.rpartition("=")
     if not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=N")
@@ -360,6 +375,7 @@ def image_size(text: str) -> tuple[int, int]:
     """
     height, cross, width = text.lower().partition("x")
     try:
+        # Without a cross, a square.
         return count(height), count(width if cross else height)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
@@ -376,6 +392,7 @@ def join_image_size(arguments: list[str]) -> list[str]:
     """
     joined = list[str]()
     for word in arguments:
+        # The option takes HxW in one word; H and W in two words are accepted, too.
         follows_height = joined[-2:-1] == ["--image-size"] and joined[-1].isdecimal()
         if follows_height and word.isdecimal():
             joined[-1] += f"x{word}"
@@ -418,6 +435,7 @@ def page(text: str) -> Path:
     """
     if not text.lower().endswith((".html", ".htm")):
         raise argparse.ArgumentTypeError(f"{text!r} is not named *.html")
+    # Before the work: a page that cannot be written would be noticed at the end.
     if not Path(text).parent.is_dir():
         raise argparse.ArgumentTypeError(
             f"there is no folder {str(Path(text).parent)!r}",

@@ -105,10 +105,12 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> Answer:
     if options.accuracy is not None:
         return run_to_accuracy(options)
+    # Silently ignoring the limit would be worse.
     if options.budget is not None:
         raise UsageError("--budget is for --accuracy; a single run has no limit")
     choice = _choice(options)
     config = config_of(options, None if choice is None else choice.config)
+    # Ranges of an earlier calibration stand for data; weight-only configurations need none.
     data = data_of(options, needed=config.measures and options.ranges is None)
     start = perf_counter()
     with workers(options.workers) as executor:
@@ -125,7 +127,9 @@ def run(options: Namespace) -> Answer:
             labels=options.labels,
         )
     seconds = perf_counter() - start
+    # Steps become command lines of this command.
     report = report_with_commands(result.report, options)
+    # After `seconds`, which are those of the quantization.
     latency = quantized_latency(options, data)
     scored = _scored(options, data)
     lines = [
@@ -137,6 +141,7 @@ def run(options: Namespace) -> Answer:
     if scored is not None:
         lines += score_lines(scored)
     lines.append(str(report))
+    # The report shortens its lists; --verbose appends them in full.
     if options.verbose:
         lines += _complete(report)
     document = {
@@ -177,6 +182,7 @@ def _choice(options: Namespace) -> Choice | None:
     if options.recipe == AUTO:
         return choose(options.model)
     recipe = RECIPES[options.recipe]
+    # No reason to print: the user chose.
     return Choice(recipe, recipe.config, "")
 
 

@@ -25,6 +25,7 @@ from quark_onnx.steps.provenance import PRODUCER
 from quark_onnx.steps.run_settings import settings_of_model
 
 #: Presets by bits of activations and of weights, for models without metadata.
+#: Models of other tools have no metadata of a preset; their bits are read from the graph.
 _PRESETS: dict[tuple[int | None, int | None], str] = {
     (8, 8): "A8W8",
     (16, 8): "A16W8",
@@ -47,6 +48,7 @@ def compared_with_commands(
         verdict: the verdict; None for none.
         options: the options of ``compare``.
     """
+    # A good result needs no advice, and random data gives none.
     if verdict is None or verdict.band not in ("risky", "poor"):
         return verdict
     steps = [
@@ -65,18 +67,22 @@ def _data_steps(verdict: Verdict, options: Namespace) -> list[NextStep]:
 def _quantize_steps(verdict: Verdict, options: Namespace) -> Iterator[NextStep]:
     """Yield changes of the quantization, as commands with the data of the comparison."""
     steps = list(filterfalse(changes_data, verdict.next_steps))
+    # Without real data there is nothing to calibrate on: the steps stay words.
     words = _words(options) if steps and options.data is not None else None
     if words is None:
         yield from steps
         return
+    # The options of quantize, to split its command line; compare's parser lacks most of them.
     parser = Parser("quark-onnx quantize", "")
     parser.add_argument("model")
     add_output_option(parser, "quantized")
     add_data_options(parser)
     add_config_options(parser, recipes=RECIPES)
     add_mixing_options(parser)
+    # The values of the options of data are compare's own.
     run = Namespace(**{**vars(options), "words": words, "parser": parser})
     for step in with_commands(steps, run):
+        # The data judges here; calibrated on it, the next comparison would be optimistic.
         note = "; calibrate on other samples of the same kind where there are some"
         yield replace(step, effect=step.effect + note)
 
@@ -88,6 +94,7 @@ def _words(options: Namespace) -> list[str] | None:
     """
     try:
         model = load(options.other)
+    # The model was compared before, so that this is rare; advice must not fail the command.
     except QuarkError:
         return None
     settings = settings_of_model(model)
@@ -96,12 +103,14 @@ def _words(options: Namespace) -> list[str] | None:
     if preset not in PRESETS:
         return None
     other = Path(options.other)
+    # Beside the compared model, which stays.
     output = other.with_name(f"{other.stem}_next{other.suffix}")
     words = ["quantize", str(options.reference), "-o", str(output)]
     words += data_words(options)
     if options.limit is None:
         words += ["--limit", _SAMPLES]
     words += ["--preset", preset]
+    # Names in the metadata, written by the quantization.
     for key in ("target", "optimizers"):
         option = "--optimize" if key == "optimizers" else f"--{key}"
         if text := known.get(f"{PRODUCER}.{key}", ""):

@@ -73,6 +73,7 @@ def add_arguments(parser: Parser) -> None:
         f"Calibrators: {' '.join(default.calibrators)}.\n"
         f"Optimizers: {' '.join(default.optimizers)}.",
     )
+    # extend: a list may be continued by a second option of the same name.
     for flag, name, metavar, what in (
         ("--preset", "presets", "NAME|FILE.yaml", "presets and YAML files to try"),
         (
@@ -150,9 +151,11 @@ _SHOWN = 12
 
 
 def run(options: Namespace) -> Answer:
+    # First: --target was a number in earlier versions.
     _take_decibels(options)
     space = _space_of(options)
     data = data_of(options)
+    # Before the search, which may take hours.
     _check_files(options)
     with Search(
         options.model,
@@ -165,6 +168,8 @@ def run(options: Namespace) -> Answer:
         progress=progress_of(options),
     ) as running:
         found = running.run()
+        # Inside the context: the samples, which a repeated quantization reads, are deleted at its
+        # end.
         if options.output is not None:
             running.write(found.best, options.output)
     if options.html is not None:
@@ -206,6 +211,7 @@ def run(options: Namespace) -> Answer:
 def _take_decibels(options: Namespace) -> None:
     """Interpret a number in --target, formerly a bound in dB, as --min-sqnr."""
     try:
+        # An empty text is no number, like the name of a device.
         bound = number(options.target or "")
     except ArgumentTypeError:
         return
@@ -221,6 +227,7 @@ def _space_of(options: Namespace) -> Space:
     for name in ("presets", "calibrators", "optimizers"):
         words = getattr(options, name)
         if words is not None:
+            # None keeps the default of Space; () is an empty axis.
             settings[name] = () if words == ["none"] else words
     if options.granularity:
         settings["per_channel"] = values_at(_GRANULARITIES, options.granularity)
@@ -232,6 +239,7 @@ def _space_of(options: Namespace) -> Space:
 
 def _in_options(message: str) -> str:
     """Translate a message of ``Space`` from setting names to options."""
+    # All other messages of Space begin with the name of the setting.
     if message.startswith("unknown target"):
         return f"--target: {message}"
     setting, colon, text = message.partition(":")
@@ -242,6 +250,7 @@ def _check_files(options: Namespace) -> None:
     """Check that outputs can be written, before a long search."""
     if options.output is None:
         return
+    # Called for its errors: the output would replace the input or its weights.
     keeps_weights_beside(options.model, destination(options.model, options.output))
     if (
         options.journal is not None
@@ -293,6 +302,7 @@ def _size(candidate: Candidate) -> str:
 def _missed(found: SearchResult, target: float | None) -> AccuracyError | None:
     if found.reached or target is None:
         return None
+    # Does not round up to the bound that was missed.
     score = decibels(found.best.score or 0.0, below=target)
     return AccuracyError(
         f"the best candidate, {found.best.name}, has {score} dB: below --min-sqnr"

@@ -79,6 +79,7 @@ def add_config_options(
     granularity.add_argument(
         "--per-channel",
         action="store_true",
+        # None: neither option was given, and the preset decides.
         default=None,
         help="one scale per output channel of a weight (more accurate)",
     )
@@ -227,6 +228,7 @@ def config_base(options: Namespace) -> str:
     """
     if options.config is None:
         return str(options.preset)
+    # An earlier version took names of presets here.
     if not Path(options.config).suffix:
         warnings.warn(
             f"--config takes a YAML file; write --preset {options.config}",
@@ -278,13 +280,17 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     Raises:
         ConfigError: a name is unknown or a setting is wrong.
     """
+    # A recipe is a base of its own, in place of --preset and --config.
     config = QConfig.of(config_base(options)) if base is None else base
+    # None stands for options that were not given, or that the command lacks.
     changes = present_values(
         {name: getattr(options, name, None) for name in _VALUES},
     )
+    # Every command with these options has all of them.
     switched = filter(partial(getattr, options), _SWITCHES)
     changes |= {_SWITCHES[name][0]: _SWITCHES[name][1] for name in switched}
     if options.exclude:
+        # Patterns are added to those of the preset; other values replace the preset's.
         changes["exclude"] = (*config.exclude, *options.exclude)
     mixing = tuple(
         AutoMixedPrecision(target=target, to=kind)

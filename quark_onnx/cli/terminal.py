@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 #: Title of a report line with its padding, as ``output.entry`` writes it.
+#: At most nine letters, followed by the padding.
 _TITLE = re.compile(r"^[a-z][a-z ]{0,8}(?= )")
 _TITLE_WIDTH = 10
 #: Style by the band of a verdict.
@@ -42,6 +43,7 @@ def show(blocks: Sequence[str | Table], stream: TextIO | None) -> None:
         if isinstance(block, Table):
             console.print(_table(block))
         else:
+            # soft_wrap: rich would break long lines, and a broken command cannot be pasted.
             console.print(_styled(_safe(block, stream)), soft_wrap=True)
 
 
@@ -66,7 +68,9 @@ def _console(stream: TextIO | None) -> Console | None:
         from rich.console import Console
     except ImportError:
         return None
+    # Names such as "[bold]" or ":x:" are text, and no markup.
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    # A dumb terminal (TERM=dumb, as in editors) shows escape sequences as characters.
     return None if console.is_dumb_terminal else console
 
 
@@ -82,6 +86,7 @@ def _styled(text: str) -> Text:
 
     styled = Text()
     for place, line in enumerate(text.split("\n")):
+        # A newline between the lines, none after the last.
         styled.append_text(Text("\n" if place else ""))
         styled.append_text(_styled_line(line))
     return styled
@@ -92,6 +97,7 @@ def _styled_line(line: str) -> Text:
 
     styled = Text(line)
     title = _TITLE.match(line)
+    # Prose that begins with a short word has no padding up to the column.
     if title is not None and line[title.end() : _TITLE_WIDTH].isspace():
         styled.stylize("bold cyan", 0, title.end())
         if title[0].strip() == "verdict":
@@ -114,10 +120,12 @@ def _table(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, header_style="bold", show_edge=False)
     for place, title in enumerate(header):
         cells = [row[place] for row in rows]
+        # Numbers are aligned at the right; "-", "inf" and "failed" stand for numbers.
         numeric = bool(cells) and all(map(_NUMBER.match, cells))
         drawn.add_column(
             Text(printable(title)),
             justify="right" if numeric else "left",
+            # A long name goes on in the next line, and is not cut off.
             overflow="fold",
         )
     for row in rows:

@@ -25,10 +25,12 @@ def torch_side(name: str) -> Any:
     Raises:
         MissingDependency: torch, or another dependency of the module, is not installed.
     """
+    # A user's own choice of the policy stays.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read when torch is imported
     try:
         return import_module(name)
+    # Also of packages that the module imports, such as transformers.
     except ImportError as error:
         raise MissingDependency(
             f"{error.name or error} is not installed; language models need it:"

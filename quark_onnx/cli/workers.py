@@ -27,6 +27,7 @@ def workers(number: int) -> Iterator[Executor | None]:
         return
     # A forked process would have the locks of onnxruntime's threads, but not the threads.
     context = get_context("spawn")
+    # The parent keeps "end" open; workers see an end of file when the parent closes it or dies.
     ended, end = context.Pipe(duplex=False)
     with (
         end,
@@ -40,6 +41,7 @@ def workers(number: int) -> Iterator[Executor | None]:
     ):
         try:
             yield pool
+        # The pool knows that a process died, and not why: often the system's out-of-memory killer.
         except BrokenProcessPool as error:
             raise ModelError(
                 f"one of the {number} calibrating processes ended unexpectedly; if"
@@ -58,13 +60,17 @@ def _start_worker(ended: connection.Connection) -> None:
         ended: connection that reports an end of file when the parent needs no results any more.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A thread, because the worker itself is busy with onnxruntime; daemon, so that it never delays
+    # the end.
     threading.Thread(target=_follow_parent, args=(ended,), daemon=True).start()
 
 
 def _follow_parent(ended: connection.Connection) -> None:
     parent = parent_process()
     if parent is not None:
+        # The parent lives, and needs no results: Ctrl-C, or a signal.
         if parent.sentinel not in connection.wait([parent.sentinel, ended]):
             stop_all()  # the pool ends the process once its work has ended
             connection.wait([parent.sentinel])
+        # No clean-up: the other thread may be inside native code.
         os._exit(1)
