@@ -73,10 +73,9 @@ def bfp(
 ) -> NDArray[np.float32]:
     """Quantize and dequantize to block floating point: an exponent per ``block_size`` values.
 
-    A block's step is 2^(E - m + 1), with E the exponent of its greatest finite value and m =
-    bit_width
-    - 9; values are rounded to multiples of the step and clipped to ±(2^m - 1) of them. NaN and
-    infinities pass unchanged and do not count.
+    A block's step is 2^(E - m + 1), with E the exponent of its greatest finite value and
+    m = bit_width - 9; values are rounded to multiples of the step and clipped to ±(2^m - 1) of
+    them. NaN and infinities pass unchanged and do not count.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
@@ -120,10 +119,8 @@ def bfp_prime(  # noqa: PLR0913  the attributes of the operator
     """Quantize and dequantize to MX4, MX6 and MX9: finer steps for small sub-blocks.
 
     A sub-block's step is that of its block (see ``bfp``), halved as often as its own greatest
-    exponent
-    is smaller, but at most 2^sub_block_shift_bits - 1 times. Subnormal values become zero; a block
-    with
-    a NaN or an infinity becomes NaN.
+    exponent is smaller, but at most 2^sub_block_shift_bits - 1 times. Subnormal values become
+    zero; a block with a NaN or an infinity becomes NaN.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
@@ -191,9 +188,9 @@ def mx(  # noqa: PLR0913  the attributes of the operator
 
     The scale is 2^(E - emax), with E the exponent of the block's greatest finite value, as in the
     specification; or, by the other rules, twice that if this value is above a threshold. Those
-    rules
-    limit scales to E8M0, 2^-127 to 2^127; "floor" does not, as in AMD's operator. The elements are
-    rounded half to even and saturate. NaN and infinities pass unchanged and do not count.
+    rules limit scales to E8M0, 2^-127 to 2^127; "floor" does not, as in AMD's operator. The
+    elements are rounded half to even and saturate. NaN and infinities pass unchanged and do not
+    count.
 
     Args:
         x: float32 of any shape, rank 1 at least; the last block along the axis may be incomplete.
@@ -243,10 +240,9 @@ def better_mx(
     """Quantize constants to microscaling with the better of two scales for each block.
 
     The exponent of a block is that of the specification or one more, whichever has the smaller
-    squared
-    error. The decoder stays the same: ``mx`` with the rule "floor" derives the same scale from the
-    result. This requires the greatest magnitude of a block to be a value of the format or the next
-    power of two: 480 of E4M3, which has 448 and the double of 240, would be clipped.
+    squared error. The decoder stays the same: ``mx`` with the rule "floor" derives the same scale
+    from the result. This requires the greatest magnitude of a block to be a value of the format or
+    the next power of two: 480 of E4M3, which has 448 and the double of 240, would be clipped.
 
     Args:
         x: float32 of any shape, rank 1 at least.
@@ -306,10 +302,8 @@ def threshold(rule: str, element: MiniFloat | None) -> tuple[float, bool]:
     """Return the share of 2^(E + 1) above which a block's greatest value raises the exponent E.
 
     "floor" never raises it (OCP MX Specification 1.0, section 6.3, and AMD's operator), "even" if
-    the
-    value would be rounded to the next power of two with the mantissa of the element type (AMD
-    Quark,
-    torchao), "ceil" above a power of two (both), and "rceil" if the value would be clipped
+    the value would be rounded to the next power of two with the mantissa of the element type (AMD
+    Quark, torchao), "ceil" above a power of two (both), and "rceil" if the value would be clipped
     (torchao).
 
     Args:

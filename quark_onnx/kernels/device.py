@@ -41,6 +41,7 @@ class Device:
     def put(self, array: Any) -> Any:
         """Return a numpy array as an array of the device."""
         if self.place:
+            # A copy: from_numpy shares memory, and warns of arrays that cannot be written.
             return self.xp.from_numpy(np.array(array)).to(self.place)
         return array
 
@@ -57,6 +58,7 @@ def device_for(name: str) -> Device:
     Raises:
         LookupError: there is no such device.
     """
+    # The driver comes first: the import of torch takes seconds.
     if name == "cpu" or (name == "auto" and not (has_driver() and sees_gpu())):
         return Device()
     if not sees_gpu():
@@ -75,15 +77,18 @@ def has_driver() -> bool:
     for library in _DRIVERS:
         try:
             ctypes.CDLL(library)
+        # The library is missing, or of another platform.
         except OSError:
             continue
         return True
+    # The device of AMD's driver (ROCm).
     return _DRIVER_FILE.exists()
 
 
 @cache
 def sees_gpu() -> bool:
     """Return whether torch is installed and has a GPU."""
+    # find_spec looks for the package without importing it.
     if importlib.util.find_spec("torch") is None:
         return False
     import torch

@@ -128,6 +128,7 @@ def quantize_hqq(
     packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
     scales = np.empty((n, count), np.float32)
     zeros = np.empty((n, count), np.float32)
+    # Values in the last block of a column; 0 if it is full.
     short = weight.shape[0] % block_size
     for place, blocks in slabs(weight, block_size):
         params = round_to_nearest(
@@ -144,6 +145,7 @@ def quantize_hqq(
             (slice(full_blocks, None), short),
         ):
             values = blocks[:, part, :length]
+            # The slab may have no full blocks, or no incomplete one.
             if values.size:
                 start = scale[:, part].ravel(), zero[:, part].ravel()
                 solved = _solve(
@@ -153,6 +155,7 @@ def quantize_hqq(
                     float_zero_points,
                     settings,
                 )
+                # (columns, blocks): one scale and one zero point per block.
                 scale[:, part], zero[:, part] = (
                     part.reshape(values.shape[:2]) for part in solved
                 )
@@ -166,6 +169,7 @@ def quantize_hqq(
             bits,
         )
     if float_zero_points:
+        # float32 zero points are not packed: (N, blocks), as scales.
         stored = zeros
     else:
         stored = pack(zeros.astype(np.uint8), bits)
@@ -239,12 +243,15 @@ def _solve(  # noqa: PLR0913  the state and the settings of the iteration
 
         target = steps - shrink(error, beta, settings.p)
         # The zero point of least squares for fixed codes.
+        # (rows,): the mean over the values of a block.
         moved = (codes - target).mean(axis=1)
         if not floating:
+            # Packed zero points are codes.
             moved = np.clip(np.rint(moved), 0, (1 << bits) - 1)
         zero = np.where(free, moved, zero)
         # Least squares of the scale for fixed codes: <centred, target> / <centred, centred>.
         centred = codes - zero[:, None]
+        # 0 if all codes equal the zero point: no scale follows then, and ``legal`` refuses it.
         energy = np.einsum("ij,ij->i", centred, centred)
         fitted = scale * (
             np.einsum("ij,ij->i", centred, target) / np.where(energy > 0, energy, 1)
@@ -288,6 +295,7 @@ def shrink(error: Float32, beta: float, p: float) -> Float32:
     """Return the auxiliary error: the generalized soft threshold of the error."""
     # An error of zero has an infinite threshold, and stays zero.
     with np.errstate(divide="ignore"):
+        # p - 2 is negative: small errors have a large power, and are shrunk to 0.
         keep = 1 - np.abs(error) ** (p - 2) / beta
     shrunk: Float32 = error * np.maximum(keep, 0)
     return shrunk

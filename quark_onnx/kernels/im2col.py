@@ -3,9 +3,8 @@
 A Conv at a position of its output is the product of a row of inputs and the weight of each output
 channel; so is a ConvTranspose, with fewer inputs in a row, and a MatMul or Gemm, whose rows exist
 already. Positions run along the batch and the spatial axes; a row holds the inputs of a group in
-the
-order of the weight: channel, then kernel. Rows of several small tensors of one shape are extracted
-together.
+the order of the weight: channel, then kernel. Rows of several small tensors of one shape are
+extracted together.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ class Window:
         taps = np.arange(self.kernel[axis])[:, None] * self.dilations[axis]
         if self.turned:
             # A tap reaches only the outputs at multiples of the stride.
+            # Output o reads input i by tap t if o + pad = i * stride + t * dilation.
             spread = places + self.pads[axis] - taps
             inputs = spread // self.strides[axis]
             inside = spread % self.strides[axis] == 0
@@ -94,14 +94,17 @@ def windowed(  # noqa: PLR0913  the geometry of a convolution
     ones = [1] * len(window.kernel)
     spots: list[NDArray[np.int64]] = [
         spot.reshape(len(xs), *ones, places.shape[1])
+        # (tensors, 1, ..., places), to broadcast against the taps of every axis.
         for spot in np.unravel_index(places, (shape[0], *output))
     ]
+    # Flat index into (batch, *spatial): Horner's scheme over the axes, the batch first.
     index = spots[0]
     outside: NDArray[np.bool_] = np.zeros(1, bool)
     for axis, spot in enumerate(spots[1:]):
         inputs_seen, inside = window.seen(axis, shape[2 + axis], output[axis])
         taps = np.arange(window.kernel[axis]).reshape(*along(axis, rank), 1)
         index = index * shape[2 + axis] + inputs_seen[taps, spot]
+        # Most layers have axes without padding, for which no mask is built.
         if not inside.all():
             outside = outside | ~inside[taps, spot]
     index = index.reshape(
@@ -110,6 +113,7 @@ def windowed(  # noqa: PLR0913  the geometry of a convolution
         places.shape[1],
     )
     patches = np.empty(
+        # (tensors, channels, taps, places): a channel's taps are adjacent, as in the weight.
         (len(xs), shape[1], *index.shape[1:]),
         xs[0].dtype,
     )
@@ -149,7 +153,9 @@ def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64
 
     One is drawn from each of equally many stretches, so that they are evenly distributed.
     """
+    # Fewer places than wanted: each is taken once.
     wanted = min(count, wanted)
+    # Integer ends: stretches differ in length by one at most, and overlap nowhere.
     ends = np.arange(wanted + 1) * count // max(1, wanted)
     draws = list(map(np.random.default_rng, seeds))
     shares = np.array([random.random(wanted) for random in draws]).reshape(
@@ -194,6 +200,7 @@ def at_places(
 
 def rows_at(xs: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
     """Return rows of tensors along the last axis, (tensors, 1, places, values)."""
+    # Leading axes are flattened: each place is a row of the last axis.
     rows = [
         x.reshape(-1, x.shape[-1]).take(at, axis=0)
         for x, at in zip(xs, places, strict=True)

@@ -147,6 +147,7 @@ def quantize_nbits(
     check(weight, bits, block_size)
     n = weight.shape[1]
     count = -(-weight.shape[0] // block_size)
+    # Filled slab by slab: the codes of the whole matrix would take a byte each in between.
     packed = np.empty((n, count, packed_size(block_size, bits)), np.uint8)
     scales = np.empty((n, count), np.float32)
     zero_points = np.empty((n, count), np.uint8)
@@ -159,6 +160,7 @@ def quantize_nbits(
         packed[place] = pack(codes.reshape(blocks.shape), bits)
         scales[place] = params.scale.reshape(blocks.shape[:2])
         zero_points[place] = params.zero_point.reshape(blocks.shape[:2])
+    # Without zero points onnxruntime takes 2^(bits-1), the middle code.
     stored = None if symmetric else pack(zero_points, bits)
     return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
 
@@ -190,6 +192,7 @@ def from_codes(
     if (
         codes.ndim != 3
         or scales.shape != codes.shape[:2]
+        # The last block may be padded, and no block may be padding alone.
         or -(-rows // codes.shape[2]) != codes.shape[1]
     ):
         raise PlanError(
@@ -229,6 +232,7 @@ def dequantize_nbits(weight: NBitsWeight) -> Float32:
     count = weight.scales.shape[1]
     zero_points = zero_points_of(weight)
     real = np.empty((k, n), np.float32)
+    # A slab holds full blocks, and at least 64 rows of W.
     high = max(weight.block_size, _HIGH)
     blocks_at_once = high // weight.block_size
     wide = _SLAB // high
@@ -238,11 +242,13 @@ def dequantize_nbits(weight: NBitsWeight) -> Float32:
     ):
         place = slice(left, left + wide), slice(first, first + blocks_at_once)
         codes = unpack(weight.packed[place], weight.bits, weight.block_size)
+        # (columns, blocks, block_size) less one zero point, times one scale, per block.
         values = (codes - zero_points[place][..., None]) * weight.scales[place][
             ...,
             None,
         ]
         part = real[first * weight.block_size :, left : left + wide][:high]
+        # The padding of the last block lies beyond K, and is cut.
         part[:] = values.reshape(len(values), -1)[:, : len(part)].T
     return real
 
@@ -254,6 +260,7 @@ def zero_points_of(weight: NBitsWeight) -> Float32:
     array([[128., 128.]], dtype=float32)
     """
     if weight.zero_points is None:
+        # Shifts bind weaker than the minus: 1 << (bits - 1).
         return np.full(weight.scales.shape, 1 << weight.bits - 1, np.float32)
     if weight.zero_points.dtype == np.float32:
         return weight.zero_points.astype(np.float32)
@@ -292,6 +299,7 @@ def round_to_nearest(
     grid = Grid(0, (1 << bits) - 1, symmetric=symmetric)
     lo = blocks.min(axis=1)
     hi = blocks.max(axis=1)
+    # The greatest magnitude: that of lo if lo is negative, or hi.
     greatest = np.maximum(hi, -lo)
     none = np.zeros(lo.shape)
     # As a negative number the extremum becomes code 0; the sign of the scale restores its sign.
@@ -308,6 +316,7 @@ def round_to_nearest(
         )
     )
     second = params_for(
+        # With symmetric=True the range from 0 to the extremum gives it the greatest code.
         Range(none, greatest) if symmetric else Range(lo, hi),
         grid,
         axis=0,
@@ -327,6 +336,7 @@ def round_to_nearest(
             for params, codes in candidates
         ]
     (first, codes), (second, others) = candidates
+    # Strictly: of equal errors the first scale, code 0 for the extremum, is kept.
     other = errors[1] < errors[0]
     scale = np.where(other, second.scale, first.scale)
     zero = np.where(other, second.zero_point, first.zero_point)
@@ -346,6 +356,8 @@ def codes_of(blocks: Float32, params: QParams, qmax: int) -> Float32:
     # A tiny scale sends large values to infinity, which saturates.
     with np.errstate(over="ignore"):
         codes = blocks / params.scale[:, None]
+    # Half to even, as QuantizeLinear rounds; in place, which spares arrays of the size of the
+    # blocks.
     np.rint(codes, out=codes)
     codes += params.zero_point[:, None].astype(np.float32)
     np.clip(codes, 0, qmax, out=codes)
@@ -398,6 +410,8 @@ def slabs(
         range(0, n, wide),
     ):
         part = weight[top : top + high, left : left + wide]
+        # Only the last slab of rows may have an incomplete block: ``high`` is a multiple of the
+        # block size.
         count = -(-part.shape[0] // block_size)
         values = np.zeros((part.shape[1], count * block_size), np.float32)
         # A float64 beyond float32 becomes infinite, which is refused below.

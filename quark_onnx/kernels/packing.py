@@ -32,6 +32,7 @@ def packed_size(count: int, bits: int) -> int:
     3
     """
     _check(bits)
+    # Rounded up: the last byte may hold fewer codes.
     return -(-count * bits // 8)
 
 
@@ -67,6 +68,7 @@ def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.
     else:
         least = 0
         greatest = (1 << bits) - 1
+    # Python integers compare exactly, whatever the type of the codes.
     if codes.size and (int(codes.min()) < least or int(codes.max()) > greatest):
         raise PlanError(
             f"codes {codes.min()}..{codes.max()} do not fit {bits} bits:"
@@ -76,6 +78,7 @@ def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.
     plain = codes.astype(np.uint8)
     if bits == 8:
         return plain
+    # Each row starts at a byte of its own.
     short = -codes.shape[-1] % (8 // bits)
     if short:
         plain = np.pad(
@@ -91,6 +94,7 @@ def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.
     for start in range(0, flat.size, _CHUNK):
         part = words[start : start + _CHUNK] & _MASKS[bits]
         gap = 8 - bits
+        # For 4 bits: 0x0b0a becomes 0x0bba, whose lowest byte holds a in the low bits and b above.
         part |= part >> gap
         if bits == 2:
             part |= part >> 2 * gap
@@ -146,6 +150,7 @@ def unpack(
         gap = 8 - bits
         if bits == 2:
             part |= part << 2 * gap
+        # The inverse: 0x00ba becomes 0x0bba, and the mask leaves 0x0b0a.
         part |= part << gap
         part &= _MASKS[bits]
         words[start : start + _CHUNK] = part
@@ -157,6 +162,7 @@ def unpack(
             place ^= half
             place -= half
     if signed:
+        # The bytes are two's complement already.
         codes = codes.view(np.int8)
     return codes[..., :count]
 

@@ -14,8 +14,7 @@ def one_thread() -> Iterator[None]:
     """Compute numpy products on the calling core inside the block.
 
     On several cores some processors sum in another order. The limit is one for the process: the
-    first
-    user sets it, and the last one resets it, in any order of threads.
+    first user sets it, and the last one resets it, in any order of threads.
     """
     _LIMIT.open()
     try:
@@ -38,6 +37,7 @@ class _Limit:
             _let_anybody_set()
             # For every user: some libraries have a limit per thread.
             limit = _libraries().limit(limits=1, user_api="blas")
+            # Later users find the limit of the first one, which is not what has to be restored.
             self._before = self._before if self._users else limit
             self._users += 1
 
