@@ -159,6 +159,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    # PEP 562: called for names that the module does not have yet
     home = NATIVE.get(name) or AMD_QUARK.get(name)
     if home is None:
         raise AttributeError(f"{__name__} has no {name!r}{nearest(name, __all__)}")

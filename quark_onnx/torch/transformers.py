@@ -69,6 +69,7 @@ class QuarkCheckpointConfig(QuantizationConfigMixin):
 
     def __init__(self, **entries: Any) -> None:
         self.quant_method = QuantizationMethod.QUARK
+        # readers of config.json look up quant_method, which entries may lack
         self.entries = copy.deepcopy(entries) | {"quant_method": METHOD}
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,6 +102,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         **settings: Any,
     ) -> None:
         super().__init__(quantization_config, **settings)
+        # raises before the model is built
         self._config, self._layout = QuarkLayout.read(quantization_config.to_dict())
         self._sources: Sources | None = None
         self._layers = dict[str, LayerSpec]()
@@ -115,6 +117,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         **_: Any,
     ) -> Any:
         with torch.device("cpu"):  # transformers has set "meta"
+            # stacked experts by name, for ``_dequantize``
             fused = dict(model.named_modules())
             unfuse_experts(model)
             self._sources = Sources(Reader(_folder_of(checkpoint_files, model)), model)
@@ -126,12 +129,15 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             )
         stacks = instances(model, UNFUSED)
         self._stacked = {name: fused[name] for name in stacks}
+        # layers within a stack wait with the stack
         single = [name for name in self._layers if not within_any(name, stacks)]
         self._waiting = {
             name: _Waiting(model.get_submodule(name)) for name in (*stacks, *single)
         }
         for name, waiting in self._waiting.items():
+            # transformers distributes what it sees over devices: the stand-in, not the float layer
             set_module(model, name, waiting)
+        # the tensors of the removed layers would be reported as unexpected
         known = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
         model._keys_to_ignore_on_load_unexpected = _Patterns(
             {*known, *_patterns(self._waiting), _OF_ATTENTION},
@@ -143,6 +149,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         assert sources is not None
         devices = dict[str, Any]()
         for name, waiting in self._waiting.items():
+            # before ``release``, which drops the buffer that tells the device
             devices[name] = waiting.device
             module = waiting.release()
             _compute_buffers(module, model)
@@ -151,7 +158,9 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             module = model.get_submodule(name)
             layer = read_layer(module, name, spec, sources, dtype, self._layout)
             self._floats[name] = module  # on the device "meta"
+            # the bias, which is float
             fill(layer, name, sources)
+            # a layer is within a stack of experts that waited as a whole, or waited itself
             owner = next(
                 place for place in devices if within(name, place) or name == place
             )
@@ -161,8 +170,10 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             fill(module, name, sources)
             if missing := missing_of(module):
                 raise ModelError(f"the checkpoint has no tensor '{name}.{missing[0]}'")
+            # after the move: the hook moves inputs to the device of the module
             waiting.hook_again(module.to(devices[name]))
         reinstall_attention_hooks(model)
+        # free: a model keeps its quantizer as long as it lives
         self._sources, self._waiting = None, {}
         # quark_onnx.torch.export_safetensors asks for it
         model.quantized_by = self._config
@@ -176,6 +187,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
         """
         if isinstance(dtype, str):  # as save_pretrained leaves it in the configuration
             dtype = getattr(torch, dtype)
+        # the dtype of the float parameters
         dtype = dtype or model.dtype
         for name, module in self._floats.items():
             layer = model.get_submodule(name)
@@ -183,6 +195,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
             set_module(model, name, module)
             _copy_hook(layer, module)
         self._floats = {}
+        # after the layers, so that the weights of experts are floats
         for name, stacked in self._stacked.items():
             experts = model.get_submodule(name)
             for key, value in experts.stacked_parameters().items():
@@ -217,6 +230,7 @@ class QuarkCheckpointQuantizer(HfQuantizer):
                 raise ModelError(
                     f"{name} is offloaded; load the model without offloading to save it",
                 )
+            # names in files may differ from those in memory
             found[self._layout.key(names(name))] = tensor
         # transformers would rename them once more
         cast(Any, model)._weight_conversions = []
@@ -258,6 +272,7 @@ class _Waiting(nn.Module):
             torch.empty(size + size // 8, dtype=torch.uint8, device="meta"),
             persistent=False,
         )
+        # transformers skips the initialization of parameters with this attribute
         for parameter in module.parameters():
             parameter._is_hf_initialized = True
 
@@ -269,12 +284,14 @@ class _Waiting(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            # past ``nn.Module.__getattr__``, which would look for the list in vain
             return getattr(self.__dict__["_module"][0], name)
 
     @property
     def device(self) -> Any:
         """Return the device on which the module computes."""
         hook = self.__dict__.get("_hf_hook")
+        # accelerate keeps offloaded modules on "meta" or the CPU, and runs them elsewhere
         return self.size.device if hook is None else hook.execution_device
 
     def release(self) -> Any:
@@ -302,6 +319,7 @@ def _compute_buffers(module: Any, model: Any) -> None:
         if any(tensor.is_meta for tensor in owner.buffers(recurse=False))
     ]
     for owner in owners:
+        # a copy, as to_empty allocates parameters, too, which stay on "meta" in the module
         filled = copy.deepcopy(owner).to_empty(device="cpu", recurse=False)
         for parameter in filled.parameters():
             parameter._is_hf_initialized = True  # skips initialization of unused values
@@ -311,6 +329,7 @@ def _compute_buffers(module: Any, model: Any) -> None:
             owner.register_buffer(
                 name,
                 tensor,
+                # register_buffer would make every buffer persistent
                 persistent=name not in owner._non_persistent_buffers_set,
             )
 
@@ -325,6 +344,7 @@ def _fill_from(module: Any, layer: QuantizedLayer, dtype: Any) -> None:
         layer: the quantized layer.
         dtype: dtype of the weight and the bias.
     """
+    # Conv1D of GPT-2 has its weight as (in, out)
     weight = layer.weight.t() if layer.origin == "Conv1D" else layer.weight
     for name, tensor in (("weight", weight), ("bias", layer.bias)):
         if tensor is not None:
@@ -342,6 +362,7 @@ def _copy_hook(layer: Any, module: Any) -> None:
     settings = {"io_same_device": hook.io_same_device, "skip_keys": hook.skip_keys}
     add_hook_to_module(
         module,
+        # without offloading: the dequantized weight is in memory
         AlignDevicesHook(hook.execution_device, place_submodules=True, **settings),
     )
 
@@ -358,11 +379,13 @@ def _folder_of(files: Any, model: Any) -> Path:
             f"{model.config.name_or_path or 'the model'} is quantized by Quark, which"
             f" writes *.safetensors; found {', '.join(names) or 'no file'}",
         )
+    # all files of a checkpoint are in one folder, also in the cache of the hub
     return Path(names[0]).parent
 
 
 def _patterns(names: Iterable[str]) -> set[str]:
     """Return regular expressions of tensors in modules, for any prefix in a file."""
+    # files of a base model have no "model." in front of names
     return {rf"(^|\.){re.escape(name)}\." for name in names}
 
 
@@ -377,6 +400,7 @@ def _mappings() -> tuple[tuple[dict[str, Any], Any], ...]:
     )
 
 
+# taken before ``register``, so that ``unregister`` restores what transformers had
 _ORIGINAL: Mapping[int, Any] = {
     id(table): table.get(METHOD) for table, _ in _mappings()
 }
@@ -392,6 +416,7 @@ def register(*, replace: bool | None = None) -> bool:
     Returns:
         Whether this package loads checkpoints from now on.
     """
+    # a second call after register(replace=True) keeps this package registered
     if is_quark_available() and not replace and not is_registered():
         logger.info(
             "amd-quark is installed and loads checkpoints; register(replace=True)"

@@ -61,6 +61,8 @@ def quantize_block(  # noqa: PLR0913
     """
     block = model.get_submodule(name)
     rounders = weight_algorithms(config)
+    # no float reference is needed (``needs_float_reference``): one set of hidden states is enough,
+    # and it is that of the quantized model
     if rounders and walk.quantized is None:
         job = BlockJob(
             name,
@@ -70,14 +72,17 @@ def quantize_block(  # noqa: PLR0913
             walk.calls(name),
             known=walk.known,
         )
+        # an algorithm that rounds activations itself needs their specs; for others they stay float
         if not any(each.rounds_activations for each in rounders):
             job = job.with_float_activations()
         made, outcomes = refined(job, rounders)
         report.outcomes += outcomes
         yield from _advance(job, made, walk)
+        # nothing is measured here, so that there are no scales
         finish(model, layers, ActivationObservers({}), config, report, made)
         return
     floats = walk.calls(name)
+    # algorithms see the error of the blocks before; without them nothing reads the second list
     calls = walk.calls(name, quantized=True) if rounders else floats
     job = BlockJob(name, block, layers, floats, calls, known=walk.known)
     outcomes = flattened(transform(job) for transform in transforms_of(config))
@@ -86,12 +91,14 @@ def quantize_block(  # noqa: PLR0913
         yield from walk.run(name, block)
     made = dict[str, Quantized]()
     if rounders:
+        # the run above has replaced the inputs by the outputs of the float block
         job.targets = walk.hidden[: len(floats)]
         job.scales = watching.scales(config.least_of)
         if not any(each.rounds_activations for each in rounders):
             job = job.with_float_activations()
         made, found = refined(job, rounders)
         outcomes += found
+        # progress counts the float run alone, so that a sample counts once
         for _ in _advance(job, made, walk, quantized=True):
             pass
     report.outcomes += outcomes
@@ -105,10 +112,12 @@ def _advance(
     quantized: bool = False,
 ) -> Iterator[int]:
     """Run the block with given codes on the hidden states of the quantized model."""
+    # outputs that the algorithm has computed with its last codes spare another run of the block
     replay, job.replay = job.replay, None  # its cache is freed after this run
     if replay is not None:
         yield from walk.run(job.name, job.block, quantized, replay.result)
         return
+    # the layers are replaced for good by ``finish``
     with job.put(job.quantized(made)):
         yield from walk.run(job.name, job.block, quantized)
 
@@ -121,6 +130,7 @@ def check_unshared(
     An algorithm that rewrites weights needs blocks without parameters that other modules share. All
     block-wise algorithms need blocks that contain layers and are not layers themselves.
     """
+    # a layer that is a block itself has no place below the block where its replacement could go
     bare = next((name for name in blocks if kind_of(blocks[name]) is not None), None)
     inner = at_stage(config.algorithms, *STAGES[1:])
     if bare is not None and inner:
@@ -154,6 +164,7 @@ def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
     float blocks need them.
     """
     rounders = weight_algorithms(config)
+    # scales are measured on the float model
     aimed = (
         bool(transforms_of(config))
         or measures(layers)
@@ -194,6 +205,7 @@ def apply_rounders(
     outcomes: list[Outcome] = []
     for rounder in rounders:
         own = job if rounder.rounds_activations else job.with_float_activations()
+        # the codes change, so that outputs with the codes before are stale
         own.replay = None
         made, found = rounder(own, made)
         job.replay = (
@@ -223,6 +235,7 @@ def weight_of(
     module, spec = layers[name]
     if spec.weight is None:
         return None
+    # codes of a quantized checkpoint: rounding the dequantized weight again could change them
     kept: Quantized | None = getattr(module, "kept_codes", None)
     if kept is not None:
         return kept
@@ -251,8 +264,10 @@ def shared_global_scale(
         The scale; None for all other formats.
     """
     own = layers[name][1].weight
+    # the other formats have no second scale that fused layers would share
     if own is None or not isinstance(own.dtype, TwoLevel):
         return None
+    # layers of the group with another format are not fused with this one
     alike = [
         each for each in fused_group_of(name, layers) if layers[each][1].weight == own
     ]
@@ -277,6 +292,7 @@ def quantize_data_free(
     made = weight_of(name, layers, read)
     if made is None or not rounders:
         return made
+    # a block of one layer without calls: data-free algorithms read nothing else
     alone = BlockJob(name, layers[name][0], {name: layers[name]}, (), ())
     found, outcomes = apply_rounders({name: made}, alone, rounders)
     report.outcomes += outcomes
@@ -307,6 +323,7 @@ def finish(  # noqa: PLR0913
     report.note_borrowing(watching.borrowing)
     for name, (module, spec) in layers.items():
         if watching.unseen(name, scales):
+            # the data has not reached the layer, so that its activations have no scale
             spec = report.weight_only(name)
         weight = made.get(name) or weight_of(name, layers)
         layered[name] = QuantizedLayer(module, weight, spec, **scales.of(name))

@@ -98,11 +98,13 @@ def refusals(
         others = tuple(
             name
             for name in LAYOUTS
+            # layouts are compared only where they could help: each plans the whole checkpoint
             if findings
             and name != layout.name
             and client in _clients(LAYOUTS[name]())
             and _is_accepted(source, config, LAYOUTS[name](), client)
         )
+        # one message for a rule, whatever the number of layers
         for rule in dict.fromkeys(finding.rule for finding in findings):
             group = tuple(finding for finding in findings if finding.rule == rule)
             found.append(Refusal(RELEASES[client], group, others))
@@ -118,6 +120,7 @@ def _clients(layout: Layout) -> list[str]:
     if layout.name == "oga":
         return []
     for client in ("vllm", "transformers"):
+        # layouts of which vLLM reads no scheme are checked for transformers
         if any(layout.name in row.get(client, ()) for row in SCHEME_CLIENTS.values()):
             return [client]
     return []
@@ -137,11 +140,13 @@ def _findings(
     source: FloatCheckpoint, config: TorchConfig, layout: Layout, client: str
 ) -> list[Finding]:
     """Return the rules of a client that the checkpoint breaks, and the float model does not."""
+    # a float model with an odd head, for example, is the user's own
     before = {finding.rule for finding in findings_of(read(source.folder), client)}
     planned = planned_checkpoint(source, config, layout)
     return [
         finding
         for finding in findings_of(planned, client)
+        # warnings do not keep a client from loading
         if finding.severity != WARNING and finding.rule not in before
     ]
 
@@ -165,12 +170,15 @@ def planned_checkpoint(
     chosen, _ = chosen_layers(model, config)
     sources = Sources(source.reader, model)
     tensors = dict[str, Tensor]()
+    # the shapes of a layer depend on these alone, and a model has thousands of equal layers
     known = dict[tuple[object, ...], dict[str, tuple[str, tuple[int, ...]]]]()
     for name, (module, spec) in chosen.items():
         kind = kind_of(module) or ""
+        # raises the same error as the run would
         layout.check_layer(name, kind, spec, tuple(module.weight.shape))
         prefix = sources.key_of(f"{name}.weight").removesuffix(".weight")
         for end in ("weight", "bias"):
+            # marked tensors are replaced by those of the layout, and ``rest`` yields all others
             sources.mark(f"{name}.{end}")
         biased = getattr(module, "bias", None) is not None
         key = (spec, kind, tuple(module.weight.shape), biased)
@@ -185,11 +193,13 @@ def planned_checkpoint(
     content = read_json(source.folder / "config.json")
     specs = {name: spec for name, (_, spec) in chosen.items()}
     content = described(content, model, config, layout, specs)
+    # all in one file: no rule depends on how tensors are divided among files
     headers = {SINGLE: Header(tensors, {}, 0)}
     return Checkpoint(source.folder, content, None, headers, ())
 
 
 def _planned(name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    # offsets and sizes are unknown, and not read for planned tensors
     return Tensor(name, dtype, shape, Path(SINGLE), 0, 0, planned=True)
 
 
@@ -209,12 +219,14 @@ def _shapes(
         layout: the layout.
     """
     shape = tuple(module.weight.shape)
+    # kernels of convolutions are small, and may be in groups
     if kind_of(module) != "Linear" or shape[0] <= _ROWS[-1]:
         tensors = _tensors(module, shape, name, spec, dtype, layout)
         return {
             end: (TYPES[tensor.dtype], tuple(tensor.shape))
             for end, tensor in tensors.items()
         }
+    # quantizing all rows of a large layer takes seconds; shapes are the same or proportional
     few, more = (
         _tensors(module, (rows, *shape[1:]), name, spec, dtype, layout)
         for rows in _ROWS
@@ -223,6 +235,7 @@ def _shapes(
     for end, tensor in more.items():
         sizes = zip(few[end].shape, tensor.shape, strict=True)
         full = [
+            # rounded up, as packed words and blocks of scales are
             size if size == less else -(-size * shape[0] // _ROWS[-1])
             for less, size in sizes
         ]
@@ -239,11 +252,14 @@ def _tensors(  # noqa: PLR0913
     layout: Layout,
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a layer with another shape of its weight."""
+    # any values will do, except equal ones, whose range is 0
     values = torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).to(dtype)
+    # a shallow copy: the module itself keeps its empty parameters
     layer = copy(module)
     layer._parameters = dict(module._parameters)
     layer.weight = nn.Parameter(values, requires_grad=False)
     if getattr(module, "bias", None) is not None:
+        # biases of other layers are not shortened
         outputs = shape[0] if kind_of(module) == "Linear" else len(module.bias)
         bias = torch.zeros(outputs, dtype=dtype)
         layer.bias = nn.Parameter(bias, requires_grad=False)
@@ -265,6 +281,7 @@ def _scale(spec: TensorSpec | None, dtype: torch.dtype) -> Params | None:
     """Return the scale of an activation between -1 and 1; None if it has no measured scale."""
     if spec is None or not spec.measured:
         return None
+    # the shape and dtype of a scale do not depend on the values
     observer = Observer(spec, "", "cpu")
     observer.observe(torch.linspace(-1, 1, 256).to(dtype))
     return observer.params()

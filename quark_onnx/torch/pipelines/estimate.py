@@ -102,6 +102,7 @@ def duration(seconds: float) -> str:
     ('5 s', '2 min', '1.7 h')
     """
     minutes = seconds / 60
+    # one significant unit: estimates are not exact to the second
     if minutes < 1:
         return f"{seconds:.0f} s"
     if minutes < 90:
@@ -179,6 +180,7 @@ class Estimator:
         model = source.model
         self._dtype = dtype_of(model.config)
         self._width = _whole(_text(model), "hidden_size") or 1
+        # tokens and samples differ between the runs that are compared
         self._shapes = shapes_of(model, chosen, 0, 0)
         blocks = [list(block.parameters()) for block in blocks_of(model).values()]
         #: number of weights of the largest block, and outside of blocks without the heads
@@ -199,6 +201,7 @@ class Estimator:
         sizes = [weight.numel() for weight, _ in coded]
         self._count = sum(sizes)
         self._largest = max(sizes, default=0)
+        # codes of a few rows tell the bytes per weight, with scales and zero points
         probe = _weight(_SOME, self._dtype)
         # once per format, not per layer
         shares = {
@@ -207,9 +210,11 @@ class Estimator:
         }
         self._codes = sum(weight.numel() * shares[spec] for weight, spec in coded)
         every = [parameter.numel() for parameter in model.parameters()]
+        # the largest tensor is in memory alone while it is copied, mostly the embedding
         self._alone = max(every) * self._dtype.itemsize
         floats = (sum(every) - self._count) * self._dtype.itemsize
         self._disk: int = floats + int(self._codes)
+        # several tensors share a file
         files = {tensor.path for tensor in self._source.reader.tensors.values()}
         self._read: int = sum(file.stat().st_size for file in files)
 
@@ -224,6 +229,7 @@ class Estimator:
             algorithms: the algorithms of the configuration.
         """
         shapes = replace(self._shapes, tokens=tokens, samples=samples)
+        # algorithms without an estimate are named in the result
         more, unknown = cost_of(algorithms, shapes)
         evaluation = self._evaluation_seconds(shapes)
         seconds = self._writing_seconds()
@@ -233,8 +239,11 @@ class Estimator:
                 seconds += self._algorithm_seconds(more, self._spec)
         if tokens:
             seconds += self._work(shapes.runs(1))
+        # torch and transformers are loaded by now
         memory = resident() + self._largest * _WORKING + _ON_THE_WAY
         if tokens:
+            # not the sum: the largest tensor is mostly the embedding, which is outside of the
+            # blocks
             memory += max(self._alone, self._held(shapes, algorithms, more))
         else:
             memory += self._alone + more.memory
@@ -254,6 +263,7 @@ class Estimator:
         """
         reading = self._speed.reading()
         writing = min(reading, _WRITTEN)
+        # the read of the result is that of the copy into the file
         return (self._read + self._disk) / reading + 2 * self._disk / writing
 
     def _evaluation_seconds(self, shapes: Shapes) -> float:
@@ -264,6 +274,7 @@ class Estimator:
 
     def _algorithm_seconds(self, cost: Cost, spec: TensorSpec) -> float:
         """Return the runtime of algorithms, which compute products in float32."""
+        # products have another dtype than the rest of the work
         products = Cost(products=cost.products)
         seconds = _work(self._speed, products, None, torch.float32, self._width)
         others = replace(cost, products=0.0)
@@ -277,11 +288,13 @@ class Estimator:
         """Return the bytes of a block with its codes, and of the data that runs through it."""
         tokens = shapes.tokens
         model = self._source.model
+        # in memory a code takes a byte at least, also where files pack two into one
         codes = self._block * max(1.0, self._codes / max(self._count, 1))
         states = 0
         if not self._spilled:
             hidden = int(getattr(model.config, "hidden_size", 0) or 0)
             states = tokens * hidden * self._dtype.itemsize
+        # a second set for the quantized model (``BlockStream.split``)
         if at_stage(algorithms, "weights"):
             states *= 2
         length = tokens // max(shapes.samples, 1)
@@ -318,6 +331,7 @@ def shapes_of(
         samples: number of calibration samples.
     """
     blocks = [list(block.parameters()) for block in blocks_of(model).values()]
+    # by identity, as parameters may be shared, and comparing tensors compares values
     inside = set(map(id, flattened(blocks)))
     layers: dict[str, Any] = {
         name: tuple(outputs_first(module.weight, kind_of(module)).flatten(1).shape)
@@ -329,6 +343,7 @@ def shapes_of(
     block = max(map(_count, blocks), default=0) * dtype_of(model.config).itemsize
     config = _text(model)
     heads = _whole(config, "num_attention_heads")
+    # families such as Gemma have heads wider than hidden_size / num_attention_heads
     width = _whole(config, "head_dim") or _whole(config, "hidden_size") // max(1, heads)
     head = (
         model.get_output_embeddings()
@@ -362,6 +377,7 @@ def _shares(model: PreTrainedModel, layers: Iterable[str]) -> dict[str, float]:
         # an expert is a module in the stack, or a layer itself
         for name in (parent, parent.rpartition(".")[0]):
             if name in stacks:
+                # the share of all tokens that reach an expert, between 0 and 1
                 shares[parent] = stacks[name]
     return shares
 
@@ -370,6 +386,7 @@ def _idle(layers: Mapping[str, tuple[int, int]], shares: Mapping[str, float]) ->
     """Return the number of weights of experts that an average token does not reach."""
     idle = 0.0
     for name, (outputs, inputs) in layers.items():
+        # layers outside of experts see every token
         share = shares.get(name.rpartition(".")[0], 1.0)
         idle += outputs * inputs * (1 - share)
     return int(idle)
@@ -395,7 +412,9 @@ def _probabilities(
     heads = int(
         getattr(getattr(config, "text_config", config), "num_attention_heads", 0) or 0,
     )
+    # samples that a block runs at once
     rows = max(1, AT_ONCE // max(length, 1))
+    # probabilities are (rows, heads, length, length); softmax computes them in float32
     return int(heads * rows * length**2 * (3 * dtype.itemsize + _SOFTMAX))
 
 
@@ -414,6 +433,7 @@ def _work(
     seconds = 0.0
     if cost.products:
         seconds += cost.products / speed.products(dtype)
+    # each probe runs only where its number is needed
     if cost.roundings and spec is not None:
         seconds += cost.roundings / speed.roundings(spec, dtype)
     if cost.columns:
@@ -449,6 +469,7 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
 
 def _weight(rows: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a weight of ``_COLUMNS`` inputs."""
+    # not random: the probe must not advance the generator of the caller
     values = torch.linspace(-1, 1, rows * _COLUMNS)
     return values.reshape(rows, _COLUMNS).to(dtype)
 
@@ -474,6 +495,7 @@ class Speed:
         self._known: dict[tuple[object, ...], float] = {}
 
     def _once(self, key: tuple[object, ...], measure: Callable[[], float]) -> float:
+        # probes take a fraction of a second each, and a run asks for the same numbers again
         if key not in self._known:
             self._known[key] = measure()
         return self._known[key]
@@ -513,6 +535,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
     The warm-up may wait for memory.
     """
+    # one thread first: its processor time is free of the work of others
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -534,6 +557,7 @@ def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:
         start = clock()
         work()
         least = min(least, clock() - start)
+        # at least one run, however slow
         if time.perf_counter() > until:
             break
     return least
@@ -542,6 +566,7 @@ def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:
 def _product_rate(dtype: torch.dtype) -> float:
     weight, x = (torch.ones(rows, _COLUMNS, dtype=dtype) for rows in (_ROWS, _TOKENS))
     return float(_TOKENS * weight.numel()) / _seconds(
+        # the range of the output, as observers ask for it after each layer
         lambda: torch.aminmax(torch.nn.functional.linear(x, weight)),
     )
 
@@ -563,6 +588,7 @@ def _rounding_rate(spec: TensorSpec, dtype: torch.dtype) -> float:
 
 def _column_rate() -> float:
     weight = torch.linspace(-1, 1, _SOME * _SWEPT).reshape(_SOME, _SWEPT)
+    # any format will do: a step over short columns has a constant runtime
     steps, solver = (
         TensorLevels.of(quantize(weight, TensorSpec("int8"))),
         Solver.of(torch.eye(_SWEPT)),
@@ -584,6 +610,7 @@ def _reading_rate(source: FloatCheckpoint) -> float:
     rates = list[float]()
     with file.open("rb", buffering=0) as opened:
         for _ in range(_PARTS):
+            # unbuffered, so that each read is one call of the system
             start = time.perf_counter() - _waited_for_processor()
             count = len(opened.read(_READ))
             if count:

@@ -88,7 +88,9 @@ class FileRun:
     codes_of: Callable[[str], Quantized | None] | None = None
 
     def __post_init__(self) -> None:
+        # parameters with fixed values, which transformers leaves out of files
         compute_unsaved(self.model, self.sources)
+        # parameters are empty, and are moved when they are read
         if self.device != _CPU:
             move_filled(self.model, self.device)
 
@@ -104,6 +106,7 @@ class FileRun:
             ModelError: a layer has no stored weight, or the layout cannot store its codes.
         """
         names = dict(self.model.named_parameters())
+        # only a note: parameters of parts that text does not run may be missing
         lost = [name for name in names if name not in self.sources]
         if lost:
             self.report.notes.append(
@@ -138,6 +141,7 @@ class FileRun:
         ):
             for done, name in enumerate(names, 1):
                 module = self.model.get_submodule(name)
+                # reading and quantizing overlap
                 self._read_ahead(ahead, names[done : done + 1], recurse=False)
                 if name in self.chosen:
                     yield from self._one(name, module)
@@ -161,10 +165,12 @@ class FileRun:
             self.chosen,
             self.config,
             self.report,
+            # NVFP4 needs the weights of fused layers, whose modules are empty at this time
             lambda each: self.sources.get(f"{each}.weight").to(self.device),
         )
         layer = QuantizedLayer(module, weight, spec, **(scales or Scales()).of(name))
         prefix = self._key(name)
+        # a generator: the consumer writes each tensor before the next is computed
         for end, tensor in self.layout.tensors(layer, name).items():
             yield f"{prefix}.{end}", tensor
         self._mark(name, module)
@@ -175,11 +181,14 @@ class FileRun:
 
         A tied parameter is yielded once, if its twin stays float.
         """
+        # the module without a name is the model itself
         start = f"{name}." if name else ""
         own = [*dict(module.named_parameters(recurse=False))]
         own += persistent_buffers(module)
         for key in own:
             twin = self.sources.tied.get(start + key)
+            # the twin is written with its own module, unless that is quantized and so has codes
+            # alone
             written = twin is None or twin.rpartition(".")[0] in self.chosen
             if (
                 start + key in self.sources
@@ -207,6 +216,7 @@ class FileRun:
         outside = outside_of(self.chosen, blocks)
         samples = list(batches(data or ()))
         with ExitStack() as stack:
+            # the hooks are removed in the end, also after an error
             stack.callback(install_attention_hooks(self.model, self.chosen))
             stack.enter_context(inference(self.model))
             folder = stack.enter_context(spilling(self.spill))
@@ -218,6 +228,7 @@ class FileRun:
                 yield from self._whole(blocks, samples, str(error))
                 return
             scales = watching.scales(self.config.least_of)
+            # heads and the like, which run after the last block
             later = {
                 name: each
                 for name, each in outside.items()
@@ -228,6 +239,7 @@ class FileRun:
                     within(name, block) for block in blocks
                 ):
                     yield from self._outside(name, module, scales)
+            # algorithms on the full model need all blocks, with codes and float weights, in memory
             if finalizers(self.config):
                 yield from self._at_once(blocks, walk, samples, journal, progress)
             else:
@@ -235,6 +247,7 @@ class FileRun:
             if later:
                 yield from self._after(later, blocks, walk, samples)
         self.report.note_outside(
+            # layers that stay float have left ``chosen``
             among(outside, self.chosen),
             self.config.algorithms,
         )
@@ -249,6 +262,7 @@ class FileRun:
         """Run the modules before the blocks on the data, and observe their layers."""
         if not blocks:
             raise NotWalkable("the model has no list of blocks")
+        # recording runs the first block once to learn the form of its output
         self._fill(next(iter(blocks)), {})
         heads = excluding(heads_of(self.model), self.chosen)
         # heads that stay float run only after the last block, unless they are embeddings too
@@ -259,6 +273,7 @@ class FileRun:
         ]
         self._fill_outside(blocks, heads)
         with ActivationObservers(
+            # layers without measured scales need no hooks
             {name: each for name, each in outside.items() if each[1].measures},
         ) as watching:
             walk = self._recorded(blocks, samples, folder)
@@ -286,6 +301,7 @@ class FileRun:
                 room_for_states(self.device),
             )
         except DataError as error:
+            # an empty parameter fails with an error of torch that names no tensor
             front = _outside(self.model, blocks)
             empty_ones = (
                 f"{name}.{each}" for name in front for each in missing_of(front[name])
@@ -313,13 +329,16 @@ class FileRun:
                 f" {missing[0]}",
             )
         for name, (module, _) in self.chosen.items():
+            # NaN in one weight would reach the scales of all later layers
             check_finite(module.weight, name)
         with ActivationObservers(self.chosen) as watching:
+            # batches come from the caller on any device
             run_whole(self.model, [moved(each, self.device) for each in samples])
         scales = watching.scales(self.config.least_of)
         self.report.note_borrowing(watching.borrowing)
         modules = list(self.model.named_modules())
         for name in [name for name in self.chosen if watching.unseen(name, scales)]:
+            # the same rule as in ``block.finish`` and ``in_memory``
             if within_any(name, blocks):
                 self.chosen[name] = (
                     self.chosen[name][0],
@@ -355,6 +374,7 @@ class FileRun:
         samples: Iterable[Any],
     ) -> Iterator[tuple[str, Any]]:
         """Calibrate layers after the blocks; layers that stay inactive stay float."""
+        # the modules before the blocks run again, up to the last head
         self._fill_outside(blocks)
         with ActivationObservers(layers) as watching:
             walk.finish(self.model, samples)
@@ -375,6 +395,7 @@ class FileRun:
             if name not in without:
                 self._fill_module(module, name, recurse=False)
         embedding = embedding_of(self.model)
+        # without an embedding no token can be run; other modules may not be needed
         if embedding is not None and missing_of(embedding):
             raise ModelError(
                 f"the checkpoint {self.sources.reader.folder} has no tensor for the"
@@ -403,9 +424,12 @@ class FileRun:
             for index, (name, block) in enumerate(blocks.items()):
                 part = inside(self.chosen, name)
                 found = journal.find(index)
+                # blocks that an earlier run has finished are read from the journal, until the first
+                # missing one
                 if found is None:
                     self._fill(name, part)
                     self._read_ahead(ahead, names[index + 1 : index + 2])
+                    # the outcomes from here on belong to the block
                     before = len(self.report.outcomes)
                     for done in quantize_block(
                         self.model,
@@ -426,6 +450,7 @@ class FileRun:
                 else:
                     tensors, kept = found
                     kept.tell(self.report)
+                    # ``_fill`` would have marked them; their tensors are in the journal
                     self._mark(name, block)
                     states = journal.hidden(index, walk.states)
                     walk.states = [state.to(self.device) for state in states]
@@ -434,6 +459,8 @@ class FileRun:
                 )  # since a journal returns tensors in a different order
                 bar.update(index + 1)
                 empty(block)
+                # QuantizedLayers have replaced the layers in the block, which still hold float
+                # weights
                 _drop(self.model, part)
                 release_memory()
 
@@ -506,6 +533,8 @@ class FileRun:
         """
         for name in names:
             module = self.model.get_submodule(name)
+            # a parameter may be made of several stored tensors (stacked or split experts)
+            # codes of another format are decoded, and quantized anew
             parts = list[StoredTensor]()
             for key, _ in module.named_parameters(recurse=recurse):
                 parts += self.sources.stored_parts(f"{name}.{key}" if name else key)
@@ -534,6 +563,7 @@ class FileRun:
         wanted = self.chosen[name][1].weight
         if codes is None or wanted is None or _format(codes.spec) != _format(wanted):
             return
+        # the requested spec, which has a calibrator and the like that the file does not
         module.kept_codes = replace(codes, spec=wanted)
         self.report.kept_codes.append(name)
 
@@ -551,6 +581,7 @@ class FileRun:
         found = dict[str, Any]()
         for key, tensor in tensors:
             tensor = tensor.cpu()
+            # a key ends with the part of a layer: weight, weight_scale, ...
             owner, _, end = f"{block}.{key}".rpartition(".")
             if owner in layers:
                 key = f"{self._key(owner)}.{end}"
@@ -559,6 +590,8 @@ class FileRun:
                 if self._is_copied(name):
                     continue
                 if name in self.sources:
+                    # norms of a bfloat16 checkpoint may be float32 in memory, or the other way
+                    # round
                     tensor = _as_stored(tensor, self.sources.get(name))
                 key = self.sources.key_of(name)
             found[key] = tensor
@@ -569,6 +602,7 @@ class FileRun:
 
         They are copied if no layer that is converted from them is quantized or rewritten.
         """
+        # all parameters that are made of the same stored tensors
         made = self.sources.made_with(name)
         rewritten = at_stage(self.config.algorithms, "model", "block")
         if not made or rewritten:
@@ -584,6 +618,7 @@ class FileRun:
 
 def _format(spec: TensorSpec) -> tuple[Any, ...]:
     """Return the fields of a specification that decide whether codes are compatible."""
+    # calibrators and names do not change what codes mean
     return (spec.dtype, spec.symmetric, spec.per_channel, spec.group)
 
 
@@ -601,6 +636,7 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
     """Return the modules with parameters outside of the blocks."""
+    # own parameters, not those of children
     own = {name: module for name, module in model.named_modules() if module._parameters}
     return outside_of(own, blocks)
 
@@ -611,4 +647,5 @@ def _drop(model: Any, layers: Layers) -> None:
         empty(module)
         layer = model.get_submodule(name)
         if isinstance(layer, QuantizedLayer):
+            # the codes are with the consumer or on disk by now
             layer.quantized = None

@@ -64,6 +64,7 @@ class Writing:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        # raises for an unknown layout, pack method or weight format
         _ = self.form
         if not self.max_shard > 0:
             raise ConfigError(
@@ -113,8 +114,10 @@ def quantize_checkpoint(  # noqa: PLR0913
     output, writing = Path(output), writing or Writing()
     layout = writing.form
     check_config(layout, config)
+    # weights are rounded with scales of the type that the layout stores
     config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
+    # the run fills and empties the model's parameters, so that nobody else may hold it
     reader, model = source.reader, source.take_model()
     chosen, kept = chosen_layers(model, config)
     measured = needs_data(chosen, config)
@@ -124,6 +127,7 @@ def quantize_checkpoint(  # noqa: PLR0913
         check_ranks(config)
         _check_resume(writing)
         data = distributed.own_part(list(batches(data or ()))) if measured else None
+    # before rotations, which rename layers
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
     report = TorchReport(
         {name: spec for name, (_, spec) in chosen.items()},
@@ -141,13 +145,16 @@ def quantize_checkpoint(  # noqa: PLR0913
         layout,
         writing.spill,
         device_named(writing.device),
+        # algorithms change the weights for which the stored codes were made
         source.codes_of if source.decoded and not config.algorithms else None,
     )
+    # a missing tensor is found here, and not after hours
     run.check()
     rotated = [
         rotate_sources(model, run.sources, each) for each in rotations_of(config)
     ]
     if any(each.untied for each in rotated):
+        # rotations rewrite embedding and head in different ways, so that they cannot stay tied
         content = untied(content)
     # raises errors before the run, and not at its end
     described(content, model, config, layout, report.quantized)
@@ -155,7 +162,9 @@ def quantize_checkpoint(  # noqa: PLR0913
     is_first = distributed.is_first()
     parts: Iterator[tuple[str, Any]] = iter(())
     if measured:
+        # one bar for all processes
         parts = run.measured(data, journal, progress if is_first else False)
+    # without data there is nothing to share
     elif is_first:
         parts = run.unmeasured(progress)
     if is_first:
@@ -165,6 +174,7 @@ def quantize_checkpoint(  # noqa: PLR0913
                 "config.json",
                 described(content, model, config, layout, report.quantized),
             )
+            # tokenizer, generation settings and the like
             for file in others:
                 writer.copy(file)
     else:
@@ -184,15 +194,18 @@ def _write_tensors(
 ) -> None:
     """Write the tensors of a run, and then the unchanged tensors of the checkpoint."""
     for name, tensor in parts:
+        # the layout may have other names for tensors than AMD Quark
         writer.add(layout.key(name), tensor.cpu())
         del tensor  # frees memory before the next tensor is computed
     reader = run.sources.reader
+    # parameters that are not in the model, and stored parts of converted ones that stay float
     for name in run.sources.rest():
         writer.add(name, reader.get(name))
 
 
 def _check_resume(writing: Writing) -> None:
     """Raise ConfigError if several processes would share a folder of finished blocks."""
+    # other processes would need the hidden states of their own samples
     if writing.resume is not None:
         raise ConfigError(
             f"resume is {writing.resume}, but finished blocks are stored by a single"

@@ -83,12 +83,14 @@ def chosen_layers(
     Raises:
         ConfigError: a name of the configuration matches no layer, or no layer would be quantized.
     """
+    # modules have no operators between them, which an exported graph has
     if operators := [kind for kind, _ in config.types if kind in OPERATORS]:
         raise ConfigError(
             f"types names {operators[0]!r}, an operator; quantize_graph quantizes"
             " those, in exported models",
         )
     found = layers_of(model)
+    # subclasses of Linear and other layers that compute something else, with the reason
     unlike = {
         name: why
         for name, module in model.named_modules()
@@ -101,7 +103,9 @@ def chosen_layers(
                     f"layers names {glob!r}, but {name} cannot be quantized:"
                     f" {unlike[name]}",
                 )
+    # names and globs without a layer are errors, mostly typing errors
     config.check(found)
+    # a router that the configuration names is quantized like any other layer
     routers = {*routers_of(model)} - {*config.named}
     chosen, kept = dict[str, tuple[Any, LayerSpec]](), dict[str, str]()
     for name, (module, kind) in found.items():
@@ -112,6 +116,7 @@ def chosen_layers(
             kept[name] = reason_of(name, config)
         else:
             chosen[name] = (module, spec)
+    # matrices that no quantizable layer holds, with the reason
     kept |= other_weights_of(model, found, routers)
     check_not_all_float(chosen, kept)
     return chosen, kept
@@ -149,6 +154,7 @@ def quantize_model(
     """
     require_config(config)
     _check_float(model)
+    # before layers are chosen, as each expert becomes a layer with a name
     unfuse_experts(model)
     chosen, kept = chosen_layers(model, config)
     if data is None and needs_data(chosen, config):
@@ -156,6 +162,7 @@ def quantize_model(
     check_ranks(config)
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
     for each in rotations_of(config):
+        # a loader can be read once only, and rotations are learned on the same data
         data = None if data is None else list(batches(data))
         rotated = rotate(
             model,
@@ -164,6 +171,7 @@ def quantize_model(
             _learned_on(chosen, config),
             progress=progress,
         )
+        # rotations may wrap layers, which then have other names
         chosen = rotated.renamed(chosen)
         notes += rotated.notes
     report = TorchReport(
@@ -171,6 +179,7 @@ def quantize_model(
         kept,
         notes,
     )
+    # the model is not run, and layers are independent of each other
     if data is None or not needs_data(chosen, config):
         made = dict[str, Any]()
         with Progress(progress, len(chosen), "quantizing", "layer") as bar:
@@ -181,9 +190,11 @@ def quantize_model(
                     spec,
                 )
                 bar.update(done)
+        # at the end: an error in a layer leaves the model float
         put_modules(model, made)
         report.note_idle(config.algorithms)
         return report
+    # every process takes its part of the same list, and statistics are merged
     data = distributed.own_part(list(batches(data)))
     with inference(model), _float_again(model, chosen):
         if not _walk(model, chosen, data, config, progress, report):
@@ -203,6 +214,7 @@ def _float_again(model: nn.Module, layers: Layers) -> Iterator[None]:
     undo = install_attention_hooks(model, layers)
     try:
         yield
+    # KeyboardInterrupt as well: the model must stay usable in a notebook
     except BaseException:
         undo()
         put_modules(model, {name: module for name, (module, _) in layers.items()})
@@ -212,6 +224,7 @@ def _float_again(model: nn.Module, layers: Layers) -> Iterator[None]:
 def check_ranks(config: TorchConfig) -> None:
     """Raise ConfigError for an algorithm that cannot learn from sums over processes."""
     for each in config.algorithms:
+        # algorithms whose statistics add up are merged over processes
         if distributed.count() > 1 and not getattr(each, "sums", True):
             raise ConfigError(
                 f"{each.name} needs all samples at once; run it in one process",
@@ -287,6 +300,7 @@ def _walk(  # noqa: C901, PLR0913
     rest = without(chosen, merged(parts.values()))
     try:
         if not blocks:
+            # a fallback for models without algorithms: the handler below returns False
             raise ModelError("the model has no list of blocks")
         if measures(rest) and not config.algorithms:
             raise ModelError(
@@ -296,11 +310,14 @@ def _walk(  # noqa: C901, PLR0913
         if shared_among(model, blocks, chosen):
             raise ModelError("two blocks have a layer in common")
         check_unshared(model, blocks, config)
+        # only layers outside of the blocks need the data: one run of the whole model is simpler
         if not config.algorithms and not any(map(measures, parts.values())):
             return False
         with ActivationObservers(rest) as watching:
             if measures(rest):
                 run_whole(model, data)
+        # outside of the observers: recording skips the blocks, so that layers after them read other
+        # values
         walk = BlockStream(model, blocks, data)
         walk.check_once(model)
         if needs_float_reference(chosen, config):
@@ -310,13 +327,16 @@ def _walk(  # noqa: C901, PLR0913
             raise ModelError(
                 f"{config.algorithms[0].name} works block by block: {error}",
             ) from error
+        # the scales are the same; block by block needs less memory
         logger.debug("the model is run as a whole: %s", error)
         return False
     with Progress(progress, len(blocks), "quantizing", "block") as bar:
         for index, name in enumerate(blocks):
             for done in quantize_block(model, name, parts[name], walk, config, report):
+                # one more than the samples: codes are chosen after the last of them
                 bar.update(index + done / (len(walk) + 1))
             bar.update(index + 1)
+    # layers that no sample reached stay float, before any of them is rounded
     rest = _reached(model, rest, watching, config, report)
     report.note_outside(rest, config.algorithms)
     alone = {name: quantize_data_free(name, rest, config, report) for name in rest}
@@ -360,6 +380,8 @@ def _reached(
     for name in layers:
         if (
             blocks
+            # within a block, ``finish`` quantizes the weight alone; a model without blocks does so,
+            # too
             and watching.unseen(name, scales)
             and not any(within(name, block) for block in blocks)
         ):

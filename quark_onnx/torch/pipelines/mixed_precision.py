@@ -130,18 +130,24 @@ def mix(  # noqa: PLR0913
         DataError: there is no data.
         ModelError: the model has no list of blocks, or cannot be run block by block.
     """
+    # raises for an unknown name before anything is computed
     specs = {name: scheme(name) for name in schemes}
     if not specs:
         raise ConfigError("there are no schemes to choose from")
     config = config or TorchConfig(exclude=usually_float(model))
+    # a list: every group and scheme runs on the same samples
     samples = list(batches(data))
     if not samples:
         raise DataError("the data is empty; sensitivities are measured on it")
     unfuse_experts(model)
+    # any spec will do: only the choice of layers counts
     wanted = config.with_(default=next(iter(specs.values())), types=())
     chosen, _ = chosen_layers(model, wanted)
     chosen = {
-        name: entry for name, entry in chosen.items() if not matches(name, config.named)
+        # layers with a spec of the user's are not part of the budget
+        name: entry
+        for name, entry in chosen.items()
+        if not matches(name, config.named)
     }
     with inference(model):
         groups = _groups(model, chosen, samples)
@@ -152,7 +158,10 @@ def mix(  # noqa: PLR0913
         layers |= dict.fromkeys(group.layers, specs[group.chosen.scheme])
     return Mixture(
         config.with_(
-            default=LayerSpec(), types=(), layers=(*config.layers, *layers.items())
+            # the default quantizes nothing, so that layers outside of the groups stay float
+            default=LayerSpec(),
+            types=(),
+            layers=(*config.layers, *layers.items()),
         ),
         picked,
     )
@@ -209,6 +218,7 @@ def _groups(
         raise ModelError(
             "the model has no list of blocks; mixed precision is for language models",
         )
+    # one sample is enough to see which layers read the same tensor
     walk = BlockStream(model, blocks, samples[:1])
     walk.check_once(model)
     experts = [f"{name}." for name in instances(model, UNFUSED)]
@@ -223,6 +233,7 @@ def _groups(
                 key = next(filter(layer.startswith, experts), (name, place))
                 found.setdefault(key, []).append(layer)
     together = list(map(tuple, found.values()))
+    # layers outside of the blocks, and those that the sample did not reach
     alone = excluding(chosen, flattened(together))
     return together + [(name,) for name in alone]
 
@@ -239,20 +250,24 @@ def _measured(  # noqa: PLR0913
     progress: bool | None,
 ) -> Measured:
     """Measure the size and the sensitivity of every group with every scheme."""
+    # log probabilities of the float model, once for all groups and schemes
     wanted = [_predicted(call(model, batch)) for batch in samples]
     options: dict[tuple[str, ...], list[Option]] = {names: [] for names in groups}
     with Progress(progress, len(specs) * len(groups), "measuring", "group") as bar:
         for place, (name, spec) in enumerate(specs.items()):
             layers = {each: (module, spec) for each, (module, _) in chosen.items()}
             with ActivationObservers(layers) as watching:
+                # scales of a scheme are measured in one run for all layers
                 for batch in samples if spec.measures else ():
                     call(model, batch)
             scales = watching.scales()
+            # one group at a time is quantized, all others are float
             for count, names in enumerate(groups, 1):
                 made = {each: _quantized(each, layers, scales) for each in names}
                 divergence = _divergence(model, made, samples, wanted)
                 options[names].append(Option(name, _bits(made), divergence))
                 bar.update(place * len(groups) + count)
+    # weights alone, as the budget is in bits per weight
     weights = {
         names: sum(chosen[each][0].weight.numel() for each in names) for names in groups
     }
@@ -277,6 +292,7 @@ def _quantized(
     module, spec = layers[name]
     is_reached = name in scales.inputs or name in scales.outputs
     if spec.measures and not is_reached:
+        # as in a run: without a scale the activations stay float
         spec = LayerSpec(spec.weight)
     return QuantizedLayer(module, weight_of(name, layers), spec, **scales.of(name))
 
@@ -291,6 +307,7 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
     tensors = list[Any]()
     for layer in layers.values():
         if layer.quantized is None:
+            # the weight stays float, with its size in the model's dtype
             tensors.append(layer.weight)
         else:
             tensors += stored(layer.quantized).values()
@@ -299,7 +316,9 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
 
 def _predicted(found: Any) -> Any:
     """Return the log probabilities of all tokens."""
+    # models of transformers return an object, others the logits themselves
     logits = getattr(found, "logits", found)
+    # float32: bfloat16 has 8 bits of precision, less than the divergences of single groups need
     return torch.log_softmax(logits.float(), -1)
 
 
@@ -316,7 +335,9 @@ def _divergence(
         divergence, count = 0.0, 0
         for batch, before in zip(samples, wanted, strict=True):
             after = _predicted(call(model, batch))
+            # KL(float || quantized), as in ``verdict``
             divergence += float(total(before.exp() * (before - after)))
+            # tokens of the batch: (samples, tokens, vocabulary) without the last axis
             count += before[..., 0].numel()
     finally:
         put_modules(model, own)
@@ -331,16 +352,21 @@ def spend(found: Measured, bits: float) -> tuple[Group, ...]:
     """
     count = sum(weights for _, weights, _ in found)
     budget = bits * count
+    # on the convex hull, greedy steps by gain per bit are optimal for every budget that they
+    # exhaust
     ways = [_hull(options) for _, _, options in found]
     places = [0] * len(ways)
     spent = sum(way[0].bits for way in ways)
+    # every group has its cheapest option by now
     if spent > budget:
         raise ConfigError(
             f"a budget of {bits} bits is too small: the schemes need"
             f" {spent / count:.3f} at least",
         )
     while steps := _steps(ways, places, budget - spent):
+        # ties go to the first group, so that results do not depend on anything else
         _, index, cost = max(steps)
+        # the index is negative, see ``_steps``
         places[-index] += 1
         spent += cost
     return tuple(
@@ -375,6 +401,7 @@ def _steps(
         if place + 1 < len(way):
             now, following = way[place], way[place + 1]
             cost = following.bits - now.bits
+            # later steps of a group wait for this one: gains on the hull decrease
             if cost <= left:
                 gain = now.divergence - following.divergence
                 steps.append((gain / cost, -index, cost))
@@ -385,6 +412,7 @@ def _hull(options: Sequence[Option]) -> list[Option]:
     """Return the lower convex hull of options, by ascending bits."""
     found: list[Option] = []
     for option in options:
+        # more bits without a gain
         if found and option.divergence >= found[-1].divergence:
             continue
         if found and option.bits == found[-1].bits:

@@ -138,6 +138,7 @@ def ptq(  # noqa: PLR0913
     Raises:
         QuarkError: the model, the data or a setting is wrong; nothing is written.
     """
+    # everything that can be wrong is checked before the weights are read, which takes minutes
     require_config(config)
     writing = writing or Writing()
     check_config(writing.form, config)
@@ -151,11 +152,15 @@ def ptq(  # noqa: PLR0913
         )
     held_out, judges, where = list[Any](), list[Any](), ""
     if text is not None and (config.needs_data or verdict):
+        # windows of the same text that calibration does not see
         spare = HELD_OUT if verdict else 0
         windows = text_windows(text, tokenizer, source.model, spare)
         if verdict:
+            # without a count all windows are calibration windows, and the last ones are held out of
+            # them
             windows, held_out = split_held_out(windows, text.count or len(windows))
             where = f"of {text.source} that are held out"
+        # windows that were read for the verdict alone
         windows = windows if config.needs_data else []
     if evaluate is not None:
         judges = text_windows(evaluate, tokenizer, source.model)
@@ -163,6 +168,7 @@ def ptq(  # noqa: PLR0913
     expected = _estimate(
         source,
         config,
+        # the share of one process, as ``distributed.own_part`` divides them
         windows[:: distributed.count()],
         _evaluated(held_out if verdict else None, judges),
         spilled=writing.spill is not None,
@@ -179,6 +185,7 @@ def ptq(  # noqa: PLR0913
             writing=writing,
             progress=progress,
         )
+    # the other processes have written nothing, and would only repeat the evaluation
     if not distributed.is_first():
         return PtqResult(report, expected)
     judged = None
@@ -193,6 +200,7 @@ def ptq(  # noqa: PLR0913
         )
     if not judges:
         return PtqResult(report, expected, verdict=judged)
+    # one model after the other, so that only one is in memory
     before = perplexity(source.load(), judges, progress=progress)
     quantized = load_checkpoint(output, trust_code=source.trust_code)
     after = perplexity(quantized, judges, progress=progress)
@@ -225,6 +233,7 @@ def _estimate(
     samples = len(windows)
     length = len(windows[0]) if windows else 0
     found = estimated(samples, length, config.algorithms)
+    # short runs need no advice
     if found.seconds < _LONG:
         return found
     shorter = dict[str, Estimate]()
@@ -233,11 +242,13 @@ def _estimate(
     if length > _SHORT:
         shorter[f"--length {_SHORT}"] = estimated(samples, _SHORT, config.algorithms)
     if config.algorithms:
+        # without algorithms and measured scales the model is not run at all
         used = (samples, length) if config.measures else (0, 0)
         shorter["without --algorithm, as --recipe fast"] = estimated(*used, ())
     useful = tuple(
         (option, each.seconds)
         for option, each in shorter.items()
+        # reading and writing remain, so that less data may save next to nothing
         if each.seconds < _USEFUL * found.seconds
     )
     return replace(found, shorter=useful)
@@ -254,6 +265,7 @@ def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[in
     lengths = list(map(len, judges))
     if held_out is None:
         return lengths
+    # both kinds of evaluation run both models on their windows
     lengths += list(map(len, held_out[:HELD_OUT]))
     return lengths if held_out else [*lengths, *GENERATED]
 
@@ -279,6 +291,7 @@ def text_windows(
         DataError: a token id is outside of the model's vocabulary.
     """
     windows = read_windows(text.source, tokenizer, text.length, text.count, spare)
+    # an index beyond the embedding would stop the run with torch's "index out of range in self"
     count = vocabulary_of(model)
     odd = (
         int(end)
@@ -299,6 +312,7 @@ def _batched(windows: Sequence[Any]) -> list[Any]:
 
     Larger products are faster.
     """
+    # all windows have the same length
     return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
 
 

@@ -51,6 +51,7 @@ class TorchReport(Reported):
                 name: str(spec.weight) for name, spec in self.quantized.items()
             },
             "specs": {name: _spec(spec) for name, spec in self.quantized.items()},
+            # the key stands in cli/answers.schema.json
             "float": self.kept,
             "notes": self.notes,
             "kept_codes": self.kept_codes,
@@ -60,6 +61,7 @@ class TorchReport(Reported):
     @property
     def algorithms(self) -> list[str]:
         """The names of the algorithms with outcomes, in the order of execution."""
+        # a dictionary keeps the order, which a set would lose
         return list(dict.fromkeys(outcome.algorithm for outcome in self.outcomes))
 
     def gains(self) -> dict[str, str]:
@@ -74,12 +76,14 @@ class TorchReport(Reported):
             less = sorted(
                 1 - each.after / each.before for each in own if each.after < each.before
             )
+            # the upper median: it is an error that a layer has, not a mean of two
             middle = f", by {percentage(less[len(less) // 2])} (median)" if less else ""
             found[name] = f"the error of {len(less)} of {len(own)} is less{middle}"
         return found
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
         """Add notes on algorithms without an outcome, and on inactive layers."""
+        # layers by algorithm
         unreached = grouped(
             (outcome.algorithm, outcome.layer)
             for outcome in self.outcomes
@@ -92,6 +96,7 @@ class TorchReport(Reported):
                     " to nearest there",
                 )
         for each in algorithms:
+            # rotations rewrite the whole model, and report no outcomes
             if each.stage != "model" and each.name not in self.algorithms:
                 self.notes.append(
                     f"{each.name} has changed nothing: it has found nothing in the"
@@ -105,11 +110,14 @@ class TorchReport(Reported):
             names: the names of the layers.
             algorithms: the algorithms of the configuration.
         """
+        # data-free algorithms work on single weights, and so outside of the blocks, too
         rounders = at_stage(algorithms, "weights")
         learning = " and ".join(each.name for each in rounders if each.needs_data)
         alone = " and ".join(each.name for each in rounders if not each.needs_data)
         how = f"by {alone} alone" if alone else "to the nearest"
         for name in names:
+            # without an algorithm that learns, all weights are rounded alike, and there is nothing
+            # to note
             if learning and self.quantized[name].weight is not None:
                 self.notes.append(
                     f"{name} lies outside of the blocks that {learning} works on: it is"
@@ -121,6 +129,7 @@ class TorchReport(Reported):
         self.notes.append(
             f"{name} was not run on the data: only its weight is quantized",
         )
+        # the report and the checkpoint must agree: without a scale nothing else is quantized
         self.quantized[name] = LayerSpec(self.quantized[name].weight)
         return self.quantized[name]
 

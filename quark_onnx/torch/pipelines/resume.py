@@ -25,6 +25,7 @@ from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.version import __version__
 
 _STATE = "state.json"
+#: Names of the journal's files; a folder with any other file is not touched.
 _OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.values)")
 
 
@@ -50,13 +51,17 @@ class StoredBlock:
             before: the number of outcomes in the report before the block.
         """
         unreached = [
-            name for name, (_, spec) in layers.items() if report.quantized[name] != spec
+            # ``TorchReport.weight_only`` replaces the spec of a layer without a scale
+            name
+            for name, (_, spec) in layers.items()
+            if report.quantized[name] != spec
         ]
         return cls(unreached, report.outcomes[before:])
 
     def tell(self, report: TorchReport) -> None:
         """Add the entries to the report of a resumed run."""
         for name in self.unreached:
+            # writes the note and the spec again, as in the run that stopped
             report.weight_only(name)
         report.outcomes += self.outcomes
 
@@ -95,9 +100,11 @@ class BlockJournal:
         self._marks = {
             "model": _digest(
                 *(f"{name} {reader.shape(name)}" for name in reader),
+                # size and time instead of content: reading a large checkpoint takes minutes
                 *_stamps(set(map(reader.file_of, reader))),
             ),
             "configuration": _digest(repr(config), method),
+            # another version may compute other codes
             "version": __version__,
         }
         self._last = -1  # the last block that is done
@@ -115,12 +122,15 @@ class BlockJournal:
         """
         if self._folder is None:
             return
+        # float32, as numpy has no bfloat16; the conversion is exact
         self._marks["data"] = _digest(
             *(tensor.float().cpu().numpy().tobytes() for tensor in tensors),
         )
         state = self._folder / _STATE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            # the marks are written before the first block, so that files without marks are
+            # leftovers
             if state.exists():
                 found = json.loads(state.read_text(encoding="utf-8"))
                 other = next(
@@ -142,6 +152,7 @@ class BlockJournal:
                         encoding="utf-8",
                     ),
                 )
+        # a damaged state.json is no JSON (ValueError) or no object (AttributeError)
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"{self._folder} cannot be used to resume from: {error}",
@@ -155,6 +166,7 @@ class BlockJournal:
         assert self._folder is not None
         names = set(names_of(self._folder.iterdir()))
         own = set(filter(_OWN.fullmatch, names))
+        # a mistyped folder must not lose its files
         if others := names - own:
             raise ConfigError(
                 f"{self._folder} holds other files, as {min(others)}; name an empty"
@@ -180,6 +192,7 @@ class BlockJournal:
             index: the index of the block.
             now: the current hidden states.
         """
+        # states of earlier blocks are removed; blocks before the last one need none to be skipped
         if self._folder is None or self._last != index:
             return now
         found = load_file(str(self._hidden(index)))
@@ -195,8 +208,10 @@ class BlockJournal:
         """Store a finished block and its output states, and remove earlier states."""
         if self._folder is None:
             return
+        # first the block, then the states, whose presence says that the block is complete
         save(self._block(index), tensors, {"kept": kept.text()})
         put_in_place(self._hidden(index), lambda path: _write(path, hidden))
+        # only after the new states are in place, so that a crash never leaves none
         self._hidden(index - 1).unlink(missing_ok=True)
 
     def state(self, index: int) -> State:
@@ -226,8 +241,10 @@ class BlockJournal:
         states = sorted(self._folder.glob("hidden-*.safetensors"))
         if not states:
             return -1
+        # numbers have five digits, so that names sort like numbers
         last = int(states[-1].stem.split("-")[1])
         try:
+            # opening a file reads its header, which must fit the size of the file
             for file in (*map(self._block, range(last + 1)), states[-1]):
                 with safe_open(str(file), framework="pt"):
                     pass
@@ -260,5 +277,7 @@ def _digest(*parts: str | bytes) -> str:
     found = hashlib.sha256()
     for part in parts:
         found.update(part.encode() if isinstance(part, str) else part)
+        # a separator, so that ("ab", "c") and ("a", "bc") differ
         found.update(b"\0")
+    # 64 bits are enough to tell two runs apart
     return found.hexdigest()[:16]

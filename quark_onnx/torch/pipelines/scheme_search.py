@@ -48,6 +48,7 @@ class Candidate:
 
     def __str__(self) -> str:
         words = " ".join([self.scheme, *self.algorithms])
+        # the text identifies a trial in the journal
         return words if self.layout == "quark" else f"{words} ({self.layout})"
 
 
@@ -102,6 +103,7 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
     found = list[Trial]()
     least = float("inf")
     known = [each for each in trials if each.divergence is not None]
+    # by size, so that a trial is optimal if its divergence is less than all before
     for trial in sorted(known, key=lambda each: (each.bytes, each.divergence)):
         assert trial.divergence is not None
         if trial.divergence < least:
@@ -129,11 +131,13 @@ def candidates_for(client: str, bits: float) -> list[Candidate]:
         if client in clients and weight_bits(name) <= bits
     ]
     found = list[Candidate]()
+    # all schemes without algorithms first: a small time budget compares schemes before algorithms
     for stage in range(len(_WEIGHT_ONLY)):
         for name in names:
             only = config_for(name).default.weight_only
             ways = _WEIGHT_ONLY if only else _ACTIVATIONS
             if stage < len(ways):
+                # the first layout in which the client reads the scheme
                 form = SCHEME_CLIENTS[name][client][0]
                 layout = form if form in LAYOUT_NAMES else "quark"
                 found.append(Candidate(name, ways[stage], layout))
@@ -175,24 +179,30 @@ def search_schemes(  # noqa: PLR0913
             f"no scheme that this client loads has at most {bits} bits a weight; give"
             " more --bits",
         )
+    # the clock of the system may be set back
     start = time.monotonic()
     mark = _mark(source, text)
     trials = _read(journal, mark)
     done = {trial.candidate for trial in trials}
     untried = list[Candidate]()
     for candidate in candidates:
+        # a candidate with an error counts as done, since it would fail again
         if str(candidate) in done:
             continue
         if seconds is not None and time.monotonic() - start >= seconds:
+            # no break: candidates that the journal knows are not untried
             untried.append(candidate)
             continue
+        # written after each trial, so that a stopped search loses one trial at most
         trials.append(_trial(source, candidate, text, journal, device))
         _write(journal, mark, trials)
         if tell is not None:
             tell(trials[-1])
     wanted = {str(each): each for each in candidates}
+    # the journal may hold candidates of an earlier search with other bits
     own = [each for each in trials if each.candidate in wanted]
     within = [each for each in pareto(own) if each.bits <= bits]
+    # the last on the front has the least divergence
     best = wanted[within[-1].candidate] if within else None
     return Search(tuple(own), best, tuple(untried))
 
@@ -208,6 +218,7 @@ def _trial(
     start = time.monotonic()
     trial = Trial(str(candidate))
     config = config_for(candidate.scheme, exclude=source.usually_float())
+    # next to the journal, where the user expects space to be used
     with ScratchFolder(journal.parent, "trial") as place:
         try:
             found = ptq(
@@ -243,6 +254,7 @@ def _trial(
 def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
     """Return the values that identify a search."""
     files = {tensor.path for tensor in source.reader.tensors.values()}
+    # size instead of content, which would take minutes to read
     sizes = sorted((path.name, path.stat().st_size) for path in files)
     return {
         "version": __version__,

@@ -40,6 +40,7 @@ _WRITTEN, _LENGTH = 4, 64
 #: Tokens of each run of a model for a generated text: the windows token by token, then as a whole.
 GENERATED = (_WRITTEN,) * _LENGTH + (_LENGTH,) * _WRITTEN
 #: Beginnings of the names of the tensors of a quantized weight, in all layouts.
+#: Scales of inputs and outputs are no part of the weights.
 _OF_WEIGHTS = ("weight", "qweight", "qzeros", "scales", "g_idx")
 #: Tokens whose logits are compared at once.
 _ROWS = 256
@@ -208,6 +209,7 @@ def judge(  # noqa: PLR0913
     except (
         Exception
     ) as error:  # the checkpoint is written; a model may not run by itself
+        # the first line: errors of torch and transformers have pages of hints
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         return replace(sizes, skipped=reason)
 
@@ -234,18 +236,23 @@ def _compared_models(  # noqa: PLR0913
     """
     model = source.load()
     if not windows:
+        # a language model is its own source of plausible text
         windows, text = _written(model), "that the float model has written"
     if not windows or len(windows[0]) < 2:
         return replace(sizes, skipped="there is no text of two tokens or more")
+    # not before the text exists: generating needs memory, too
     quantized = load_checkpoint(checkpoint, trust_code=source.trust_code)
+    # a layer of a rotated or rescaled model reads other values than that of the float model
     rewritten_by = tuple(names_of(at_stage(config.algorithms, "model", "block")))
     errors = dict[str, float]()
     with inference(model), inference(quantized):
         scores = _scores(model, quantized, windows, progress)
         if not rewritten_by:
             errors = _errors(model, quantized, windows[0])
+    # an evaluation that follows loads the models again, one after the other
     del model, quantized
     release_memory()
+    # the sort is stable: equal errors keep the order of the model
     worst = sorted(errors.items(), key=lambda item: -item[1])[:_WORST]
     found = replace(
         sizes,
@@ -272,6 +279,7 @@ def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[
     >>> split_held_out([1, 2, 3], 2), split_held_out([1, 2], 2), split_held_out([1], 1)
     (([1, 2], [3]), ([1], [2]), ([1], []))
     """
+    # the text is long enough: calibration keeps all of its windows
     spare = list(windows[count:])
     if not spare and len(windows) > 1:
         count = len(windows) - max(1, min(HELD_OUT, len(windows) // 8))
@@ -281,9 +289,11 @@ def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[
 
 def _reason(sizes: CheckpointVerdict, windows: Sequence[Any]) -> str:
     """Return why models cannot be compared; empty if they can."""
+    # the quantized model counts as floats and codes, since its layers dequantize their weights
     needed, free = 2 * sizes.bytes_before + sizes.bytes_after, available()
     if needed > free:
         return f"the two models need {file_size(needed)} of memory, and {file_size(free)} are free"
+    # token by token, a large model takes minutes on a CPU
     if not windows and sizes.weights > _WRITES:
         return "there is no text"
     return ""
@@ -310,12 +320,14 @@ def _quantized_bits(source: Path, checkpoint: Path) -> float | None:
         source: folder of the float model.
         checkpoint: folder of the quantized checkpoint.
     """
+    # the validator's modules have the same names for all layouts
     floats = read(source).modules
     size = weights = 0
     for name, module in read(checkpoint).modules.items():
         before = floats[name].weight if name in floats else None
         if before is None or not module.is_quantized:
             continue
+        # values of the float weight: packed shapes do not tell how many there are
         weights += before.count
         size += sum(
             tensor.size
@@ -331,17 +343,21 @@ def _written(model: Any) -> list[Any]:
         return []
     from transformers import GenerationConfig
 
+    # tiny test models have fewer positions than 64
     limit = int(getattr(model.config, "max_position_embeddings", 0) or _LENGTH)
     first = getattr(model.config, "bos_token_id", None)
     length = min(_LENGTH, limit)
+    # 0 where the tokenizer has no first token
     start = torch.full((_WRITTEN, 1), first if isinstance(first, int) else 0)
     settings = GenerationConfig(
+        # greedy text repeats itself, and every window would be the same
         do_sample=True,
         top_k=0,
         max_length=length,
         min_length=length,
         pad_token_id=0,
     )
+    # a fixed seed for the same text in every run, and the caller's generator stays as it is
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         found = model.generate(
@@ -356,23 +372,28 @@ def _scores(
     model: Any, quantized: Any, windows: Sequence[Any], progress: bool | None
 ) -> tuple[float, ...]:
     """Return the divergence and the perplexities of both models."""
+    # sum of divergences, and of the negative log likelihoods of both models
     sums = torch.zeros(3, dtype=torch.float64)
     count = 0
     with Progress(progress, len(windows), "comparing models", "window") as bar:
         for done, window in enumerate(windows, 1):
             ids = torch.as_tensor(window).long()[None]
+            # (tokens - 1, vocabulary): the last token has no successor to predict
             pair = [each(input_ids=ids).logits[0, :-1] for each in (model, quantized)]
             wanted = ids[0, 1:]
             for start in range(0, len(wanted), _ROWS):
                 part = slice(start, start + _ROWS)
+                # in parts, as float64 logits of a window take gigabytes with a large vocabulary
                 before, after = (each[part].double().log_softmax(-1) for each in pair)
                 token = wanted[part, None]
+                # KL(float || quantized) = sum of p (log p - log q)
                 sums[0] += total(before.exp() * (before - after))
                 sums[1] -= before.gather(1, token).sum()
                 sums[2] -= after.gather(1, token).sum()
             count += len(wanted)
             bar.update(done)
     mean = sums / count
+    # perplexity is the exponential of the mean negative log likelihood
     return float(mean[0]), float(mean[1].exp()), float(mean[2].exp())
 
 
@@ -383,6 +404,7 @@ def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
         for name, module in quantized.named_modules()
         if isinstance(module, QuantizedLayer)
     }
+    # names are equal, except for experts, which a checkpoint may split
     floats = dict(model.named_modules())
     found = dict[str, float]()
     with _compared(
@@ -404,6 +426,7 @@ def _compared(
         def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             exact = output.double()
             error = total((layers[name](*inputs).double() - exact).square())
+            # an output of zeros would divide by 0
             power = total(exact.square()).clamp(1e-30 * exact.numel())
             found[name] = float(error / power)
 
@@ -422,11 +445,13 @@ def _compared(
 def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
     """Return the change to try in words, and the options of ``llm ptq`` that make it."""
     assert found.divergence is not None
+    # nothing to improve: the next step is to use the checkpoint
     if found.divergence <= _SMALL:
         return "check that the runtime reads the checkpoint, with llm validate", ""
     known = _activation_advice(config) or _weight_advice(config)
     if known is not None:
         return known
+    # no layer where an algorithm has rewritten the inputs
     layers = [name for name, _ in found.worst[:1]]
     options = " ".join(f"--layer {shlex.quote(f'{name}=ptpc_fp8')}" for name in layers)
     which = "the layer with the greatest error" if layers else "all weights or a layer"
@@ -437,6 +462,7 @@ def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
     """Return the change for activations with a calibrated per-tensor scale, or None."""
     inputs = config.default.input
     is_smooth = "smoothquant" in names_of(config.algorithms)
+    # SmoothQuant has moved the outliers into the weights already
     if inputs is None or not inputs.measured or is_smooth:
         return None
     scheme = "ptpc_fp8"
@@ -451,10 +477,12 @@ def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
 def _weight_advice(config: TorchConfig) -> tuple[str, str] | None:
     """Return the change for weights of up to 4 bits, or None."""
     weight, names = config.default.weight, set(names_of(config.algorithms))
+    # weights of 6 or 8 bits lose little; the loss has another cause
     if weight is None or weight.dtype.bits > 4:
         return None
     if not names:
         return "learn scales and rounding from data", "--algorithm awq gptq"
+    # the next more expensive algorithm
     if not names & {"autoround", "distill"}:
         return (
             "learn the rounding, which takes longer",

@@ -36,10 +36,12 @@ _OTHER_LAYERS = (
     "gru",
     "mm",
 )
+#: This overload returns four tensors: results, and three about positions.
 _BAG = torch.ops.aten.embedding_bag.padding_idx
 _BAG_MODES = ("sum", "mean", "max")
 #: Activations that runtimes fuse with the preceding operator if its result has no second reader.
 ACTIVATIONS = ("relu", "relu6", "hardtanh")
+#: Batch norms fold into convolutions, so that an activation after one follows a convolution.
 _BEFORE_ACTIVATIONS = (*KINDS, "add", "batch_norm")
 #: Inputs of embeddings without the weight, in the order of the modules' parameters.
 _OPERANDS = {
@@ -72,6 +74,7 @@ _SAME_VALUES = (
 
 def bag(*args: Any) -> torch.Tensor:
     """Return the first result of ``aten.embedding_bag``, without the positions."""
+    # a function of its own, as a node of a graph can only have one result
     result: torch.Tensor = _BAG(*args)[0]
     return result
 
@@ -81,11 +84,13 @@ def operator_of(node: Node) -> str:
 
     The name is ``bag`` for calls of ``bag``, and empty for all other nodes.
     """
+    # no overload of an operator, and so without a schema
     if node.target is bag:
         return "bag"
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return ""
     space, _, name = node.target._schema.name.partition("::")
+    # operators of extensions may have the names of others
     return name if space == "aten" else ""
 
 
@@ -103,6 +108,7 @@ def arguments(node: Node) -> dict[str, Any]:
     }
     return {
         **found,
+        # arguments override defaults, and keywords follow the positional ones
         **dict(zip(names_of(parameters), node.args, strict=False)),
         **node.kwargs,
     }
@@ -110,6 +116,7 @@ def arguments(node: Node) -> dict[str, Any]:
 
 def attribute(module: GraphModule, target: str) -> Any:
     """Return a parameter, buffer or module of a model by its full name."""
+    # children of a ModuleList are attributes with numbers as names
     for part in target.split("."):
         module = getattr(module, part)
     return module
@@ -119,6 +126,7 @@ def is_float(module: GraphModule, node: object) -> bool:
     """Return whether a node stands for a tensor of floats."""
     if not isinstance(node, Node):
         return False
+    # export records a FakeTensor of the result here
     value = node.meta.get("val")
     if node.op == "get_attr":
         value = attribute(module, str(node.target))
@@ -133,6 +141,7 @@ def _module_of(node: Node) -> tuple[str, str]:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return "", ""
+    # the innermost module is the last
     name, kind = list(stack.values())[-1]
     kind = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
     return re.sub(r"@\d+", "", name), kind  # "relu@1" is the second call of "relu"
@@ -145,6 +154,7 @@ def operator_name(node: Node) -> str:
     module are named by their node and the enclosing module.
     """
     name, kind = _module_of(node)
+    # a module of torch has one operator; other modules may call several
     if name and kind.startswith("torch.nn.modules."):
         return name
     return f"{name}.{node.name}" if name else str(node.name)
@@ -208,6 +218,7 @@ def _calls_of_layers(graph: Graph) -> tuple[dict[str, list[Node]], dict[str, str
     calls, kept = list[tuple[str, Node]](), dict[str, str]()
     for node in graph.nodes:
         kind = KINDS.get(operator_of(node))
+        # noted with a reason, so that no layer stays float silently
         if operator_of(node) in _OTHER_LAYERS:
             own = f"aten.{operator_of(node)}, which is none of {', '.join(KINDS)}"
             kept[operator_name(node)] = (
@@ -223,6 +234,7 @@ def _calls_of_layers(graph: Graph) -> tuple[dict[str, list[Node]], dict[str, str
         if cls.rpartition(".")[2] != kind:
             # a function of the weight of another module
             name = str(weight.target).removesuffix(".weight")
+        # a module that is called twice is one layer with two calls
         calls.append((name, node))
     return grouped(calls), kept
 
@@ -230,9 +242,11 @@ def _calls_of_layers(graph: Graph) -> tuple[dict[str, list[Node]], dict[str, str
 def _reason_to_keep(nodes: list[Node]) -> str:
     """Return the reason against a quantized layer for some calls, or an empty string."""
     settings = [(operator_of(node), _settings(node)) for node in nodes]
+    # one module replaces all calls, so that weight, stride and the like must be the same
     if any(each != settings[0] for each in settings):
         return "its calls differ in more than what they read"
     values = _flat(settings[0][1], but=("weight", "bias"))
+    # a module has fixed settings
     if any(isinstance(value, Node | torch.SymInt) for value in values):
         return "its settings are computed"
     return ""
@@ -246,6 +260,7 @@ def _settings(node: Node) -> dict[str, Any]:
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
     """Yield single values of settings, except some names, and a computed bias."""
     for name, value in settings.items():
+        # a computed bias cannot be a parameter
         if name == "bias" and isinstance(value, Node) and value.op != "get_attr":
             yield value
         elif name not in but:
@@ -258,10 +273,13 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
     bias = None
     if settings.get("bias") is not None:
         bias = attribute(module, settings["bias"].target)
+        # detached: the parameter of the model keeps its own gradients
         bias = nn.Parameter(bias.detach(), requires_grad=False)
     rest = without(settings, ("weight", "bias"))
+    # (outputs, inputs, ...); of transposed convolutions (inputs, outputs, ...)
     rows, columns = weight.shape[:2]
     if kind == "Linear":
+        # "meta": the parameters are replaced below, and need no memory
         layer: Any = nn.Linear(columns, rows, bias=False, device="meta")
     elif kind == "Embedding":  # further settings only affect gradients
         layer = nn.Embedding(rows, columns, device="meta")
@@ -277,6 +295,7 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
     else:
         groups = rest["groups"]
         size = (
+            # weights hold the channels of one group: (out, in / groups) or (in, out / groups)
             (columns * groups, rows) if kind == "Conv2d" else (rows, columns * groups)
         )
         layer = getattr(nn, kind)(
@@ -294,6 +313,7 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
 
 def fused(node: Node) -> Node:
     """Return the activation that is fused with an operator, or else the operator."""
+    # with a second reader, the tensor before the activation is computed as well
     if len(node.users) != 1 or operator_of(node) not in _BEFORE_ACTIVATIONS:
         return node
     [reader] = node.users
@@ -302,6 +322,7 @@ def fused(node: Node) -> Node:
 
 def root_of(node: Node) -> Node:
     """Return the source of a tensor's values, before operators that move values."""
+    # the moved tensor is the first argument of all of them
     while operator_of(node) in _SAME_VALUES:
         node = cast(Node, node.args[0])
     return node
@@ -331,6 +352,7 @@ def check_evaluation(graph: Graph) -> None:
     """Raise ModelError if a graph was exported in training mode."""
     for node in graph.nodes:
         named = _IN_TRAINING.get(operator_of(node))
+        # dropout would be part of the calibration, and of the quantized model
         if named is not None and arguments(node)[named]:
             raise ModelError(
                 f"{operator_name(node)} was exported in training mode; export model.eval()",
@@ -339,18 +361,21 @@ def check_evaluation(graph: Graph) -> None:
 
 def with_single_bags(graph: Graph) -> None:
     """Replace embedding bags by single-result calls if the positions have no reader."""
+    # a list, since the loop changes the graph
     for node in list(graph.nodes):
         if node.target is not _BAG:
             continue
         results = {
             user.args[1]: user for user in node.users if user.target is operator.getitem
         }
+        # a reader of all results, or of the positions, needs the original operator
         if len(results) < len(node.users) or any(
             user.users for place, user in results.items() if place
         ):
             continue
         with graph.inserting_after(node):
             single = graph.call_function(bag, node.args, node.kwargs)
+        # "val" of the node is a tuple of FakeTensors
         single.meta = {**node.meta, "val": node.meta["val"][0]}
         for place, user in results.items():
             if not place:
@@ -367,10 +392,12 @@ def with_plain_batch_norms(graph: Graph) -> None:
     for node in graph.nodes:
         if operator_of(node) != "_native_batch_norm_legit_no_training":
             continue
+        # input, weight, bias, running mean and running variance, in the order of the schema
         *tensors, momentum, eps = arguments(node).values()
         with graph.inserting_before(node):
             plain = graph.call_function(
                 torch.ops.aten.batch_norm.default,
+                # training, and cudnn_enabled
                 (*tensors, False, momentum, eps, True),
             )
         plain.meta = {**node.meta, "val": node.meta["val"][0]}
@@ -391,6 +418,7 @@ def without_mutations(graph: Graph) -> str | None:
         name = operator_of(node)
         if not name or not _schema_of(node).is_mutable:
             continue
+        # ``add_`` becomes ``add``: a trailing underscore stands for in place
         anew = (
             getattr(torch.ops.aten, name.removesuffix("_"), None)
             if name.endswith("_")
@@ -400,6 +428,7 @@ def without_mutations(graph: Graph) -> str | None:
         if anew is not None and overload in anew.overloads() and _is_own(node.args[0]):
             node.target = getattr(anew, overload)
         else:
+            # the first, for the error message
             left = left or str(node.name)
     return left
 
@@ -407,6 +436,7 @@ def without_mutations(graph: Graph) -> str | None:
 def _is_own(node: Node) -> bool:
     """Return whether a tensor has memory without a second reader."""
     while operator_of(node) and len(node.users) == 1:
+        # the operator returns new memory, and no view of an argument
         if all(each.alias_info is None for each in _schema_of(node).returns):
             return True
         node = cast(Node, node.args[0])
@@ -433,6 +463,7 @@ def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list
             continue
         node = calls.nodes[0]
         weight, bias, mean, variance = parts
+        # float64: the product is rounded once, when it becomes the weight
         factor = (variance + arguments(norm)["eps"]).rsqrt()
         _take_in(calls, weight, bias, mean, factor)
         _set_parameters(module, node, calls.layer)
@@ -445,6 +476,7 @@ def fold_batch_norms(module: GraphModule, layers: dict[str, LayerCalls]) -> list
 def _norm_after(calls: LayerCalls) -> Node | None:
     """Return the batch norm after a convolution without further readers, or None."""
     node = calls.nodes[0]
+    # a layer with several calls may be followed by different norms
     if calls.kind not in ("Conv2d", "ConvTranspose2d") or len(calls.nodes) > 1:
         return None
     if len(node.users) != 1:
@@ -464,6 +496,7 @@ def _norm_parts(module: GraphModule, norm: Node) -> list[Any] | None:
     nodes = subset(given, names)
     if any(part.op != "get_attr" for part in present(nodes.values())):
         return None
+    # such a norm computes statistics of each batch
     if nodes["running_mean"] is None or nodes["running_var"] is None:
         return None
     return [_doubles(module, part) for part in nodes.values()]
@@ -480,10 +513,12 @@ def _set_parameters(module: GraphModule, node: Node, layer: Any) -> None:
     """Let a call of a convolution read the weight and the bias of a layer."""
     own = list[Any]()
     for side in ("weight", "bias"):
+        # a new attribute, as other calls may read the parameters of the model
         target = f"{node.name}_folded_{side}"
         module.register_parameter(target, getattr(layer, side))
         with module.graph.inserting_before(node):
             own.append(module.graph.get_attr(target))
+    # input, weight and bias are the first three arguments of all convolutions
     node.args = (arguments(node)["input"], *own, *node.args[3:])
     node.kwargs = without(node.kwargs, ("weight", "bias"))
 
@@ -496,12 +531,15 @@ def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) 
     layer, factor = calls.layer, factor if weight is None else factor * weight
     own, dtype = layer.weight.double(), layer.weight.dtype
     if calls.kind == "Conv2d":
+        # (outputs, inputs / groups, height, width): a factor for each output
         own = own * factor.view(-1, 1, 1, 1)
     else:  # inputs first, and outputs by group
         groups = layer.groups
+        # (groups, inputs / groups, outputs / groups, height, width)
         own = own.unflatten(0, (groups, -1)) * factor.view(groups, 1, -1, 1, 1)
         own = own.flatten(0, 1)
     offset = (
+        # a convolution before a norm mostly has no bias
         -mean * factor if layer.bias is None else (layer.bias.double() - mean) * factor
     )
     offset = offset if bias is None else offset + bias

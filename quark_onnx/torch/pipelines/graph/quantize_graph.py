@@ -84,11 +84,15 @@ def quantize_graph(
     ):
         raise ModelError("the model is quantized already; start from the float model")
     report = TorchReport()
+    # from here on a copy of the graph is changed; parameters are shared with the model
     graph_module = _graph_of(model, example_args, dynamic_shapes, report)
+    # before layers are chosen, as in-place operators have names of their own (add_)
     mutating = without_mutations(graph_module.graph)
+    # an exported program has no modules in which routers could be found
     routers = routers_of(model) if not isinstance(model, ExportedProgram) else []
     layers, operators = _chosen(graph_module, config, routers, report)
     specs = [*(spec for _, spec in layers.values()), *operators.values()]
+    # a rounded copy would miss what the operator writes into the tensor afterwards
     if mutating and not all(spec.weight_only for spec in specs):
         raise ModelError(
             f"{mutating} writes into a tensor that others read;"
@@ -98,6 +102,7 @@ def quantize_graph(
     weights = {
         name: calls for name, (calls, spec) in layers.items() if spec.weight is not None
     }
+    # before scales are measured: they are those of the folded outputs
     if folded := fold_batch_norms(graph_module, weights):
         report.notes.append(
             f"batch norms are part of the weights of {', '.join(folded)}",
@@ -108,6 +113,7 @@ def quantize_graph(
         operators,
         config.kv_cache.least if config.kv_cache else 0.0,
     )
+    # on the float graph, as for modules
     roundings.measure(data)
     floats = {name: (calls.layer, spec) for name, (calls, spec) in layers.items()}
     for name, (calls, spec) in layers.items():
@@ -115,7 +121,9 @@ def quantize_graph(
         layer.input = roundings.module(roundings.inputs.get(name))
         layer.output = roundings.module(roundings.outputs.get(name))
         _put(graph_module, name, layer, calls)
+    # after the layers are replaced, as their inputs and outputs are rounded inside of them
     roundings.put()
+    # drops the attributes that only the replaced calls have read
     graph_module.graph.eliminate_dead_code()
     graph_module.graph.lint()
     return _fresh(graph_module, graph_module.graph), report
@@ -148,7 +156,10 @@ def _graph_of(
     if isinstance(model, ExportedProgram):
         found = model.module()
         graph_module = _fresh(found, found.graph)
+    # a symbolic trace is a GraphModule, too, but calls modules and functions of torch
     elif isinstance(model, GraphModule) and any(map(operator_of, model.graph.nodes)):
+        # ``ExportedProgram.module`` above returns a new graph at each call; this one is the
+        # caller's
         graph_module = _fresh(model, _copied(model.graph))
     elif example is None:
         raise ConfigError(
@@ -157,6 +168,7 @@ def _graph_of(
     else:
         found = _exported(model, example, dynamic_shapes, report)
         graph_module = _fresh(found, found.graph)
+    # bodies of torch.cond and the like
     for name, module in graph_module.named_modules():
         if (
             name
@@ -177,6 +189,7 @@ def _fresh(root: Any, graph: Any) -> GraphModule:
 
     The mode of exported modules cannot be changed.
     """
+    # a new GraphModule is in training mode by default
     return GraphModule(root, graph, type(root).__name__).eval()
 
 
@@ -184,6 +197,7 @@ def _copied(graph: Any) -> Graph:
     """Copy a graph, with its signature."""
     copied = Graph()
     copied.output(copied.graph_copy(graph, {}))
+    # the signature is part of the code generator, and is not copied with the nodes
     copied.set_codegen(graph._codegen)
     return copied
 
@@ -210,6 +224,7 @@ def _exported(
         args = (example,)
     else:
         args = tuple(example)
+    # dropout and batch norms compute otherwise in training
     if model.training:
         report.notes.append(
             "the model was in training mode; it is exported as it computes in"
@@ -222,6 +237,8 @@ def _exported(
                 args,
                 named,
                 dynamic_shapes=dynamic_shapes,
+                # by running the module: strict export traces bytecode, and fails on many models of
+                # transformers
                 strict=False,
             )
         except Exception as error:  # torch raises several unrelated types
@@ -242,6 +259,7 @@ def _chosen(
     """Choose the layers (by name) and the operator calls to quantize."""
     found, kept = layers_of_graph(module)
     named = {node: operator_name(node) for node in operators_of(module)}
+    # runtimes compute an operator and its activation at once, without a tensor between them
     together = activations_of(module.graph)
     config.check([*found, *named.values()])
     report.kept |= kept
@@ -251,6 +269,7 @@ def _chosen(
         spec = config.spec_of(name, calls.kind)
         if name in routers and name not in config.named:
             report.kept[name] = ROUTER
+        # config.exclude or no default for the kind
         elif spec is None:
             report.kept[name] = reason_of(name, config)
         else:
@@ -261,7 +280,9 @@ def _chosen(
             report.quantized[name] = spec
     for node, name in named.items():
         spec = config.spec_of(name, operator_of(node))
+        # operators that no setting names get nothing but the default's calibrated scales
         own = LayerSpec() if spec is None else _operator_spec(spec, config)
+        # its input is the output of the fused operator, which stays float
         if node in together:
             own = own.with_(input=None)
         if own != LayerSpec():
@@ -277,6 +298,7 @@ def _operator_spec(spec: LayerSpec, config: TorchConfig) -> LayerSpec:
         spec: the specification that the configuration has for the operator.
         config: the configuration.
     """
+    # named by the user, who may want per-token scales there
     if spec != config.default:
         return spec.with_(weight=None)
     # per-token scales belong to the inputs of layers; operators need a calibrated scale
@@ -294,11 +316,13 @@ def _put(
 ) -> None:
     """Replace the calls of a layer by a quantized layer."""
     for node, operands in zip(calls.nodes, calls.operands, strict=True):
+        # the node stays, so that its readers need no change
         node.op, node.target, node.args, node.kwargs = "call_module", name, operands, {}
     for node in module.graph.nodes:  # parameters with further readers
         if (
             node.op == "get_attr"
             and node.users
+            # attributes below the name go with the float module, but other nodes may read them
             and f"{node.target}.".startswith(f"{name}.")
         ):
             value, target = attribute(module, str(node.target)), f"{node.name}_kept"
@@ -309,6 +333,7 @@ def _put(
             node.target = target
     parent, _, last = name.rpartition(".")
     owner = module.get_submodule(parent)
+    # the float module, of which only a container of parameters is left after export
     if hasattr(owner, last):
         delattr(owner, last)
     module.add_submodule(name, layer)

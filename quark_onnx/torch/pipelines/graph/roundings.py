@@ -73,6 +73,7 @@ class Roundings:
         self._read = list[tuple[Any, Any, Scale]]()
         self.inputs = dict[str, Scale]()
         self.outputs = dict[str, Scale]()
+        # layers first: ``_add_operator`` leaves out tensors that a layer rounds already
         for name, (calls, spec) in layers.items():
             self._add_layer(name, calls, spec, least)
         for node, spec in operators.items():
@@ -95,6 +96,7 @@ class Roundings:
         """
         if spec.input is not None:
             what = f"the input of {name}"
+            # one scale for all calls of a layer, which is one module
             self.inputs[name] = self._scale(calls.inputs, spec.input, what)
         if spec.output is not None:
             ends = tuple(map(fused, calls.nodes))
@@ -102,6 +104,7 @@ class Roundings:
             if ends == calls.nodes:
                 self.outputs[name] = scale
                 for node in ends:
+                    # tells ``_rounded`` that readers of the node find rounded values
                     node.meta["rounds"] = (node, scale)
             else:
                 # an activation follows, behind which the layer cannot round
@@ -111,10 +114,12 @@ class Roundings:
         """Add the scales of the inputs and the output of an operator call."""
         name = operator_name(node)
         end = fused(node)
+        # a layer that this activation is fused with rounds the same tensor
         if spec.output is not None and end not in self._behind:
             what = f"the output of {name}"
             self._behind[end] = self._scale((end,), spec.output, what)
         if spec.input is not None:
+            # indices and shapes are no floats
             for read in node.all_input_nodes:
                 if is_float(self._module, read):
                     scale = self._scale((read,), spec.input, f"the input of {name}")
@@ -129,9 +134,11 @@ class Roundings:
     ) -> Scale:
         """Return the scale of tensors; a dynamic scale belongs to the tensor itself."""
         roots = tuple(
+            # tensors with the same root have the same values, and so the same scale
             dict.fromkeys(map(root_of, tensors) if spec.measured else tensors),
         )
         scale = Scale(roots, spec, least)
+        # equal scales are one; the first reader names it in errors
         self._names.setdefault(scale, what)
         return scale
 
@@ -173,6 +180,7 @@ class Roundings:
             for node in nodes:
                 graph.erase_node(node)
         for scale, one in watched.items():
+            # before the range is computed, as all processes must have the same
             one.over_ranks()
             if (params := one.params(scale.least)) is None:
                 raise DataError(f"{wanted[scale]} is empty on all the calibration data")
@@ -188,15 +196,20 @@ class Roundings:
         """Insert rounding modules, except where layers round by themselves."""
         for tensor, scale in self._behind.items():
             if not self._rounded(tensor, scale):
+                # before the call is inserted, which reads the tensor itself
                 readers = list(tensor.users)
                 node = self._call(self._place(scale), tensor)
                 for reader in readers:
                     reader.replace_input_with(tensor, node)
                 node.meta["rounds"] = (tensor, scale)
+        # readers with the same scale read one rounded tensor
         done = dict[tuple[Any, Scale], Any]()
         for reader, tensor, scale in self._read:
             source = next(
-                each for each in reader.all_input_nodes if _origin(each) is tensor
+                # an earlier step may have put a rounded tensor in its place
+                each
+                for each in reader.all_input_nodes
+                if _origin(each) is tensor
             )
             if self._rounded(source, scale):
                 continue
@@ -214,6 +227,7 @@ class Roundings:
         ):
             node = node.args[0]
         rounds = node.meta.get("rounds")
+        # dynamic scales of moved values differ, for example per token of a transposed tensor
         return rounds is not None and scale.spec.measured and rounds[1] == scale
 
     def _place(self, scale: Scale) -> str:
@@ -221,6 +235,7 @@ class Roundings:
         if scale not in self._places:
             name = place = f"{scale.roots[0].name.rstrip('_')}_rounding"
             count = 0
+            # names of nodes may be those of modules
             while hasattr(self._module, place):
                 count += 1
                 place = f"{name}_{count}"
@@ -234,6 +249,7 @@ class Roundings:
         """Insert a call of a module directly after a tensor."""
         graph = self._module.graph
         behind = tensor
+        # placeholders have to come first in a graph
         if tensor.op in ("get_attr", "placeholder"):
             nodes = list(graph.nodes)
             behind = nodes[
