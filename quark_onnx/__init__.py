@@ -50,6 +50,8 @@ from quark_onnx.steps import Calibration
 from quark_onnx.torch.exports.quantize_module import quantize_module
 from quark_onnx.version import __version__ as __version__
 
+# quark-onnx-core depends on no onnxruntime; without one the import ends here, with what to
+# install.
 require_onnxruntime()
 del require_onnxruntime
 

@@ -79,11 +79,14 @@ def _isolatable(function: Callable[..., Result]) -> _Quantize:
 
     @wraps(function)
     def wrapped(*arguments: Any, isolate: bool = False, **keywords: Any) -> Result:
+        # Checked here, since ``wrapped`` takes any arguments.
         require(isolate in (True, False), "isolate", isolate, "True or False")
         model = arguments[0] if arguments else keywords.get("model")
+        # Outermost: the crash of an isolated process leaves ``isolated`` as an error.
         with crash_errors(model), isolated(isolate):
             return function(*arguments, **keywords)
 
+    # ``wraps`` copies the signature of the function, which lacks ``isolate``.
     signature = inspect.signature(function)
     isolate = inspect.Parameter(
         "isolate",
@@ -147,6 +150,7 @@ def quantize(  # noqa: PLR0913
     Raises:
         QuarkError: see ``quark_onnx.errors``; nothing is written.
     """
+    # Wrong arguments fail here, before the model is read.
     require(
         executor is None or callable(getattr(executor, "submit", None)),
         "executor",
@@ -169,9 +173,12 @@ def quantize(  # noqa: PLR0913
         None if resume is None else Path(resume),
         _ranges_of(ranges),
     )
+    # The store of a large model is deleted in any case.
     try:
         findings = None
         if labels is not None and data is not None:
+            # The float model runs on labelled samples before quantization; ``run`` then looks for
+            # no signs.
             findings = labelled_findings(job.reference, data, labels, task)
         return run(replace(job, task=task, findings=findings), data, executor, progress)
     finally:
@@ -230,6 +237,7 @@ def calibrate(  # noqa: PLR0913
     >>> quantized = quantize(dense, None, "A8W8", ranges=ranges).model
     """  # noqa: E501
     require_known(format, FORMATS, "unknown format of ranges")
+    # Neither optimizers nor the search of scales change what is measured.
     settings = QConfig.of(config).with_(optimizers=(), search=0)
     if settings.activation is None or not settings.activation.measured:
         raise ConfigError(
@@ -237,6 +245,7 @@ def calibrate(  # noqa: PLR0913
             " does, such as A8W8",
         )
     with crash_errors(model):
+        # An empty calibration receives the measurements.
         job = Job.open(model, settings, None, False, ranges=Calibration(""))
         try:
             found = measure_ranges(job, data, executor, progress)
@@ -298,6 +307,7 @@ def quantize_dynamic(*arguments: Any, **keywords: Any) -> ModelProto:
     >>> [node.op_type for node in quantize_dynamic(dense).graph.node]
     ['DynamicQuantizeLinear', 'MatMulInteger', 'Cast', 'Mul', 'Mul']
     """  # noqa: E501
+    # The two signatures differ in the second argument and in the keywords.
     if is_dynamic_call(arguments, keywords):
         isolate = keywords.pop("isolate", False)
         return _quantize_call(translate_dynamic(arguments, keywords), isolate=isolate)
@@ -316,6 +326,7 @@ def _quantize_dynamic(
     isolate: bool = False,
 ) -> ModelProto:
     config, dynamic = QConfig.of(config), QConfig.of("DYNAMIC")
+    # Presets for measured activations serve for their weights.
     if not is_dynamic(config.activation):
         config = config.with_(activation=dynamic.activation, form=dynamic.form)
     return quantize(
@@ -452,6 +463,7 @@ def _checked(
     """
     known = inspect.signature(function).parameters
     try:
+        # Python's own message would name the private function.
         inspect.signature(function).bind(*arguments, **keywords)
     except TypeError as error:
         odd = next((keyword for keyword in keywords if keyword not in known), "")
@@ -471,12 +483,15 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
     Operators that the call names are quantized even if safety rules would keep them float, with
     a warning.
     """
+    # Overrides of single tensors may hold all ranges that are needed.
     if call.data is None and call.config.measures and not call.config.tensors:
         raise CallError(
             "calibration_data_reader is None; a static range is measured on data, or"
             " read from a cache",
         )
     if not call.config.safe:
+        # Two plans, of which only the safety rules differ, tell the nodes that these rules would
+        # keep.
         kept_float = plan_for(call.model, call.config.with_(safe=True)).kept
         done = excluding(kept_float, plan_for(call.model, call.config).kept)
         if done:
@@ -494,6 +509,7 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
         external=call.external,
         isolate=isolate,
     )
+    # Written from the model: the scales there are the final ones.
     if call.cache is not None:
         write_cache(
             call.cache,
@@ -512,6 +528,7 @@ def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:
         config: as for ``quantize_static``.
     """
     config = QConfig.of(config)
+    # As in ``Job.open``, so that the plan is that of a run.
     graph = Graph.of(upcast_to_float32(inlined(load(model)))[0])
     select(graph, config)  # check patterns against the user's graph
     gather_constants(graph, keep_inputs=config.keep_initializer_inputs)

@@ -57,6 +57,8 @@ def otherwise(default: D) -> Callable[[Callable[P, T]], Callable[P, T | D]]:
     def decorate(function: Callable[P, T]) -> Callable[P, T | D]:
         @wraps(function)
         def guarded(*args: P.args, **kwargs: P.kwargs) -> T | D:
+            # The error carries no message: an unmet condition is the usual case, and nobody reads
+            # why.
             try:
                 return function(*args, **kwargs)
             except UnmetError:

@@ -55,6 +55,7 @@ def excluding(values: Iterable[T], unwanted: Container[T]) -> list[T]:
     >>> excluding(["a", "b", "a"], {"b"})
     ['a', 'a']
     """
+    # Pass a set where ``unwanted`` is long: a list is searched for each value.
     return [value for value in values if value not in unwanted]
 
 
@@ -133,6 +134,7 @@ def subset(values: Mapping[K, T], keys: Iterable[K]) -> dict[K, T]:
     >>> subset({"a": 1, "b": 2}, ["b", "c"])
     {'b': 2}
     """
+    # In the order of the keys, unlike ``without``, so that callers decide the order.
     return {key: values[key] for key in keys if key in values}
 
 

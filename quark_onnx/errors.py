@@ -59,6 +59,7 @@ class QuarkError(Exception):
     """
 
     def __init__(self, message: object = "") -> None:
+        # A name of a model may hold escape sequences, which would act on the terminal.
         super().__init__(printable(str(message), lines=True))
 
 
@@ -118,6 +119,7 @@ class TimeLimitError(QuarkError):
 def crash_behind(error: BaseException) -> RuntimeCrash | None:
     """Return the crash as the cause of an error, or None."""
     cause: BaseException | None = error
+    # Each layer re-raises with ``from``, so that the crash is somewhere along the chain.
     while cause is not None and not isinstance(cause, RuntimeCrash):
         cause = cause.__cause__
     return cause
@@ -144,6 +146,7 @@ def crash_errors(*models: object) -> Iterator[None]:
     """
     try:
         yield
+    # Named already, by an inner call.
     except RuntimeCrashError:
         raise
     except Exception as error:
@@ -168,5 +171,6 @@ def data_errors() -> Iterator[None]:
     """
     try:
         yield
+    # calibrators is a package of its own, whose errors are none of this package's.
     except CalibrationError as error:
         raise DataError(str(error)) from error

@@ -18,6 +18,7 @@ def installed_distribution() -> str:
 
     Without an installation, as on ``PYTHONPATH``, the name is ``quark-onnx``.
     """
+    # Both are installed with quark-onnx, which depends on the other: it comes first.
     for name in (_PLAIN, _CORE):
         try:
             distribution(name)

@@ -141,26 +141,37 @@ def run(
         executor: runs calibration; None for the default.
         progress: as for ``quantize_static``.
     """
+    # A run without data: nothing is measured, or an earlier calibration has the ranges.
     if data is None and (not job.config.measures or job.has_ranges):
+        # Random samples to run both models on; no range is measured on them.
         made_up = RunData(random_sample(job.graph, job.reference), random=True)
         known = job.plan(made_up, progress)
+        # Ranges of single tensors in the config may leave others unknown: then data is required.
         if job.calibration is not None or not unmeasured(known.graph, known.plan):
             found = _known_ranges(known)
             measured = known.with_plans(found.plan, found.insides)
             return job.finish(measured, found.ranges, made_up, progress)
+    # Not above: known ranges are those of the model without equalization.
     job = job.equalizing()
     config = job.config
     reader = reader_for(job.graph, data, config)
+    # Read before anything else, so that unusable data fails early.
     first = first_sample(reader)
     least = (
         len(data) if isinstance(data, list | tuple) else None
     )  # an entry may be a batch, so this is a lower bound
+    # Recurrent models are measured over consecutive samples, since each step reads the state of
+    # the last.
     run = stretch(reader.length or least) if states(job.graph) else range(0)
     kept = not reader.random and job.has_task(first)
     held = HoldOut(reader, remember=config.search, run=run, verdict=kept)
+    # The spool keeps all samples for steps that read them again; generators can be read once
+    # only.
     with Spool() as spool:
         if config.rereads:
             _read(held, spool, reader.length, progress)
+        # Float outputs are computed during calibration; they serve the verdict if no rewrite
+        # changed them.
         shares = kept and job.keeps_function
         run_data = RunData(
             first,
@@ -170,6 +181,7 @@ def run(
             random=reader.random,
         )
         planned = job.plan(run_data, progress)
+        # After the plan, which compared rewrites with the float model.
         job.release_reference()
         means = None
         if job.corrects_biases:
@@ -196,8 +208,10 @@ def run(
                 extended=None if means is None else means.graph,
                 begun=planned.begun,
             )
+        # Means over the first samples, on which biases are corrected and scales are searched.
         if means is not None:
             run_data = replace(run_data, input_means=means.over(len(held.first)))
+        # The verdict finds these outputs there, instead of another run of the float model.
         for sample, outputs in held.computed():
             job.reference.remembering.remember(sample, outputs)
         measured = planned.with_plans(found.plan, found.insides)
@@ -213,6 +227,7 @@ def _known_ranges(planned: Planned) -> Calibrated:
     if planned.keyed is None:
         return Calibrated(planned.plan, {}, planned.insides)
     unknown = missing(planned.graph, planned.plan, planned.keyed)
+    # Everything is known: no sample is needed.
     if not unknown and not planned.insides:
         return calibrate(planned.graph, planned.plan, (), keyed=planned.keyed)
     calibration = planned.keyed.calibration
@@ -302,6 +317,7 @@ _VERDICT_WORK = 1 << 32
 
 def _affordable(model: ModelProto) -> int:
     """Return the maximum number of verdict samples beyond the measured samples."""
+    # Each sample reads all weights once.
     return _VERDICT_WORK // max(1, model_bytes(model))
 
 
@@ -361,28 +377,35 @@ class Job:
         Raises:
             ConfigError: the ranges belong to another model.
         """
+        # Folders and files are checked before the model is loaded, which may take long.
         check_folder(resume)
         target = destination(model, output)
+        # An isolated process loads onnxruntime while the model is read here.
         start()
         weights: list[NDArray[Any]] = []
         original = load(model, weights)
         external |= keeps_weights_beside(model, target)
         narrow = inlined(original)
         graph = Graph.of(narrow)
+        # Ranges by name, of a cache of TensorRT or onnxruntime.
         if isinstance(ranges, GivenRanges):
             config = ranges.override(config, graph)
         elif ranges is not None:
             _check_model(ranges, original)
         select(graph, config)  # check patterns against the user's graph
+        # In the folder of the target; without a target in the temporary folder.
         store = store_for(original, target)
         plain, narrowing = upcast_to_float32(narrow, store)
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
         source = Path(model) if isinstance(model, str | Path) else None
+        # The file itself, if the model is unchanged: onnxruntime opens it instead of a copy in
+        # memory.
         reference = Reference(plain, source if plain is original else None)
         closed = tuple(
             gather_constants(graph, keep_inputs=config.keep_initializer_inputs),
         )
+        # A constant has no type at the interface to restore.
         narrowing.forget_inputs(closed)
         graph, notes = (
             fixed(graph) if config.target and config.fix_sizes else (graph, [])
@@ -424,6 +447,7 @@ class Job:
     @property
     def keeps_function(self) -> bool:
         """Whether the calibrated graph computes the outputs of the float model."""
+        # Optimizers of the float graph that are exact, such as equalization, keep its outputs.
         return all(
             optimizer.exact
             for optimizer in self.config.optimizers
@@ -468,8 +492,11 @@ class Job:
             progress: as for ``quantize_static``.
         """
         sample, samples = data.sample, data.again
+        # The order matters: rewrites first, then the opset of the target, then optimizers on this
+        # graph.
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
+        # Statistics that optimizers measure anyway, and calibration need not measure again.
         measured = Calibration("")
         graph, improved = optimize_float(
             graph,
@@ -511,6 +538,7 @@ class Job:
         )
         for settings in (each for each in config.optimizers if each.stage == "plan"):
             notes += describe(found, settings, len(graph.nodes)) if found else []
+        # The final plan: mixed precision may have changed the formats, and so the opset.
         found_plan = plan_at_opset(graph, config, self.reference, sample)
         graph = found_plan.graph
         insides = give_up_late(found_plan.insides, vendor=config.form == "vendor")
@@ -557,10 +585,12 @@ class Job:
         """
         graph, plan, config = planned.graph, planned.plan, planned.config
         notes = list(planned.notes)
+        # Needs ranges, so that it comes after calibration and not with the plan.
         if config.safe:
             plan, kept = keep_sensitive_ops_float(graph, plan, ranges)
             notes += kept
         plan, params = compute_qparams(graph, plan, ranges)
+        # Rules of the target, which later changes of scales have to keep, too.
         limits = Limits(graph, plan, params, config)
         count = apply_target_constraints(limits, params)
         notes += (
@@ -568,6 +598,7 @@ class Job:
             if count
             else []
         )
+        # The first calibration samples, in memory.
         few = data.held.first if data.held else []
         corrected = correct_biases(
             graph,
@@ -585,13 +616,16 @@ class Job:
             [*few, *data.held_out] if few else [],
             progress,
             corrected,
+            # Another function is no reference for the errors of these outputs.
             self.reference if self.keeps_function else None,
         )
         notes += (
             [f"{count} scales moved by the error of the layers behind"] if count else []
         )
         resolved = ResolvedPlan(plan, params)
+        # After the search, as codes are chosen for final scales.
         graph, plan, layers = self._refine(graph, resolved, data, progress, notes)
+        # Scales of biases are products of the final scales.
         plan = compute_bias_qparams(graph, plan, params)
         graph = accept_biases(
             graph,
@@ -625,6 +659,7 @@ class Job:
             isinstance(entry, Quantize) for entry in plan.entries.values()
         )
         plans = [plan, *all_plans(planned.insides)]
+        # The user's file is returned, not a rewritten one with equal function.
         if not quantized_any and not config.target:
             done = hand_back(
                 self.original,
@@ -649,6 +684,7 @@ class Job:
                 f" {config.target}",
             )
         write_provenance(result, self.config)
+        # After the gate's samples, as many more as the size of the model permits.
         more, late = data.verdict_samples(
             min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
         )
@@ -739,6 +775,7 @@ class Job:
         # raises weight scales that are too small for int32 biases
         plan = compute_bias_qparams(graph, plan, params)
         before = Snapshot.of(graph, plan, params)
+        # Of round to nearest, the result to improve on.
         plain = min_output_sqnr(
             graph,
             plan,
@@ -755,6 +792,7 @@ class Job:
             show=progress,
             resume=self.resume,
         )
+        # Optimizers moved biases in float, and their codes follow.
         plan = compute_bias_qparams(graph, plan, params)
         sqnr = min_output_sqnr(
             graph,
@@ -763,6 +801,7 @@ class Job:
             self.reference.remembering,
             data.held_out,
         )
+        # Without held-out samples there is no evidence against the optimizers.
         if plain is None or sqnr is None or sqnr >= plain:
             notes += found.notes
             return graph, plan, found.layers
@@ -782,6 +821,7 @@ class Job:
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)
         notes = [*describe_blocks(plans), *notes, *done.notes]
+        # The kernel concerns onnxruntime on the CPU, not a processor that is targeted.
         if not self.config.target and (slow := describe_slow_depthwise(done.model)):
             notes.append(slow)
         before, after = model_bytes(self.original), model_bytes(done.model)
@@ -810,6 +850,7 @@ class Job:
 
 def _check_model(calibration: Calibration, model: ModelProto) -> None:
     """Raise ConfigError for ranges of another model; assign unassigned ranges."""
+    # A hash, as the file may have moved.
     key = model_key(model)
     if not calibration.model:
         calibration.model = key

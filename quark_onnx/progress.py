@@ -45,6 +45,7 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     Raises:
         TimeLimitError: the time is over.
     """
+    # Context variables, so that threads and nested calls have limits of their own.
     outer = _DEADLINE.get()
     deadline = outer
     if seconds is not None:
@@ -104,6 +105,7 @@ class Progress:
         Raises:
             TimeLimitError: an enclosing ``time_limit`` is over.
         """
+        # Before the bar: a loop without a display ends as well.
         check_time()
         if self._bar is not None:
             self._bar.update(done)

@@ -50,6 +50,7 @@ def open_bar(
     stream = sys.stderr
     if stream is None or show is False:  # None where a process starts without a stderr
         return None
+    # rich redraws lines, which needs a terminal.
     if stream.isatty():
         return TerminalBar(total, name, unit)
     if show is None and not _PLAIN.get():
@@ -98,6 +99,7 @@ class Forecast:
         seconds = completed * total / complete if complete else self.seconds
         if complete < total:  # the current step may take longer than those before
             seconds = max(seconds, elapsed * total / (complete + 1))
+        # Without an estimate, the work after the loop has none either (0).
         slowdown = seconds / self.seconds if self.seconds else 1.0
         return max(seconds - elapsed, 0.0) + self.later * slowdown
 
@@ -108,6 +110,7 @@ def clock(seconds: float) -> str:
     >>> clock(75), clock(3725)
     ('1:15', '1:02:05')
     """
+    # Rounded first, so that 59.6 seconds are 1:00 and not 0:60.
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -150,6 +153,7 @@ class LineBar:
 
     def update(self, done: float) -> None:
         now = monotonic()
+        # ``done`` may include a part of the current step.
         if int(done) > self._complete:
             self._complete = int(done)
             self._completed = now
@@ -175,6 +179,7 @@ class LineBar:
         """Return the seconds until the work ends; None if unknown."""
         if self._total is None or (self._forecast is None and not self._complete):
             return None
+        # Without a forecast at least one step is complete, whose speed counts.
         forecast = self._forecast or Forecast(0.0)
         elapsed, completed = now - self._start, self._completed - self._start
         return forecast.remaining(elapsed, self._total, self._complete, completed)
@@ -191,6 +196,7 @@ class TerminalBar:
 
     def __init__(self, total: int | None, name: str, unit: str) -> None:
         cls = type(self)
+        # rich allows one live display per console.
         if cls._display is None:
             cls._display = _new_display()
             cls._display.start()
@@ -216,6 +222,7 @@ class TerminalBar:
 
 def _new_display() -> Display:
     """Return a self-erasing display without output on stdout."""
+    # rich is imported where a bar is shown; scripts without one do not wait for it.
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -235,6 +242,7 @@ def _new_display() -> Display:
         TextColumn("ETA"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        # Erased at the end, so that only results stay on the terminal.
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,

@@ -17,6 +17,7 @@ T = TypeVar("T")
 class Registry(calibrators.registry.Registry[T]):
     """Named values of a kind, with the package's errors."""
 
+    # The base class raises the error of its subclass, so that messages are of this package.
     error: ClassVar[type[Exception]] = ConfigError
 
 

@@ -33,6 +33,7 @@ class Reported:
         return to_json(self.to_dict())
 
     def __str__(self) -> str:
+        # Names from models may hold control characters.
         return "\n".join(map(printable, self.lines()))
 
 
@@ -50,6 +51,7 @@ def to_json(document: Mapping[str, Any]) -> str:
       "worst_sqnr": "inf"
     }
     """
+    # allow_nan=False: an infinity that ``plain`` missed would be no valid JSON.
     return json.dumps(plain({"schema": SCHEMA, **document}), indent=2, allow_nan=False)
 
 

@@ -61,8 +61,10 @@ def quantize_static(
     Raises:
         QuarkError: the model, the data or a setting is wrong; nothing is written.
     """
+    # A copy, as the caller's dictionary must not change.
     options = dict(settings.pop("extra_options", None) or {})
     if calibration_data_reader is None:
+        # An explicit False stays, and is reported as missing data.
         options.setdefault("UseRandomData", True)
     return quantize.quantize_static(
         model_input,

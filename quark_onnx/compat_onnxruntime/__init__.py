@@ -13,6 +13,8 @@ from quark_onnx.compat_onnxruntime.quantize import quantize_dynamic as quantize_
 from quark_onnx.compat_onnxruntime.quantize import quantize_static as quantize_static
 from quark_onnx.compat_onnxruntime.quantizers import QDQQuantizer as QDQQuantizer
 
+# Names that are imported above hide onnxruntime's: __getattr__ is asked for missing names alone
+# (PEP 562).
 _theirs = Mirror("")
 
 
@@ -21,4 +23,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    # dir() shows both, as a script cannot tell where a name comes from.
     return [*globals(), *_theirs.names()]

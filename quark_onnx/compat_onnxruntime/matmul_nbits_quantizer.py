@@ -9,6 +9,7 @@ from quark_onnx.compat_onnxruntime.weights import (
     MatMulNBitsQuantizer as MatMulNBitsQuantizer,
 )
 
+# Configurations of the algorithms stay onnxruntime's classes; only the quantizer is replaced.
 _theirs = Mirror("matmul_nbits_quantizer")
 
 

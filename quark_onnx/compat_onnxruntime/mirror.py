@@ -27,6 +27,7 @@ class Mirror:
         Raises:
             ImportError: the installed onnxruntime does not have the module.
         """
+        # ``sys.modules`` keeps the module, so that later look-ups are cheap.
         return importlib.import_module(self.module)
 
     def __call__(self, name: str) -> Any:
@@ -39,10 +40,13 @@ class Mirror:
             AttributeError: the installed onnxruntime does not have the name; ``from ... import``
                 converts the error to an ImportError.
         """
+        # inspect, pickle and others ask modules for such names; onnxruntime's describe another
+        # module.
         if name.startswith("__"):
             raise AttributeError(f"{self.module} hands no {name} through")
         return getattr(self.load(), name)
 
     def names(self) -> list[str]:
         """Return the public names."""
+        # Only now imported: a script that lists no names never loads the module.
         return sorted(name for name in vars(self.load()) if not name.startswith("_"))

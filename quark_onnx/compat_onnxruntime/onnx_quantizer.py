@@ -7,6 +7,7 @@ from typing import Any
 from quark_onnx.compat_onnxruntime.mirror import Mirror
 from quark_onnx.compat_onnxruntime.quantizers import ONNXQuantizer as ONNXQuantizer
 
+# ONNXQuantizer above hides onnxruntime's class; other names are looked up there.
 _theirs = Mirror("onnx_quantizer")
 
 

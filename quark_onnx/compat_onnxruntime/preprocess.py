@@ -19,4 +19,5 @@ def __dir__() -> list[str]:
 
 
 if __name__ == "__main__":
+    # ``python -m`` with the package name changed runs onnxruntime's command line.
     runpy.run_module(_theirs.module, run_name="__main__")

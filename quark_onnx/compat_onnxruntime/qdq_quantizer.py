@@ -7,6 +7,7 @@ from typing import Any
 from quark_onnx.compat_onnxruntime.mirror import Mirror
 from quark_onnx.compat_onnxruntime.quantizers import QDQQuantizer as QDQQuantizer
 
+# QDQQuantizer above hides onnxruntime's class; other names are looked up there.
 _theirs = Mirror("qdq_quantizer")
 
 

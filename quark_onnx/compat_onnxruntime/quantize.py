@@ -26,6 +26,7 @@ def _like(
     """Decorate a function with the signature of the installed onnxruntime."""
 
     def decorate(own: Callable[..., None]) -> Callable[..., None]:
+        # help() and inspect then show the parameters of the installed version.
         own.__signature__ = signature(function)  # type: ignore[attr-defined]
         return own
 
@@ -68,20 +69,24 @@ def quantize(
     Raises:
         TypeError: the configuration has another type.
     """
+    # An object without attributes has no settings, and ends in the TypeError below.
     if hasattr(quant_config, "__dict__"):
         settings = dict(vars(quant_config))
     else:
         settings = {}
     if isinstance(quant_config, StaticQuantConfig):
         quantize_static(model_input, model_output, **settings)
+    # Configurations inherit activation_type, which quantize_dynamic does not take.
     elif isinstance(quant_config, DynamicQuantConfig):
         settings.pop("activation_type")
         quantize_dynamic(model_input, model_output, **settings)
+    # The configurations of weights have a common attribute, not a common public class.
     elif hasattr(quant_config, "algorithm"):
         if hasattr(model_input, "__fspath__"):
             model_input = str(model_input)
         quantizer = MatMulNBitsQuantizer(model_input, algo_config=quant_config)
         quantizer.process()
+        # True for external data, as in onnxruntime's function.
         quantizer.model.save_model_to_file(model_output, True)
     else:
         raise TypeError(
@@ -100,6 +105,7 @@ def _by_name(
 
     The translation then checks the names.
     """
+    # Positional arguments have the names of the installed version, in its order.
     names = list(signature(function).parameters)
     if len(arguments) > len(names):
         raise TypeError(
@@ -107,6 +113,7 @@ def _by_name(
             f" {len(arguments)} were given",
         )
     positional = dict(zip(names, arguments, strict=False))
+    # As in a Python call, a parameter is given once.
     if twice := positional.keys() & keywords.keys():
         raise TypeError(
             f"{function.__name__} got multiple values for argument"

@@ -28,22 +28,28 @@ class _Quantizer:
     """
 
     def __init__(self, model: Any, settings: dict[str, Any], ranges: Any) -> None:
+        # Scripts call methods of ONNXModel on the attribute after quantization.
         self.model = model if isinstance(model, ONNXModel) else ONNXModel(model)
         self._settings = settings
         self._ranges = ranges
 
     def quantize_model(self) -> ModelProto:
         """Quantize with the given ranges; also store the result in ``model``."""
+        # An output path makes it a call in onnxruntime's spelling; the result is loaded, so that
+        # the file can go.
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder, "quantized.onnx")
+            # Without ranges, as in mode IntegerOps, activations get dynamic scales.
             if self._ranges is None:
                 quantized = quantize_dynamic(self.model.model, output, **self._settings)
             else:
                 cache = Path(folder, "ranges.json")
                 ranges = self._ranges
+                # onnxruntime takes a dictionary of ranges, too.
                 if not isinstance(ranges, TensorsData):
                     ranges = TensorsData(CalibrationMethod.MinMax, dict(ranges))
                 save_tensors_data(ranges, cache)
+                # The cache states the method, and the call has to agree.
                 self._settings |= {"calibrate_method": ranges.calibration_method}
                 quantized = quantize_static(
                     self.model.model,
@@ -59,6 +65,7 @@ class QDQQuantizer(_Quantizer):
     """Quantizer that writes Q/DQ pairs."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        # Positional arguments by the order of onnxruntime's parameters.
         given = dict(zip(_QDQ, arguments, strict=False)) | keywords
         model, ranges = given.pop("model"), given.pop("tensors_range", None)
         super().__init__(
@@ -73,6 +80,7 @@ class ONNXQuantizer(_Quantizer):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         given = dict(zip(_OPERATORS, arguments, strict=False)) | keywords
+        # ``static`` follows from the mode, and from whether ranges are given.
         mode, _ = (
             given.pop("mode", QuantizationMode.QLinearOps),
             given.pop("static", None),
@@ -80,6 +88,7 @@ class ONNXQuantizer(_Quantizer):
         model, ranges = given.pop("model"), given.pop("tensors_range", None)
         settings = _settings(given)
         if mode == QuantizationMode.IntegerOps:
+            # Dynamic activations are uint8, whatever the argument says.
             settings.pop("activation_type", None)
             ranges = None
         else:
@@ -107,4 +116,5 @@ _QDQ = (
     "op_types_to_quantize",
     "extra_options",
 )
+# The parameters of ONNXQuantizer are those of QDQQuantizer and two more.
 _OPERATORS = (*_QDQ[:3], "mode", "static", *_QDQ[3:])

@@ -51,13 +51,16 @@ class MatMulNBitsQuantizer:
             if name not in _DEFAULTS:
                 raise TypeError(f"MatMulNBitsQuantizer has no argument {name!r}")
         settings = _DEFAULTS | given
+        # A path is kept: ``quantize`` reads the file itself, with its external data.
         self.model_path = (
             str(model) if not isinstance(model, onnx.ModelProto | ONNXModel) else None
         )
         loaded = onnx.load(self.model_path) if self.model_path else model
         self.model = loaded if isinstance(loaded, ONNXModel) else ONNXModel(loaded)
+        # Scripts read and set the attributes that onnxruntime's class has.
         for name, value in settings.items():
             setattr(self, name, value)
+        # Attributes of the configuration override those of the quantizer below.
         if settings["algo_config"] is None:
             apart = ("nodes_to_exclude", "nodes_to_include", "algo_config")
             self.algo_config = _theirs.DefaultWeightOnlyQuantConfig(
@@ -74,6 +77,7 @@ class MatMulNBitsQuantizer:
     def _config(self) -> tuple[QConfig, Any]:
         algo, settings = self.algo_config, self._settings
         weight, optimizers, data = _weight(algo, settings)
+        # MatMul alone is onnxruntime's default.
         types = tuple(algo.op_types_to_quantize or ("MatMul",))
         written = algo.quant_format.name
         changes: dict[str, Any] = {
@@ -81,6 +85,7 @@ class MatMulNBitsQuantizer:
             "op_types": types,
         }
         nodes = list(self.model.model.graph.node)
+        # A number of bits per node, which onnxruntime names by node, this package by weight.
         customized = getattr(algo, "customized_weight_config", None) or {}
         overrides = tuple(
             TensorOverride(
@@ -94,7 +99,9 @@ class MatMulNBitsQuantizer:
             settings["nodes_to_include"] or (),
             set(names_of(nodes)),
         )
+        # QConfig excludes nodes only: a list of included nodes excludes all the others.
         excluded = set(settings["nodes_to_exclude"] or ())
+        # Sorted, as a set has a different order in each run.
         for name in sorted({*named, *excluded} - present):
             logger.warning("no node of the model is called %r", name)
         if named:
@@ -126,6 +133,7 @@ def _weight(
     bits = getattr(algo, "bits", settings["bits"])
     block_size = getattr(algo, "block_size", settings["block_size"])
     symmetric = bool(getattr(algo, "is_symmetric", settings["is_symmetric"]))
+    # One scale per output channel instead of blocks.
     if getattr(algo, "channel_wised_quantize", settings["channel_wised_quantize"]):
         return (
             QuantizationSpec(
@@ -142,12 +150,14 @@ def _weight(
         block_size=block_size,
     )
     if name in ("DEFAULT", "RTN", "k_quant"):
+        # k_quant has a solver of its own in onnxruntime, which this package lacks.
         if name == "k_quant":
             logger.warning(
                 "k_quant: blocks are solved for by rounding to nearest, or choose HQQ",
             )
         return spec, (), None
     if name == "HQQ":
+        # HQQ optimizes the zero points, which symmetric weights do not have.
         return (
             spec.with_(dtype=_dtype(bits, False), symmetric=False, solver="hqq"),
             (),
@@ -158,6 +168,8 @@ def _weight(
             raise CallError("GPTQ needs a calibration_data_reader")
         return (
             spec,
+            # percdamp: damping as a share of the mean diagonal of the Hessian; actorder: columns
+            # in the order of its diagonal.
             (GPTQ(damping=algo.percdamp, act_order=bool(algo.actorder)),),
             algo.calibration_data_reader,
         )
