@@ -67,17 +67,21 @@ def generate_all_configs(search_space: SearchSpace) -> list[dict[str, Any]]:
 
 
 def _combinations(space: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    # Every parent is tried with every group: a condition only saves trials.
     names = excluding(space, _CONDITIONS)
+    # The last name varies fastest, as in AMD's ``generate_all_configs``.
     for values in itertools.product(*(_values(space[name]) for name in names)):
         yield dict(zip(names, values, strict=True))
 
 
 def _values(entry: Any) -> list[Any]:
     """Return the values of an entry of a space."""
+    # A range as in optuna, of AMD's newer spaces; other dictionaries are nested spaces.
     if isinstance(entry, Mapping) and {"type", "low", "high"} <= set(entry):
         return _range(entry)
     if isinstance(entry, Mapping):
         return list(_combinations(entry))
+    # A bare value is a fixed setting.
     return list(entry) if isinstance(entry, list | tuple) else [entry]
 
 
@@ -86,6 +90,7 @@ def _range(entry: Mapping[str, Any]) -> list[Any]:
     low, high, step = entry["low"], entry["high"], entry.get("step")
     if not step:
         return [low, high]
+    # The small number keeps the last value where the quotient falls just short of an integer.
     count = int((high - low) / step + 1e-9)
     return [low + i * step for i in range(count + 1)]
 
@@ -99,6 +104,7 @@ class AutoSearchConfig:
         "weight_type": ["QInt8"],
         "include_cle": [False, True],
     }
+    # A function from the path of a model to a number, higher is better.
     search_evaluator: ClassVar[Callable[[str], float] | None] = None
     search_output_dir: ClassVar[str] = "./"
     search_stop_condition: ClassVar[dict[str, float]] = {}
@@ -109,6 +115,7 @@ _NEEDED = ("search_space", "model_input", "calib_data_reader")
 #: Settings without an effect, with their harmless values, and the reason.
 _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "search_metric": ((None, "L2"), "the noise at the outputs decides"),
+    # AMD's defaults are harmless: scripts carry them without a purpose.
     "search_metric_tolerance": ((None, 2e4), "the best candidate is written"),
     "search_algo": (
         (None, "grid_search", "grid", "Grid", "TPE"),
@@ -195,7 +202,9 @@ class AutoSearch:
         configs = self.build_all_configs(settings["search_space"])
         limit = (settings.get("search_stop_condition") or {}).get("iteration_limit")
         self.all_configs = configs if limit is None else configs[: int(limit)]
+        # All are translated before the first trial: a wrong setting is an error at once.
         drafts = [config.draft() for config in self.all_configs]
+        # The data is read by the search, and again by the quantization of the best candidate.
         data = _kept(self.data)
         self.result, best = _search(
             self.model_input,
@@ -206,7 +215,10 @@ class AutoSearch:
         folder = Path(settings.get("search_output_dir") or ".")
         folder.mkdir(parents=True, exist_ok=True)
         path = str(folder / f"iter_{best}.onnx")
+        # The candidates of the search are quantized without the held-out samples; the result with
+        # all.
         run(drafts[best], self.model_input, data, path)
+        # AMD's number is a difference, which falls with accuracy.
         score = self.result.best.score
         found = {
             "config_index": best,
@@ -243,6 +255,7 @@ class AutoSearchPro:
         """
         combinations = generate_all_configs(self.config["search_space"])
         drafts = [_newer(combination).draft() for combination in combinations]
+        # optuna's default is to minimize what the evaluator returns.
         maximize = self.config.get("direction", "minimize") == "maximize"
         _, best = _search(
             self.config["model_input"],
@@ -254,6 +267,7 @@ class AutoSearchPro:
         if self.config.get("output_dir"):
             folder = Path(self.config["output_dir"])
             folder.mkdir(parents=True, exist_ok=True)
+            # Combinations may hold enumerations and configurations.
             text = json.dumps(combinations[best], indent=2, default=str)
             (folder / "best_params.json").write_text(text, encoding="utf-8")
         return combinations[best]
@@ -261,6 +275,7 @@ class AutoSearchPro:
 
 def _attributes(settings: Any) -> dict[str, Any]:
     """Return the attributes of an object, including its class's attributes."""
+    # vars() of an instance misses what its class defines, as scripts do.
     names = (name for name in dir(settings) if not name.startswith("_"))
     return {name: getattr(settings, name) for name in names}
 
@@ -269,6 +284,7 @@ def _kept(data: Any) -> Any:
     """Return calibration data that can be read twice."""
     if not hasattr(data, "get_next"):
         return data
+    # A reader of onnxruntime need not have ``rewind``.
     return list(iter(data.get_next, None))
 
 
@@ -318,6 +334,7 @@ def _search(
 ) -> tuple[SearchResult, int]:
     """Rank the drafts; return the result, and the index of the best draft."""
     configs: list[Native] = [native(draft, model) for draft in drafts]
+    # Empty lists: the search tries the given configurations, without variations of its own.
     space = {"presets": configs, "calibrators": [], "optimizers": []}
     found = search(model, data, space=space, metric=metric, trials=trials)
     return found, configs.index(found.best.config)
@@ -337,6 +354,7 @@ def _metric(
     def metric(candidate: ModelProto) -> float:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "candidate.onnx"
+            # The evaluators of scripts open files.
             save(candidate, path)
             return sign * float(evaluator(str(path)))
 
@@ -349,6 +367,7 @@ def _changed(
 ) -> QuantizationConfig:
     """Return a copy with changed fields; ``extra_options`` are merged."""
     fields = {**vars(config), **changes}
+    # A combination names the options that it changes, not all of them.
     fields["extra_options"] = {
         **config.extra_options,
         **(changes.get("extra_options") or {}),
@@ -363,6 +382,7 @@ def _changed(
 
 def _newer(values: Mapping[str, Any]) -> QConfig:
     """Return the configuration for a combination of a newer space."""
+    # Names that are no part of a QConfig are extra options.
     options = without(values, _PARTS)
     layer = specs.QLayerConfig(
         input_tensors=_tensor(
@@ -378,6 +398,7 @@ def _newer(values: Mapping[str, Any]) -> QConfig:
     if values.get("cle_algo"):
         algorithms.append(ALGO_NAME_TO_CLASS["cle"](**(values.get("cle_params") or {})))
     chosen = values.get("algorithms") or []
+    # An entry of the space is a name, or a list of names.
     for name in [chosen] if isinstance(chosen, str) else chosen:
         algorithms.append(
             ALGO_NAME_TO_CLASS[name](**(values.get(f"{name}_params") or {})),
@@ -397,6 +418,7 @@ def _tensor(name: str, parameters: Mapping[str, Any]) -> specs.QTensorConfig:
         raise ConfigError(
             f"the search space names {name!r}, which is no specification, such as Int8Spec",
         )
+    # Values of a space are names, as it may come from JSON; members themselves are accepted, too.
     kinds = {
         "calibration_method": specs.CalibMethod.__getitem__,
         "scale_type": specs.ScaleType.__getitem__,

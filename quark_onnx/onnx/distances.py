@@ -41,6 +41,7 @@ def kl(expected: Floats, found: Floats) -> float:
         expected: values of the float model.
         found: values of the quantized model.
     """
+    # The constant inside the logarithm alone: p is 0 where the product has to vanish.
     p, q = _distribution(expected), _distribution(found)
     return float(np.sum(p * np.log((p + _LEAST) / (q + _LEAST))))
 
@@ -52,6 +53,7 @@ def cosine(expected: Floats, found: Floats) -> float:
         expected: values of the float model.
         found: values of the quantized model.
     """
+    # The angle to a zero vector is undefined.
     norms = float(np.linalg.norm(expected)), float(np.linalg.norm(found))
     if min(norms) < _LEAST:
         return 0.0
@@ -65,6 +67,7 @@ def sqnr(expected: Floats, found: Floats) -> float:
         expected: values of the float model.
         found: values of the quantized model.
     """
+    # An exact output, noise 0, has a finite ratio: 10 log10(signal / 1e-10).
     signal = float(np.mean(np.square(expected)))
     noise = float(np.mean(np.square(expected - found)))
     return -10.0 * float(np.log10(max(signal, _LEAST) / max(noise, _LEAST)))
@@ -77,6 +80,7 @@ def psnr(expected: Floats, found: Floats) -> float:
         expected: values of the float model.
         found: values of the quantized model.
     """
+    # ``initial`` stands for the maximum of an empty output.
     peak = float(np.max(np.abs(expected), initial=0.0))
     noise = float(np.mean(np.square(expected - found)))
     return 10.0 * float(np.log10(max(noise, _LEAST))) - 20.0 * float(
@@ -116,6 +120,7 @@ def distance(name: str) -> Distance:
 
     def mean(expected: Outputs, found: Outputs) -> float:
         values = [_KINDS[name](*pair) for pair in _pairs(expected, found)]
+        # Samples without outputs do not differ.
         if not values:
             return 0.0
         return float(np.mean(values))
@@ -143,6 +148,7 @@ def loss_of(evaluate: Callable[[Any], float]) -> Distance:
     Args:
         evaluate: function from outputs to a score, higher is better.
     """
+    # Positive where the quantized model scores less.
     return lambda expected, found: evaluate(expected) - evaluate(found)
 
 
@@ -152,6 +158,7 @@ def _only(index: int, outputs: Outputs) -> list[list[Any]]:
     Raises:
         ConfigError: the model has fewer outputs.
     """
+    # Each sample has the outputs of the model, in its order; negative indices count from the end.
     for sample in outputs:
         if not -len(sample) <= index < len(sample):
             raise ConfigError(
@@ -164,6 +171,7 @@ def _pairs(expected: Outputs, found: Outputs) -> Iterator[tuple[Floats, Floats]]
     """Yield the values of outputs by sample, in both models."""
     for wanted, given in zip(expected, found, strict=True):
         for pair in zip(wanted, given, strict=True):
+            # float64, as sums of squares of float16 overflow at 65504.
             first, second = (np.asarray(each, np.float64).ravel() for each in pair)
             yield first, second
 

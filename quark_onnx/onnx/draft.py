@@ -66,6 +66,7 @@ class Draft:
     everywhere: dict[str, Any] = field(default_factory=dict)
     contrib: bool = False
     tensors: dict[str, Any] = field(default_factory=dict)
+    # Not compared: options that are spelt differently can ask for the same.
     options: Mapping[str, Any] = field(default_factory=dict, compare=False)
     algorithms: list[AlgoConfig] = field(default_factory=list)
     accuracy_level: int = 0

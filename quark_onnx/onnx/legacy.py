@@ -75,6 +75,7 @@ def activation(config: QuantizationConfig) -> QuantizationSpec:
         ConfigError: the type or the method is unknown.
     """
     calibrator, pow2 = _method(config.calibrate_method)
+    # The symmetry of other activations comes later, from the option ActivationSymmetric.
     dtype = dtype_of(config.activation_type, config.extra_options)
     if dtype == "uint8" and config.enable_npu_cnn:
         # the integer engine has signed codes; symmetric uint8 is the same values moved by 128
@@ -101,8 +102,10 @@ def weight(config: QuantizationConfig) -> QuantizationSpec:
         dtype_of(config.weight_type, config.extra_options),
         symmetric=True,
         pow2=pow2,
+        # AMD Quark calibrates weights with float scales by min-max, whatever the method is.
         calibrator=calibrator() if pow2 else MinMax(),
     )
+    # Casts and block formats have neither channels nor a reduced range.
     if not spec.dtype.scaled:
         return spec
     return narrowed(
@@ -119,6 +122,7 @@ def pattern(name: str) -> str:
     >>> pattern("/head/conv"), pattern("^/head/.*")
     ('/head/conv', 're:^/head/.*')
     """
+    # AMD Quark takes a name for an expression only with the anchor.
     if not name.startswith("^"):
         return name
     return f"re:{name}"
@@ -148,6 +152,7 @@ def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence
     for each in selected:
         if isinstance(each, str):
             continue
+        # Both forms occur: pairs next to names, and a list of pairs.
         if isinstance(each, list) and all(isinstance(inner, tuple) for inner in each):
             pairs += pairs_of_ends(each)
             continue
@@ -156,6 +161,7 @@ def pairs_of_ends(selected: Sequence[Any]) -> list[tuple[Sequence[str], Sequence
                 f"{each!r} selects no nodes; it must be a name or a pair ([start nodes],"
                 " [end nodes])",
             )
+        # A single node need not be put into a list.
         starts, ends = ([end] if isinstance(end, str) else list(end) for end in each)
         pairs.append((starts, ends))
     return pairs
@@ -167,6 +173,7 @@ def narrowed(spec: QuantizationSpec) -> QuantizationSpec:
     Args:
         spec: specification of the weights.
     """
+    # Without -128 the grid is symmetric: -127 to 127.
     signed = isinstance(spec.dtype, Integer) and spec.dtype.signed
     if signed and spec.symmetric and not spec.pow2:
         return spec.with_(narrow=True)
@@ -195,6 +202,7 @@ def _spec(
     pow2: bool,
     calibrator: Calibrator,
 ) -> QuantizationSpec:
+    # ``with_`` refuses settings of scales for a format that has none.
     spec = QuantizationSpec(dtype)
     if not spec.dtype.scaled:
         return spec
@@ -227,12 +235,15 @@ def dtype_of(kind: object, options: Mapping[str, Any]) -> str:
     ('int8', 'int8', 'mxfp4e2m1')
     """  # noqa: E501
     name = name_of(kind)
+    # Names of the newer types come first: "Int8", not "QInt8".
     if name in DATA_TYPES:
         return DATA_TYPES[name].dtype
     if name in ("BFP", "MX"):  # names in the passes of Olive
         name = f"Q{name}"
     if name == "QBFP":
         attributes = options.get("BFPAttributes", {})
+        # "to_bfp_prime" is AMD's name for microexponents, with the bits of a block's value as
+        # width.
         if attributes.get("bfp_method", "to_bfp") == "to_bfp":
             return "bfp16"
         return _chosen(_MICROEXPONENTS, attributes.get("bit_width", 16), "bit_width")

@@ -51,6 +51,7 @@ def spec_setter(side: str, setting: str) -> Apply:
 
     def apply(draft: Draft, value: object) -> None:
         spec: QuantizationSpec | None = getattr(draft, side)
+        # Formats without a scale, such as bfloat16 and block formats, have no such setting.
         if spec is not None and spec.dtype.scaled:
             setattr(draft, side, spec.with_(**{setting: value}))
 
@@ -66,6 +67,7 @@ def calibrator_setter(kind: type[Any], setting: str) -> Apply:
     """
 
     def apply(draft: Draft, value: object) -> None:
+        # An option of another method is no mistake: one dictionary may serve several methods.
         spec = draft.activation
         if spec is None or not isinstance(spec.calibrator, kind):
             logger.info(
@@ -92,6 +94,7 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
     """
 
     def apply(draft: Draft, value: object) -> None:
+        # The algorithms are copies that belong to the draft: presets stay unchanged.
         for algorithm in of_type(draft.algorithms, kind):
             setattr(algorithm, parameter, value)
 
@@ -118,6 +121,7 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for part in filter(None, text.split(";")):
+        # The last colon: names of tensors may have colons, as "input:0" of TensorFlow.
         name, colon, sizes = part.strip().rpartition(":")
         try:
             shapes[name] = tuple(
@@ -142,6 +146,7 @@ def input_shapes(
         shapes: shapes by the names of inputs and outputs.
         model: the model with these inputs and outputs.
     """
+    # AMD's scripts list shapes of outputs as well; shape inference finds them.
     outputs = set(names_of(load(model).graph.output))
     return without(shapes, outputs)
 
@@ -150,6 +155,7 @@ def percentiles(draft: Draft, candidates: Sequence[float]) -> None:
     """Set candidates of the layer-wise percentile, from the least to the greatest."""
     spec = draft.activation
     if spec is not None and isinstance(spec.calibrator, LayerwisePercentile):
+        # The calibrator tries a geometric series between both ends, as many values as are given.
         chosen = LayerwisePercentile(
             min(candidates),
             max(candidates),
@@ -160,10 +166,12 @@ def percentiles(draft: Draft, candidates: Sequence[float]) -> None:
 
 def weight_method(draft: Draft, method: object) -> None:
     if draft.weight is not None and method is not None and name_of(method) == "MinMSE":
+        # All other methods leave the weights at min-max, as AMD Quark does.
         draft.weight = draft.weight.with_(calibrator=MinMSE())
 
 
 def random(draft: Draft, wanted: object) -> None:
+    # Not None means random data; shapes from another option stay.
     if wanted and draft.random_shapes is None:
         draft.random_shapes = {}
 
@@ -198,6 +206,8 @@ def resume(draft: Draft, path: str | Path | None) -> None:
 
 def matmul_nbits(draft: Draft, wanted: object) -> None:
     if wanted:
+        # As AMD's MATMUL_NBITS: int4 in groups of 128 along the inputs, in the operator
+        # MatMulNBits.
         draft.activation = None
         draft.weight = QuantizationSpec("int4", block_size=128)
         draft.form = "operators"
@@ -208,6 +218,7 @@ def matmul_nbits_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None
     """Set the parameters of block-wise weights, for UseMatMulNBits."""
     known = ("Algorithm", "GroupSize", "Symmetric", "Bits", "AccuracyLevel")
     _check_parameters("MatMulNBitsParams", parameters, known)
+    # Without UseMatMulNBits the parameters describe an operator that is not written.
     if draft.form != "operators" or draft.weight is None:
         return
     algorithm = str(parameters.get("Algorithm", "DEFAULT")).upper()
@@ -216,6 +227,7 @@ def matmul_nbits_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None
     )  # HQQ optimizes the zero points
     bits = parameters.get("Bits", 4)
     draft.weight = QuantizationSpec(
+        # Codes with a zero point are unsigned, as MatMulNBits stores them.
         f"int{bits}" if symmetric else f"uint{bits}",
         symmetric=symmetric,
         block_size=parameters.get("GroupSize", 128),
@@ -232,6 +244,7 @@ def gptq(draft: Draft, wanted: object) -> None:
 
 
 def gptq_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
+    # AMD's keys of GPTQParams, and the fields of GPTQConfig.
     names = {
         "Bits": "bits",
         "BlockSize": "block_size",
@@ -243,6 +256,7 @@ def gptq_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
         "WeightSymmetric": "weight_symmetric",
     }
     _check_parameters("GPTQParams", parameters, names)
+    # Most of the fields have no effect here; a warning of GPTQConfig names those with other values.
     for name, value in parameters.items():
         algorithm_setter(GPTQConfig, names[name])(draft, value)
 
@@ -263,17 +277,20 @@ def bias_correction(draft: Draft, wanted: object) -> None:
         draft.algorithms.append(BiasCorrectionConfig())
 
 
+# Keys of FastFinetune with capitals that no rule derives from the name of the field.
 _FINETUNE = {"LRAdjust": "lr_adjust", "OutputQDQ": "output_qdq", "UseGDS": "use_gds"}
 
 
 def fast_finetune(draft: Draft, parameters: Mapping[str, Any]) -> None:
     """Set the parameters of AdaRound or AdaQuant, if chosen."""
+    # AMD's keys are the fields in camel case: NumIterations for num_iterations.
     names = {_camel(name): name for name in vars(AdaRoundConfig())} | _FINETUNE
     chosen = str(parameters.get("OptimAlgorithm", "adaround")).lower()
     kinds = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
     require_one_of("OptimAlgorithm", chosen, kinds)
     given = without(parameters, ["OptimAlgorithm"])
     _check_parameters("FastFinetune", given, names)
+    # The flag include_fast_ft adds AdaRound, with its defaults; the parameters may choose AdaQuant.
     for place, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AdaRoundConfig | AdaQuantConfig):
             draft.algorithms[place] = kinds[chosen](
@@ -289,6 +306,7 @@ def auto_mixed(draft: Draft, parameters: Mapping[str, Any]) -> None:
     names = {_camel(name): name for name in vars(AutoMixprecisionConfig())}
     names |= {"NoInputQDQShared": "no_input_qdq_shared"}
     _check_parameters("AutoMixprecision", parameters, names)
+    # Without the flag include_auto_mp there is nothing to parametrize.
     for place, algorithm in enumerate(draft.algorithms):
         if isinstance(algorithm, AutoMixprecisionConfig):
             draft.algorithms[place] = AutoMixprecisionConfig(
@@ -310,6 +328,7 @@ def block_attributes(draft: Draft, attributes: Mapping[str, Any]) -> None:
 
     A warning names values that differ from AMD's defaults, which have no effect.
     """
+    # Block size and element type belong to the format, which ``legacy.dtype_of`` reads.
     for name, value in differing(attributes, _BLOCK_DEFAULTS).items():
         logger.warning(
             "%s=%r has no effect here: blocks lie along the summed axis", name, value
@@ -328,6 +347,7 @@ def float_nodes(draft: Draft, names: Iterable[str] | None) -> None:
 
 def pair_for_weights(draft: Draft, wanted: object) -> None:
     """Keep weights in float with a Q/DQ pair, except formats without a scale."""
+    # A format without a scale has no Q/DQ pair to write.
     if wanted and draft.weight is not None and draft.weight.dtype.scaled:
         draft.everywhere["stored"] = False
 
@@ -363,6 +383,7 @@ def mixed_tensors(draft: Draft, tensors: object) -> None:
             f"extra option MixedPrecisionTensor is {tensors!r}; it must be a dictionary"
             " by types",
         )
+    # The form of TensorQuantOverrides: a list with one dictionary for a per-tensor setting.
     for kind, names in (tensors or {}).items():
         draft.tensors.update({name: [{"quant_type": kind}] for name in names})
 
@@ -371,6 +392,7 @@ def quantize_bias(draft: Draft, wanted: object) -> None:
     """Keep biases in float, or quantize them in the configured format."""
     if not wanted:
         draft.bias = False
+    # "int16" stays: QuantizeBias asks for codes of whatever width.
     elif not draft.bias:
         draft.bias = True
 

@@ -59,6 +59,7 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: an option is refused, or its value is wrong.
     """
+    # Kept whole: formats of single tensors read BFPAttributes and MXAttributes much later.
     draft.options = options
     for name, value in options.items():
         row = TABLE.get(name)
@@ -70,6 +71,7 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
             )
         elif row.apply is not None:
             row.apply(draft, value)
+        # Identity first: a comparison of arrays is no boolean.
         elif any(value is each or value == each for each in row.harmless):
             logger.debug("extra option %s asks for what happens anyway", name)
         elif row.support == "refused":
@@ -103,6 +105,7 @@ def _refused(name: str, harmless: tuple[Any, ...], text: str) -> Option:
 
 _ANY = (True, False, None)
 _SHARED = "which tensors share a scale follows from the operators"
+# Shared texts of many rows.
 _FUSED = (
     "an activation function behind a layer that does the same as saturation gets no"
     " pair of its own"
@@ -157,6 +160,7 @@ ROWS: tuple[Option, ...] = (
         "bodies of If, Loop and Scan are quantized by default",
     ),
     _not_needed(
+        # AMD Quark lets Transpose, Reshape and the like stay float behind a float input.
         "ForceQuantizeNoInputCheck",
         _ANY,
         "operators that move data take over the scale of their input",
@@ -221,6 +225,7 @@ ROWS: tuple[Option, ...] = (
         effects.matmul_nbits_parameters,
         "format, `block_size`, `solver` and `accuracy_level`",
     ),
+    # False asks for 8-bit biases, as AMD Quark writes them for the integer engine.
     _not_needed("Int32Bias", _ANY, "biases are int32, which every target takes"),
     _not_needed(
         "AdjustBiasScale",
@@ -228,6 +233,7 @@ ROWS: tuple[Option, ...] = (
         "a bias has the scale of input times weight",
     ),
     _not_needed(
+        # Off by default in AMD Quark, where a bias overflows instead.
         "AdjustWeightScaleForInt32Bias",
         _ANY,
         "a bias that would overflow raises the scale of its weight",
@@ -255,6 +261,7 @@ ROWS: tuple[Option, ...] = (
         "formats of 16 and 8 bits are cast as they are",
     ),
     _not_needed(
+        # The zero point of a range that starts at 0 is the least code.
         "UseUnsignedReLU",
         (False, None),
         "use an asymmetric activation format",
@@ -267,6 +274,8 @@ ROWS: tuple[Option, ...] = (
     _not_needed("RefineBlockAxis", (True, None), "blocks lie along the summed axis"),
     _not_needed("BF16QDQToCast", (True, None), "bfloat16 is written as Cast"),
     _not_needed(
+        # bfloat16 has the exponent of float32; rounding up the greatest values alone gives
+        # infinity.
         "BF16WithClip",
         (False, None),
         "a cast to bfloat16 does not overflow where float32 is in range",
@@ -331,13 +340,16 @@ ROWS: tuple[Option, ...] = (
         "the percentile with the least squared error is taken",
     ),
     _not_needed("LWPUseHistogram", _ANY, "histograms are merged, and hold all samples"),
+    # The value is that of AMD's power-of-two and percentile methods.
     _not_needed("NumBins", (2048, None), "the number of bins follows from the format"),
     _not_needed(
+        # Of the entropy method: onnxruntime's 128 groups; here the levels of the grid.
         "NumQuantizedBins",
         (128, None),
         "the number of bins follows from the format",
     ),
     _not_needed("Scenario", ("same", None), "the Distribution method is not offered"),
+    # AMD's other modes choose by the most frequent scale of a sample, or after trimming.
     _not_needed("MinMSEModePof2Scale", ("All", None), "all samples count"),
     _not_needed(
         "MinMSEModeFloatScale",
@@ -378,6 +390,7 @@ ROWS: tuple[Option, ...] = (
         "`AdaRound(...)` or `AdaQuant(...)`",
     ),
     _obeyed("AutoMixprecision", effects.auto_mixed, "`AutoMixedPrecision(...)`"),
+    # Obeyed in name: the value reaches CLEConfig, which warns unless it is AMD's default.
     _obeyed("CLESteps", _cle("cle_steps"), "factors of all pairs are chosen together"),
     _obeyed("ReplaceClip6Relu", _cle("replace_relu6"), "`CLE(relu6='replace')`"),
     _obeyed(
@@ -425,6 +438,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed("ConvertOpsetVersion", effects.setter("opset"), "the conversion `opset`"),
     _obeyed("FixShapes", effects.shapes, "the conversion `fixed-shapes`"),
     _refused(
+        # A model with other input shapes is another model for the application.
         "ConvertNCHWToNHWC",
         (False, None),
         "the layout of inputs stays; open_reader(layout='nhwc') turns samples",
@@ -444,6 +458,7 @@ ROWS: tuple[Option, ...] = (
         (False, None),
         "use `prepare=False` of quark_onnx.QConfig",
     ),
+    # AMD Quark runs onnxslim and onnxruntime's basic optimizations here.
     _not_needed("OptimizeModel", _ANY, _PREPARED),
     _not_needed("SimplifyModel", _ANY, _PREPARED),
     _not_needed("SimplifyModelOptions", ({}, None), _PREPARED),
@@ -466,6 +481,7 @@ ROWS: tuple[Option, ...] = (
         )
     ),
     _not_needed(
+        # AMD Quark drops the upper bound, which changes the float function.
         "ConvertClipToRelu",
         (False, None),
         "a Clip keeps its function; its range says the same to the scale",
@@ -542,6 +558,7 @@ ROWS: tuple[Option, ...] = (
             "AdjustShiftSwish",
         )
     ),
+    # AMD Quark repeats its adjustments up to five times.
     _not_needed("MaxLoopNum", (5, None), _POSITIONS),
     *(
         _not_needed(name, _ANY, _APPROXIMATED)
@@ -559,6 +576,7 @@ ROWS: tuple[Option, ...] = (
     ),
     # Surroundings
     _refused(
+        # A refused option would change results silently if it were ignored.
         "UserCustomOpLibPath",
         (None,),
         "calibration runs stock onnxruntime; inline the operators first",

@@ -32,7 +32,9 @@ class ExtendedQuantType(Named):
     QUInt32 = 6
     QFloat16 = 7
     QBFloat16 = 8
+    # Block floating point and microexponents; the extra option BFPAttributes says which.
     QBFP = 9
+    # OCP microscaling; the extra option MXAttributes says the element type.
     QMX = 10
 
 

@@ -45,6 +45,7 @@ def quantize_static(
     Raises:
         QuarkError: the model, the data or a setting is wrong; no file is written.
     """
+    # Arguments of the function are the fields of the older configuration, one to one.
     config = QuantizationConfig(**_known(settings))
     data = choose_data(model_input, calibration_data_reader, calibration_data_path)
     result = run(config.draft(), model_input, data, model_output)
@@ -69,6 +70,7 @@ def quantize_dynamic(
     Raises:
         QuarkError: the model or a setting is wrong; no file is written.
     """
+    # No data: scales of activations are computed by each run.
     config = QuantizationConfig(**{**_known(settings), "use_dynamic_quant": True})
     result = run(config.draft(), model_input, None, model_output)
     return handed_back(result, model_output)

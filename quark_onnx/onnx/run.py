@@ -83,8 +83,10 @@ def run(
     Raises:
         QuarkError: the model, the data or a setting is wrong.
     """
+    # First, as names and shapes of the converted model count.
     model = _converted(draft, model)
     config = native(draft, model)
+    # Weights alone need no data, unless an optimizer or a search reads some.
     if config.measures or config.rereads or config.search:
         samples = _data(draft, data)
     else:
@@ -112,12 +114,15 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     if draft.dynamic:
         config = QConfig.of("DYNAMIC")
     else:
+        # The preset brings what AMD has no setting for; all that AMD has is set below.
         config = QConfig.of("XINT8" if _pow2(draft) else "A8W8")
+    # The sort is stable; AMD Quark ignores the order of algo_config.
     algorithms = sorted(
         draft.algorithms,
         key=lambda algorithm: _ORDER.index(algorithm.name),
     )
     config = config.with_(
+        # Runtime scales have one format, that of DynamicQuantizeLinear.
         activation=config.activation if draft.dynamic else draft.activation,
         weight=draft.weight,
         bias=draft.bias,
@@ -131,6 +136,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         tensors=names.tensor_overrides(draft),
         nodes=(
             known_nodes(names.graph, draft.nodes, "nodes_to_quantize")
+            # An empty list means all nodes, for which the graph need not be read.
             if draft.nodes
             else ()
         ),
@@ -149,6 +155,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
     if draft.constant_matmul:
         outside += names.variable_products()
     if outside:
+        # Each name once: a product of two activations may also lie before the inputs.
         overrides.append(Override(tuple(dict.fromkeys(outside)), keep=True))
     return config.with_(overrides=tuple(overrides))
 
@@ -165,6 +172,8 @@ class _Names:
     @cached_property
     def graph(self) -> Graph:
         """Return the graph before quantization, with functions inlined."""
+        # Functions are inlined and float16 is widened for the plan, too: names are those of the
+        # plan.
         return Graph.of(upcast_to_float32(inlined(load(self._model)))[0])
 
     def known(self, patterns: Iterable[str]) -> tuple[str, ...]:
@@ -182,6 +191,7 @@ class _Names:
         """Translate algorithms into optimizers, with existing node names alone."""
         found = list[Any]()
         for algorithm in algorithms:
+            # None for an analysis that changes nothing, see AutoMixprecisionConfig.
             optimizer = algorithm.native()
             if isinstance(optimizer, AutoMixedPrecision):
                 # without a match, the optimizer's error lists the nodes
@@ -200,6 +210,7 @@ class _Names:
         """
         if not op_types:
             return ()
+        # Bodies of If, Loop and Scan count, as their nodes are quantized, too.
         in_model = kinds_of(every_node(self.graph))
         found = tuple(sorted(ruled_kinds(op_types) & in_model))
         for op_type in op_types:
@@ -218,6 +229,7 @@ class _Names:
     def known_override(self, override: Override) -> Override | None:
         """Return the matching part of an override; None without a match."""
         if override.between:
+            # An override selects by ends, or by names and types: it never has both.
             ends = self.known_ends(override.between)
             if ends is None:
                 return None
@@ -243,12 +255,14 @@ class _Names:
         ends: Sequence[Sequence[str]],
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         """Return start and end nodes of a subgraph; None for an empty subgraph."""
+        # AMD's ends are nodes; tensors are accepted, too.
         names = self._tensors() | set(names_of(self.graph.nodes))
         starts, stops = (
             tuple(each for each in end if self._warned(each, each in names))
             for end in ends
         )
         between = Override(between=(starts, stops), keep=True)
+        # Existing ends need not be connected.
         if starts and stops and matching(self.graph, between, strict=False):
             return starts, stops
         logger.warning("exclude: no node lies between %s and %s", *ends)
@@ -265,6 +279,7 @@ class _Names:
         everywhere = list[TensorOverride]()
         if draft.everywhere:
             everywhere.append(TensorOverride("*", **draft.everywhere))
+        # The model need not be read.
         if not draft.tensors and not draft.float_nodes:
             return tuple(everywhere)
         known = self._tensors()
@@ -283,6 +298,7 @@ class _Names:
             draft.float_nodes,
             "NodesToExcludeOutputQuantization",
         )
+        # ``results`` leaves out omitted optional outputs.
         results = flattened(
             node.results for node in self.graph.nodes if node.name in silent
         )
@@ -292,6 +308,7 @@ class _Names:
 
     def outside(self, inputs: Sequence[str], outputs: Sequence[str]) -> list[str]:
         """Return the nodes before the input nodes and after the output nodes."""
+        # A dictionary as an ordered set: the order of the nodes reaches the configuration.
         found: dict[Node, None] = {}
         if inputs:
             starts = self._nodes(inputs)
@@ -372,6 +389,7 @@ def _data(draft: Draft, data: Any) -> Any:
     Raises:
         ConfigError: there is no calibration data.
     """
+    # Given data wins over UseRandomData, which presets such as VINT8 set.
     if data is None:
         if draft.random_shapes is None:
             raise ConfigError(
@@ -385,4 +403,5 @@ def _data(draft: Draft, data: Any) -> Any:
         )
     if draft.samples is None:
         return data
+    # The inputs of the model, which the reader needs, are known later.
     return partial(open_reader, data, limit=draft.samples)

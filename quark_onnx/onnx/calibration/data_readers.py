@@ -41,6 +41,7 @@ class RandomDataReader(CalibrationDataReader):
         input_data_range: Mapping[str, Sequence[float]] | None = None,
         samples: int = 1,
     ) -> None:
+        # Scripts give lists or arrays of two numbers.
         ranges = {
             name: (float(ends[0]), float(ends[1]))
             for name, ends in (input_data_range or {}).items()
@@ -50,10 +51,12 @@ class RandomDataReader(CalibrationDataReader):
             shapes=dict(input_shape or {}),
             ranges=ranges,
         )
+        # Read at once: a wrong path is an error of the script's line that names it.
         self._inputs = _inputs(model_input)
         self._samples: Iterator[Sample] | None = None
 
     def get_next(self) -> dict[str, Any] | None:
+        # Errors of calibrators become those of this package, which scripts catch.
         with data_errors():
             if self._samples is None:
                 self._samples = self._data.draw(self._inputs)
@@ -80,11 +83,13 @@ class PathDataReader(CalibrationDataReader):
         data_path: str | Path,
         input_shape: Sequence[int] = (),
     ) -> None:
+        # With a single input, the files may lie in the folder itself.
         self._names = names_of(_inputs(model_input))
         self._files = {
             name: _files(Path(data_path), name, alone=len(self._names) == 1)
             for name in self._names
         }
+        # Files pair up by position, in the order of their names.
         counts = {name: len(files) for name, files in self._files.items()}
         if len(set(counts.values())) != 1:
             raise DataError(
@@ -97,6 +102,7 @@ class PathDataReader(CalibrationDataReader):
         return len(self._files[self._names[0]])
 
     def get_next(self) -> dict[str, Any] | None:
+        # None at the end, as onnxruntime defines; ``rewind`` starts again.
         if self._next == len(self):
             return None
         sample = {
@@ -133,6 +139,7 @@ class CachedDataReader(CalibrationDataReader):
         quantize_fp16: bool = False,
     ) -> None:
         self._samples: list[dict[str, Any]] = []
+        # islice with None reads to the end.
         for sample in islice(iter(dr.get_next, None), data_size):
             kept = {name: np.asarray(array) for name, array in sample.items()}
             if convert_nchw_to_nhwc:
@@ -173,6 +180,7 @@ def _halved(array: NDArray[Any]) -> NDArray[Any]:
 def _inputs(model: str | Path | ModelProto) -> list[InputSpec]:
     """Return the inputs that a caller must feed."""
     graph = Graph.of(load(model))
+    # Before IR version 4 every initializer is an input as well, which has a value already.
     return [spec for spec in input_specs(graph) if spec.name not in graph.initializers]
 
 
@@ -183,6 +191,7 @@ def _files(folder: Path, name: str, *, alone: bool) -> list[Path]:
         DataError: the folder has no .npy file.
     """
     inner = folder / name
+    # A folder with the name of the input is preferred, also for a single input.
     place = inner if inner.is_dir() or not alone else folder
     files = sorted(place.glob("*.npy"))
     if not files:

@@ -18,4 +18,5 @@ def get_library_path(device: str = "CPU") -> str:
     Args:
         device: "CPU", "ROCM" or "CUDA"; the library is the same.
     """
+    # Registering a library without a matching operator in the model is harmless.
     return library()

@@ -34,6 +34,7 @@ class ModelQuantizer:
     """
 
     def __init__(self, config: Config | QConfig | QuantizationConfig) -> None:
+        # Presets by name come in the older wrapper, see QConfig.get_default_config.
         given = config.global_quant_config if isinstance(config, Config) else config
         require(
             isinstance(given, QConfig | QuantizationConfig),
@@ -105,4 +106,6 @@ def choose_data(
         return None
     if not Path(path).exists():
         raise DataError(f"calibration_data_path: {path} does not exist")
+    # The reader opens files as they are needed, but lists them now: a wrong path is an error at
+    # once.
     return PathDataReader(model, str(path))

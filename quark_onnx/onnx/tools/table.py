@@ -55,6 +55,7 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
         arguments: arguments of the command line; None for those of the process.
     """
     tool = TOOLS[name]
+    # The exit code of argparse for a wrong call.
     if tool.action is None:
         print(f"{name} does not exist here: {tool.instead}", file=sys.stderr)
         return 2
@@ -103,15 +104,18 @@ def _parse(tool: Tool, arguments: Sequence[str] | None) -> argparse.Namespace:
         dest="external",
     )
     for name, default in tool.options:
+        # Flags of AMD's tools have no value.
         if isinstance(default, bool):
             parser.add_argument(f"--{name}", action="store_true", default=default)
         else:
             parser.add_argument(f"--{name}", type=type(default), default=default)
     parser.add_argument("models", nargs="*")
     options = parser.parse_args(arguments)
+    # Positional models fill what no option has named.
     left = list(options.models)
     if options.input is None and left:
         options.input = Path(left.pop(0))
+    # AMD's order: INPUT OPSET OUTPUT.
     if tool.name == "convert_opset_version" and left and left[0].isdigit():
         options.target_opset = int(left.pop(0))
     if options.output is None and left:
@@ -194,6 +198,8 @@ def _bfloat16(options: argparse.Namespace) -> None:
     """
     source, target = _models(options)
     config = Native.of("BF16")
+    # All three names are AMD's. Casts simulate bfloat16 in stock onnxruntime; vendor operators need
+    # AMD's library.
     configs = {
         "with_cast": config,
         "simulate_bf16": config,
@@ -236,6 +242,7 @@ def _random(options: argparse.Namespace) -> None:
     source, target = _models(options)
     config = QConfig.get_default_config(options.config)
     draft = config.global_quant_config.draft()
+    # Appended to those of the preset.
     draft.exclude += [
         name.strip() for name in options.exclude_nodes.split(";") if name.strip()
     ]
@@ -251,6 +258,7 @@ def _subgraphs(text: str) -> list[Any]:
     [(['a', 'b'], ['c']), (['d'], ['e'])]
     """
     pairs: list[Any] = []
+    # Semicolons separate subgraphs, commas separate nodes.
     for part in filter(None, text.split(";")):
         ends = [
             [name.strip() for name in end.split(",")]
@@ -286,6 +294,7 @@ def _finite_weights(options: argparse.Namespace) -> None:
     count = 0
     for tensor in model.graph.initializer:
         array = numpy_helper.to_array(tensor)
+        # Masks hold infinity on purpose, but a scale that covers infinity does not exist.
         if array.dtype.kind == "f" and np.isinf(array).any():
             limit = options.replace_inf_value
             tensor.CopyFrom(
@@ -309,6 +318,7 @@ def _print_widths(options: argparse.Namespace) -> None:
         if node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
             continue
         bits = [_bits(graph, name) for name in node.inputs[:2]]
+        # Activations first, then weights: the names of AMD's formats.
         if bits[1] == 8 and bits[0] in (8, 16):
             found[f"A{bits[0]}W8"].append(node.name)
     for name, nodes in found.items():
@@ -319,6 +329,7 @@ def _print_widths(options: argparse.Namespace) -> None:
 
 def _bits(graph: Graph, tensor: str) -> int:
     """Return the code width of a dequantized tensor; 0 for other tensors."""
+    # A dequantized tensor: its codes, one node up, have the type.
     node = graph.producer(tensor)
     if node is None or node.op_type != "DequantizeLinear":
         return 0
@@ -344,9 +355,11 @@ def _evaluate(options: argparse.Namespace) -> None:
             np.load(folder / name, allow_pickle=False).astype(np.float64).ravel()
             for folder in (first, second)
         )
+        # float64, and flat: only values count, not shapes.
         norms = np.linalg.norm(a) * np.linalg.norm(b)
         error = np.linalg.norm(a - b)
         if error:
+            # PSNR = 20 log10(peak / RMSE), with RMSE = L2 / sqrt(n).
             peak = 20 * np.log10(np.abs(a).max() * np.sqrt(a.size) / error)
         else:
             peak = np.inf

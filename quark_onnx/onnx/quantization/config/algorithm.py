@@ -47,6 +47,7 @@ _LAYERS = (
 )
 
 
+# Without eq, a configuration stays hashable, and two equal ones stay distinct entries of a list.
 @dataclass(eq=False)
 class AlgoConfig:
     """Base class of the algorithms, with a name and serializable parameters."""
@@ -72,6 +73,7 @@ class AlgoConfig:
         Raises:
             ConfigError: the name or a parameter is unknown.
         """
+        # A copy, as the name is removed.
         parameters = dict(d)
         name = parameters.pop("name", "")
         require_known(name, ALGO_NAME_TO_CLASS, "unknown algorithm")
@@ -87,6 +89,7 @@ class AlgoConfig:
 
     def _warn(self) -> None:
         """Warn of ineffective parameters with values other than the default."""
+        # Every algorithm has defaults for all parameters.
         default = type(self)()
         for parameter, why in self._unused.items():
             if getattr(self, parameter) != getattr(default, parameter):
@@ -177,6 +180,7 @@ class GPTQConfig(AlgoConfig):
 
     def native(self) -> GPTQ:
         self._warn()
+        # Both have the meaning of the paper; format and groups are those of the weights.
         return GPTQ(damping=self.perc_damp, act_order=self.act_order)
 
 
@@ -250,6 +254,7 @@ class _FastFinetune(AlgoConfig):
 
     @property
     def _device(self) -> str:
+        # "cuda:0" and "hip:1,2": torch calls AMD's devices "cuda" as well, and one device is used.
         if self.optim_device.startswith(("cuda", "hip")):
             return "cuda"
         return self.optim_device
@@ -357,25 +362,31 @@ class AutoMixprecisionConfig(AlgoConfig):
                 self.name,
             )
             return None
+        # "speed" lowers nodes from the wide format; "quality" raises nodes from the narrow one.
         to = _OBJECTS[self.metric_optimize_object]
         weight = self.narrow.native_weight()
         settings: dict[str, Any] = {
             "to": to,
+            # 0 is AMD's default, and stands for this package's.
             "samples": self.data_size or AutoMixedPrecision().samples,
             "activation": self.narrow.native_activation(),
             "weight": None if weight is None else narrowed(weight),
             "nodes": tuple(map(pattern, self.include_layers or ())),
+            # None is every operator type.
             "op_types": tuple(self.target_op_type or ()),
             "exclude": tuple(map(pattern, self.exclude_layers or ())),
         }
         if settings["nodes"]:
             settings["op_types"] = ()  # named nodes count for every operator type
+        # AMD's default: 0 is no bound, but asks for all candidates.
         if self.metric_threshold == 0:
             logger.warning(
                 "%s: metric_threshold is 0, so that all candidates are changed,"
                 " whatever it costs; set a threshold to bound the loss",
                 self.name,
             )
+            # In dB: a bound that always holds lowers all nodes; one that never holds raises all
+            # nodes.
             bound = -_ANYTHING if to == "8bit" else _ANYTHING
             return AutoMixedPrecision(bound, **settings)
         threshold, distance = self._goal(self.metric_threshold)
@@ -384,6 +395,7 @@ class AutoMixprecisionConfig(AlgoConfig):
     def _goal(self, threshold: float) -> tuple[float, Distance]:
         """Return the greatest permitted distance, and its measure."""
         distance = distances.distance(self.metric_default)
+        # A function takes the place of metric_default, which always has a value.
         if self.metric_distance_fn is not None and self.metric_evaluate_fn is not None:
             raise ConfigError(
                 "auto_mixprecision has metric_distance_fn and metric_evaluate_fn;"
@@ -394,6 +406,7 @@ class AutoMixprecisionConfig(AlgoConfig):
         elif self.metric_evaluate_fn is not None:
             distance = distances.loss_of(self.metric_evaluate_fn)
         elif self.metric_default in distances.RATIOS:
+            # Distances fall with accuracy, so that a minimum of 20 dB is a maximum of -20.
             threshold = -abs(threshold)
         return threshold, distances.of_output(self.metric_output_index, distance)
 
@@ -405,6 +418,7 @@ class AutoMixprecisionConfig(AlgoConfig):
             ConfigError: there is no configuration, or more than one.
         """
         given = self.target_layer_config
+        # AMD also takes a dictionary, whose keys are configurations, for several formats.
         choices = list(given) if isinstance(given, dict | list | tuple) else [given]
         if len(choices) != 1 or not isinstance(choices[0], QLayerConfig):
             raise ConfigError(

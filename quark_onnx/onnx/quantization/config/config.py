@@ -59,6 +59,7 @@ class QConfig:
         self.exclude = exclude or []
         self.algo_config = algo_config or []
         self.use_external_data_format = use_external_data_format
+        # Scripts for older releases pass the options as keywords; both forms may be mixed.
         self.extra_options: dict[str, Any] = {
             **(kwargs.pop("extra_options", None) or {}),
             **kwargs,
@@ -108,6 +109,7 @@ class QConfig:
         Raises:
             ConfigError: the name is unknown; the message suggests the closest name.
         """
+        # The presets are made of configurations: an import at the top would be circular.
         from quark_onnx.onnx.quantization.config.custom_config import get_default_config
 
         return Config(get_default_config(config_name))
@@ -118,22 +120,27 @@ class QConfig:
         Raises:
             ConfigError: a setting has no counterpart.
         """
+        # Both sides are needed here; the option WeightsOnly leaves activations float.
         activation, weight = self.global_config.input_tensors, self.global_config.weight
         if activation is None or weight is None:
             raise ConfigError(
                 "global_config of a QConfig needs input_tensors and weight",
             )
+        # A copy: one configuration may be used for several models.
         options = dict(self.extra_options)
         draft = Draft(
             self.global_config.native_activation(),
+            # Decided before the options: WeightSymmetric and others change the specification later.
             legacy.narrowed(weight.native(weight=True)),
             bias=_bias(self.global_config.bias),
+            # AMD Quark switches EnableNPUCnn on where both scales are powers of two.
             target="npu" if legacy.on_integer_engine(activation, weight) else "",
             exclude=list(self.exclude),
             algorithms=_without_rivals(self.algo_config),
             external=self.use_external_data_format,
         )
         for config, names in self.specific_layer_config.items():
+            # Names and pairs of ends are separate overrides: nodes of a name, nodes between ends.
             single = legacy.single_names(names)
             if single:
                 nodes = list(map(legacy.pattern, single))
@@ -142,6 +149,7 @@ class QConfig:
                 draft.overrides.append(_override(config, between=ends))
         for config, op_types in self.layer_type_config.items():
             draft.overrides.append(_override(config, op_types=op_types))
+        # Last, as options change what the fields have said.
         apply_options(draft, options)
         return draft
 
@@ -195,6 +203,7 @@ class QuantizationConfig:
         Raises:
             ConfigError: a setting has no counterpart.
         """
+        # Refused before any work: AMD Quark accepts the format and writes no FixNeuron node.
         if name_of(self.quant_format) == "FixNeuron":
             raise ConfigError(
                 "quant_format is FixNeuron, which no released provider runs; use QDQ",
@@ -214,8 +223,10 @@ class QuantizationConfig:
             external=self.use_external_data_format,
         )
         if self.enable_npu_transformer:
+            # AMD's transformer mode quantizes products with a constant matrix alone.
             draft.op_types = draft.op_types or ("MatMul", "Gemm")
             draft.constant_matmul = True
+        # These fields have options of the same meaning; an option overrides its field.
         fields_as_options = {
             "ConvertFP16ToFP32": self.convert_fp16_to_fp32,
             "ConvertNCHWToNHWC": self.convert_nchw_to_nhwc,
@@ -228,6 +239,7 @@ class QuantizationConfig:
 
     def _included(self) -> list[AlgoConfig]:
         """Return the algorithms of the flags, in AMD Quark's order."""
+        # The flags are those of static quantization; include_cle is on by default.
         if self.use_dynamic_quant or self.extra_options.get("UseMatMulNBits"):
             return []
         wanted: list[tuple[bool, AlgoConfig]] = [
@@ -253,6 +265,7 @@ class Config:
 
 def _override(config: Any, **where: Any) -> Override:
     """Return a decision for nodes from a configuration, None or a number format."""
+    # None as a key of layer_type_config or specific_layer_config leaves its layers float.
     if config is None:
         return Override(**where, keep=True)
     if isinstance(config, DataType):  # the older form
@@ -296,6 +309,8 @@ def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
     kept: list[AlgoConfig] = []
     finetuned = False
     for algorithm in algorithms:
+        # Both replace the rounding of the same weights. AMD Quark drops the second with a warning,
+        # too.
         if algorithm.name in ("adaround", "adaquant"):
             if finetuned:
                 logger.warning(
@@ -304,11 +319,13 @@ def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
                 )
                 continue
             finetuned = True
+        # The fields of the dataclass are its arguments.
         kept.append(type(algorithm)(**vars(algorithm)))
     return kept
 
 
 def _written(configs: dict[Any, list[str]]) -> list[Any]:
+    # Pairs, as a key of JSON cannot be a configuration.
     return [
         [None if config is None else config.to_dict(), names]
         for config, names in configs.items()

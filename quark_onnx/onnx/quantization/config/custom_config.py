@@ -25,6 +25,7 @@ from quark_onnx.onnx.quantization.config.spec import (
     XInt8Spec,
 )
 
+# Public names of AMD Quark, which scripts copy and change.
 DEFAULT_ADAROUND_PARAMS: dict[str, Any] = {
     "DataSize": 1000,
     "FixedSeed": 1705472343,
@@ -44,14 +45,17 @@ DEFAULT_ADAQUANT_PARAMS: dict[str, Any] = {
 DEFAULT_BFP_PARAMS: dict[str, Any] = {
     "bfp_method": "to_bfp",
     "axis": 1,
+    # 8 bits of the shared exponent and 8 bits of a value.
     "bit_width": 16,
     "block_size": 8,
+    # 2 is half to even, 0 half away from zero, 1 half up.
     "rounding_mode": 2,
 }
 DEFAULT_MICROEXPONENTS_PARAMS: dict[str, Any] = {
     "bfp_method": "to_bfp_prime",
     "axis": 1,
     "bit_width": 16,
+    # 16 values share an exponent of 8 bits; each pair may shift it by one bit.
     "block_size": 16,
     "sub_block_size": 2,
     "sub_block_shift_bits": 1,
@@ -60,12 +64,16 @@ DEFAULT_MICROEXPONENTS_PARAMS: dict[str, Any] = {
 DEFAULT_MICROSCALING_PARAMS: dict[str, Any] = {
     "element_dtype": "int8",
     "axis": 1,
+    # The block of OCP Microscaling Formats 1.0.
     "block_size": 32,
     "rounding_mode": 2,
 }
 
+# The option has no effect here; presets keep it, as ``to_dict`` shows them to scripts.
 _CHECKED: dict[str, Any] = {"ForceQuantizeNoInputCheck": True}
+# One value in a million, where AMD's default is one in 100,000.
 _RARE: dict[str, Any] = {"Percentile": 99.9999}
+# No optimization of the graph, and a Q/DQ pair for each reader of a tensor.
 _VINT8: dict[str, Any] = {
     "OptimizeModel": False,
     "UseRandomData": True,
@@ -129,6 +137,7 @@ def _microexponents(bits: int) -> dict[str, Any]:
 
 def _mixed(target: QTensorConfig, **options: Any) -> dict[str, Any]:
     """Return options of a preset that lowers nodes from a wide to a narrow format."""
+    # The narrow format of all tensors of a lowered node.
     layer = QLayerConfig(input_tensors=target, weight=target, bias=target)
     return {**_CHECKED, "AutoMixprecision": {"TargetLayerConfig": layer}, **options}
 
@@ -150,6 +159,7 @@ _MIXED_BF16: dict[str, Any] = {
 #: Presets without fine-tuning.
 _PLAIN: dict[str, QuantizationConfig] = {
     "UINT8_DYNAMIC_QUANT": _legacy(weight="QUInt8", use_dynamic_quant=True),
+    # uint8 with the zero point 128, where XINT8_QCONFIG has int8: the same values, shifted.
     "XINT8": _legacy("QUInt8", "QInt8", "MinMSE", _SYMMETRIC, enable_npu_cnn=True),
     "VINT8": _legacy(
         "QInt8",
@@ -158,8 +168,11 @@ _PLAIN: dict[str, QuantizationConfig] = {
         {**_VINT8, "ActivationSymmetric": True},
         optimize_model=False,
     ),
+    # In the names: signed or unsigned, bits, then asymmetric or symmetric for activations and
+    # weights.
     "S8S8_AAWS": _legacy("QInt8", "QInt8", "Percentile", {**_CHECKED, **_RARE}),
     "U8S8_AAWS": _legacy("QUInt8", "QInt8", "Percentile", _CHECKED),
+    # Weights get a zero point, too: for processors that saturate sums of u8 times s8.
     "U8U8_AAWA": _legacy(
         "QUInt8",
         "QUInt8",
@@ -168,6 +181,7 @@ _PLAIN: dict[str, QuantizationConfig] = {
     ),
     "S16S8_ASWS": _legacy("QInt16", "QInt8", "Percentile", _SYMMETRIC),
     "U16S8_AAWS": _legacy("QUInt16", "QInt8", "Percentile", _CHECKED),
+    # Min-max, where A8W8_QCONFIG has the percentile 99.999.
     "A8W8": _legacy(
         "QInt8",
         "QInt8",
@@ -181,12 +195,15 @@ _PLAIN: dict[str, QuantizationConfig] = {
         {**_ALIGNED, "ActivationSymmetric": True, "AlignEltwiseQuantType": True},
     ),
     "FP16": _legacy("QFloat16", "QFloat16", options=_CHECKED),
+    # No ranges are measured: casts, microscaling and block formats have no calibrated scale.
     "BF16": _legacy(
         "QBFloat16",
         "QBFloat16",
         options={**_CHECKED, "QuantizeAllOpTypes": True},
     ),
     "BFP16": _legacy("QBFP", "QBFP", options=_BFP),
+    # Widths of a block's value with its share of the exponents: 11, 13 and 16 bits are MX4, MX6,
+    # MX9.
     "MX4": _legacy("QBFP", "QBFP", options=_microexponents(11)),
     "MX6": _legacy("QBFP", "QBFP", options=_microexponents(13)),
     "MX9": _legacy("QBFP", "QBFP", options=_microexponents(16)),
@@ -196,6 +213,7 @@ _PLAIN: dict[str, QuantizationConfig] = {
     "MXFP6E2M3": _legacy("QMX", "QMX", options=_mx("fp6_e2m3")),
     "MXFP4E2M1": _legacy("QMX", "QMX", options=_mx("fp4_e2m1")),
     "MXINT8": _legacy("QMX", "QMX", options=_mx("int8")),
+    # Wide first, then nodes are lowered to the narrow format in the second half of the name.
     "S16S16_MIXED_S8S8": _legacy(
         "QInt16",
         "QInt16",
@@ -215,11 +233,13 @@ _PLAIN: dict[str, QuantizationConfig] = {
         options=_mixed(MXInt8Spec(), **_MIXED_BF16),
         include_auto_mp=True,
     ),
+    # Activations in the first format, weights in the second one.
     "BF16_BFP16": _legacy("QBFloat16", "QBFP", options=_BFP),
     "BF16_MXINT8": _legacy("QBFloat16", "QMX", options=_mx("int8")),
     "MX9_INT8": _legacy("QBFP", "QInt8", options=_microexponents(16)),
     "INT8_CNN_DEFAULT": _legacy("QUInt8", "QInt8", options=_CHECKED),
     "INT16_CNN_DEFAULT": _legacy("QUInt16", "QInt16", options=_CHECKED),
+    # Only MatMul and Gemm with a constant matrix, see ``enable_npu_transformer``.
     "INT8_TRANSFORMER_DEFAULT": _legacy(
         "QUInt8",
         "QInt8",
@@ -239,6 +259,8 @@ _PLAIN: dict[str, QuantizationConfig] = {
                 "GroupSize": 128,
                 "Symmetric": True,
                 "Bits": 4,
+                # 1 lets MatMulNBits compute in float32, see the operator's attribute
+                # accuracy_level.
                 "AccuracyLevel": 1,
             },
         },
@@ -251,6 +273,7 @@ def _finetuned(
     parameters: Mapping[str, Any],
 ) -> QuantizationConfig:
     """Return a preset with AdaRound or AdaQuant added."""
+    # Dictionaries of options are shared by rows of the table.
     result = copy.deepcopy(config)
     result.include_fast_ft = True
     result.extra_options["FastFinetune"] = dict(parameters)
@@ -334,6 +357,7 @@ def get_default_config(config_name: str) -> QuantizationConfig:
         ConfigError: the name is unknown; the message suggests the closest name.
     """
     require_known(config_name, DefaultConfigMapping, "unknown preset")
+    # Scripts change what they get: AMD Quark's own presets change with it.
     return copy.deepcopy(DefaultConfigMapping[config_name])
 
 
@@ -348,6 +372,7 @@ def _new(
     return QConfig(layer, algo_config=list(algorithms), extra_options=options)
 
 
+# The newer presets have no CLE: a QConfig runs the algorithms of algo_config alone.
 XINT8_QCONFIG = _new(XInt8Spec, XInt8Spec, **_CHECKED)
 XINT8_ADAROUND_QCONFIG = _new(XInt8Spec, XInt8Spec, AdaRoundConfig(), **_CHECKED)
 XINT8_ADAQUANT_QCONFIG = _new(XInt8Spec, XInt8Spec, AdaQuantConfig(), **_CHECKED)
@@ -371,16 +396,19 @@ A16W8_ADAQUANT_QCONFIG = _new(
     AlignEltwiseQuantType=True,
 )
 BF16_QCONFIG = _new(BFloat16Spec, BFloat16Spec, **_CHECKED)
+# Without attributes, as in AMD Quark.
 BFP16_QCONFIG = _new(BFP16Spec, BFP16Spec)
 
 #: AMD's constant ``NAME_CONFIG`` of each older preset.
 _CONSTANTS = {f"{name}_CONFIG": config for name, config in DefaultConfigMapping.items()}
+# The only constant that is no row of the table.
 XINT8_WEIGHTSONLY_ADAROUND_CONFIG = copy.deepcopy(
     DefaultConfigMapping["XINT8_ADAROUND"],
 )
 XINT8_WEIGHTSONLY_ADAROUND_CONFIG.extra_options["WeightsOnly"] = True
 
 
+# Called for names that the module does not define (PEP 562): 65 assignments are saved.
 def __getattr__(name: str) -> QuantizationConfig:
     """Return the constant of an older preset.
 

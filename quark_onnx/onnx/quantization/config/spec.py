@@ -77,7 +77,9 @@ def parse_enum(text: str) -> Any:
     Raises:
         ConfigError: the member does not exist.
     """
+    # str() of a member: class and name.
     kind, _, name = text.partition(".")
+    # A look-up in a table, as the text comes from a file: getattr on the module would find more.
     members = _ENUMERATIONS[kind].__members__ if kind in _ENUMERATIONS else {}
     if name not in members:
         choices = [
@@ -191,6 +193,7 @@ class QTensorConfig:
         Raises:
             ConfigError: this package does not support the combination.
         """
+        # A format without a scale ignores symmetry, scale type and calibration method.
         dtype = DTYPES[self.data_type.dtype]
         if not dtype.scaled:
             return QuantizationSpec(dtype)
@@ -210,6 +213,7 @@ class QTensorConfig:
                 " groups take MATMUL_NBITS, or a QConfig of this package with"
                 " QuantizationSpec(block_size=...)",
             )
+        # Kernels multiply activations of all channels by one scale: per-channel is for weights.
         return weight and self.quant_granularity is QuantGranularity.Channel
 
     def _calibrator(self, pow2: bool, weight: bool) -> Calibrator:
@@ -224,8 +228,11 @@ class QTensorConfig:
                 f"calibration_method is {name_of(method)}; it must be one of: "
                 f"{', '.join(names_of(_CALIBRATORS))}",
             )
+        # The power of two that clips nothing is the min-max of these scales; AMD calls it
+        # NonOverflow.
         if pow2 and method is CalibMethod.MinMax:
             return NonOverflow()
+        # AMD Quark uses min-max for weights with float scales unless the method is MinMSE.
         if weight and not pow2 and method is not CalibMethod.MinMSE:
             return MinMax()
         return _CALIBRATORS[method]()
@@ -247,6 +254,7 @@ class _Preset(QTensorConfig):
         quant_granularity: QuantGranularity = QuantGranularity.Tensor,
         data_type: DataType | None = None,
     ) -> None:
+        # None means the default of the format; False for ``symmetric`` is a value.
         super().__init__(
             self._symmetric if symmetric is None else symmetric,
             scale_type or self._scale_type,
@@ -409,6 +417,7 @@ class QLayerConfig:
                 "a QLayerConfig has both activation and input_tensors; give"
                 " input_tensors alone",
             )
+        # The older name stays readable as a property, and is never written.
         self.input_tensors = activation if input_tensors is None else input_tensors
         self.weight = weight
         self.bias = bias
@@ -451,6 +460,7 @@ class QLayerConfig:
             ConfigError: inputs and outputs have different specifications; a plan has a single
                 decision for each tensor.
         """
+        # Of a layer's inputs and outputs, those that have a specification.
         both = [
             spec.native(weight=False)
             for spec in (self.input_tensors, self.output_tensors)
