@@ -19,6 +19,7 @@ def main() -> None:
         "output",
         help="path of the JSON file, for olive run --package-config",
     )
+    # The file is Olive's configuration with the passes added: an existing one is replaced.
     output = Path(parser.parse_args().output)
     output.write_text(json.dumps(package_config(), indent=4) + "\n", encoding="utf-8")
     print(f"{output}: use it as olive run --config WORKFLOW --package-config {output}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from quark_onnx.errors import MissingDependency
 
+# Quantization runs on the CPU, whatever executes the result.
 _EVERYWHERE = {"supported_providers": ["*"], "supported_accelerators": ["*"]}
 _MODULE = "quark_onnx.olive.passes"
 
@@ -55,11 +56,13 @@ def package_config() -> dict[str, Any]:
         MissingDependency: olive-ai is not installed.
     """
     try:
+        # Imported here: the translation of parameters works without Olive.
         from olive.package_config import OlivePackageConfig
     except ImportError as error:
         raise MissingDependency(
             "the passes for Olive need olive-ai: pip install olive-ai",
         ) from error
+    # Olive reads one file only: a configuration of these passes alone would hide its own passes.
     path = Path(OlivePackageConfig.get_default_config_path())
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     config["passes"] = {**config["passes"], **PASSES}

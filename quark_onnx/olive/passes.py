@@ -64,15 +64,18 @@ class QuarkOnnxStaticQuantization(OnnxStaticQuantization):
 
     @classmethod
     def _default_config(cls, accelerator_spec: Any) -> dict[str, PassConfigParam]:
+        # None leaves the parameters of Olive's pass in force.
         return {**super()._default_config(accelerator_spec), **_native(None)}
 
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
         parameters = config.model_dump()
+        # Opened before the quantization, so that a wrong data_config is an error at once.
         reader = _reader(parameters, model)
         if reader is None:
             raise ConfigError(
                 "static quantization needs data_config, the calibration data",
             )
+        # An attribute that another pass of Olive leaves for OnnxStaticQuantization.
         if (model.model_attributes or {}).get("mixed_precision_overrides"):
             logger.warning(
                 "mixed_precision_overrides of the model have no effect: use"
@@ -164,6 +167,7 @@ class QuarkOnnxWeightOnlyQuantization(Pass):
 
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
         parameters = config.model_dump()
+        # Any preset serves: its format of activations is dropped.
         weights = native_config(parameters, model.model_path).with_(activation=None)
 
         def write(output: str) -> None:
@@ -179,6 +183,7 @@ class QuarkOnnxQuantization(QuarkQuantization):
     """
 
     def _run_for_config(self, model: Any, config: Any, output_model_path: str) -> Any:
+        # Olive's pass quantizes PyTorch models, too.
         if not isinstance(model, ONNXModelHandler):
             raise ConfigError(
                 f"the model is a {type(model).__name__}; this pass quantizes ONNX"
@@ -186,6 +191,7 @@ class QuarkOnnxQuantization(QuarkQuantization):
             )
         parameters = config.model_dump()
         reader = _reader(parameters, model)
+        # Olive's pass quantizes with random data where it has none.
         draft = amd_draft(parameters, random=reader is None)
 
         def write(output: str) -> None:
@@ -198,6 +204,7 @@ def _reader(parameters: Mapping[str, Any], model: Any) -> Any:
     """Open Olive's reader of the calibration data; return None without data_config."""
     if not parameters.get("data_config"):
         return None
+    # A dictionary, or a DataConfig already.
     container = validate_config(
         parameters["data_config"],
         DataConfig,
@@ -223,6 +230,7 @@ def _written(
         write: writes the quantized model to a path.
     """
     path = resolve_onnx_path(output, Path(model.model_path).name)
+    # Olive decides on external data by its own parameters: the model is written once more by Olive.
     with tempfile.TemporaryDirectory(prefix="quark_onnx_olive") as folder:
         temporary = Path(folder) / Path(path).name
         write(str(temporary))

@@ -52,6 +52,7 @@ _REPLACED = {
     "tensor_quant_overrides": None,
     "extra_options": None,
 }
+# Olive's precisions are the names in lower case, without the Q: "int8" is QInt8.
 _WEIGHT_TYPES = {name[1:].lower(): name for name in QuantType.__members__}
 #: Enumerations of a JSON tensor configuration, with Olive's defaults.
 _ENUMERATIONS = {
@@ -80,6 +81,7 @@ def static_arguments(
     Raises:
         ConfigError: a value is unknown.
     """
+    # For QDQ, prepare_qdq_config lets onnxruntime's get_qdq_config complete the arguments.
     common = _common(parameters, model)
     types = {
         "weight_type": _type(parameters, "precision"),
@@ -105,12 +107,15 @@ def static_arguments(
         for key, (name, _) in _EXTRA_OPTIONS.items()
         if key in options
     }
+    # The names of the functions' parameters differ from those of the extra options.
     nodes = common.pop("nodes_to_quantize")  # no parameter of the functions below
     prepared = {**common, **types, **exposed, "calibration_data_reader": reader}
+    # get_qnn_qdq_config chooses formats that QNN requires for some operators.
     if qnn:
         prepared.pop("min_real_range", None)  # fixed for QNN
         overrides = prepared.pop("tensor_quant_overrides", None)
         config = get_qnn_qdq_config(**prepared, init_overrides=overrides)
+        # The options of the script take precedence over those that onnxruntime has prepared.
         config.extra_options.update(options)
     else:
         config = get_qdq_config(
@@ -156,6 +161,7 @@ def native_config(parameters: Parameters, model: str | Path) -> QConfig:
             "parameter %s=%r has no effect: quark_config decides it", name, value
         )
     types = parameters.get("op_types_to_quantize") or ()
+    # Olive ignores op_types_to_exclude where op_types_to_quantize is given.
     excluded = () if types else _present(parameters.get("op_types_to_exclude"), model)
     overrides = (Override(op_types=excluded, keep=True),) if excluded else ()
     return config.with_(
@@ -163,6 +169,7 @@ def native_config(parameters: Parameters, model: str | Path) -> QConfig:
         nodes=(*config.nodes, *(parameters.get("nodes_to_quantize") or ())),
         exclude=(*config.exclude, *(parameters.get("nodes_to_exclude") or ())),
         overrides=(*config.overrides, *overrides),
+        # Either side may switch preparation off.
         prepare=config.prepare and parameters.get("quant_preprocess", True),
     )
 
@@ -177,6 +184,7 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
     Raises:
         ConfigError: a value is unknown, or ``global_config`` is missing.
     """
+    # Olive's schema leaves global_config optional, as it serves PyTorch models as well.
     if not isinstance(parameters.get("global_config"), Mapping):
         raise ConfigError(
             "QuarkQuantization needs global_config, with input_tensors and weight",
@@ -192,6 +200,7 @@ def amd_draft(parameters: Parameters, *, random: bool) -> Draft:
         algo_config=list(map(_algorithm, parameters.get("algo_config") or ())),
         extra_options=options,
     )
+    # quant_mode and quant_format have no field in AMD's QConfig, and are set on the draft.
     draft = config.draft()
     draft.dynamic = (
         _choice(parameters, "quant_mode", ("static", "dynamic")) == "dynamic"
@@ -236,6 +245,7 @@ def _named(types: Sequence[str], model: str | Path) -> list[str]:
 
 
 def _nodes(model: str | Path) -> Sequence[Any]:
+    # Operator types need no weights.
     return onnx.load(str(model), load_external_data=False).graph.node
 
 
@@ -258,6 +268,7 @@ def _extra_options(parameters: Parameters, *, dynamic: bool) -> dict[str, Any]:
                 key,
                 name,
             )
+        # None is Olive's default for "not given".
         if parameters.get(name) is not None and (in_dynamic or not dynamic):
             options[key] = parameters[name]
     return options
@@ -276,6 +287,7 @@ def _member(kind: Any, parameters: Parameters, name: str) -> Any:
     """
     return kind[
         _choice(
+            # Empty texts count as missing, as None does.
             {name: parameters.get(name) or _REPLACED[name]},
             name,
             list(kind.__members__),
@@ -299,6 +311,7 @@ def _layer(given: Mapping[str, Any]) -> QLayerConfig:
     Raises:
         ConfigError: a name or a value is unknown.
     """
+    # Checked here: QLayerConfig's own error would be a TypeError of Python.
     for name in given:
         require_known(name, _TENSORS, "a layer configuration has no")
     tensors = dict(given)
@@ -316,6 +329,7 @@ def _tensor(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     known = ("symmetric", "data_type", *_ENUMERATIONS)
     for name in given:
         require_known(name, known, "a tensor configuration has no")
+    # Text as ``QTensorConfig.from_dict`` reads it, such as "ScaleType.Float32".
     members = {
         name: f"{kind}.{given.get(name, default)}"
         for name, (kind, default) in _ENUMERATIONS.items()
@@ -342,6 +356,7 @@ def _layers(parameters: Parameters, name: str) -> dict[Any, list[str]]:
 
 
 def _algorithm(given: Mapping[str, Any]) -> AlgoConfig:
+    # A copy, as the target is replaced.
     settings = dict(given)
     target = settings.get("target_layer_config")
     if isinstance(target, Mapping):

@@ -12,6 +12,7 @@ from quark_onnx.config import TensorOverride
 from quark_onnx.containers import by_name
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, logger, name_of
 
+# Suffix of a float graph output, whose name its DequantizeLinear takes over.
 _INPUT = "_QuantizeLinear_Input"
 
 
@@ -29,11 +30,13 @@ def read_cache(request: Request) -> bool:
         return False
     if not Path(path).is_file():
         raise CallError(f"calibration_cache_path is not a file: {path}")
+    # onnxruntime's own functions read and write the file, so that both packages agree on it.
     from onnxruntime.quantization.calibrate import load_tensors_data
 
     smooth = bool(
         json.loads(Path(path).read_text(encoding="utf-8")).get("smooth_quant", False),
     )
+    # SmoothQuant divides activations by factors: ranges of one model do not fit the other.
     if smooth != bool(request.options.get("SmoothQuant")):
         logger.warning(
             "%s was written with smooth_quant=%s (SmoothQuant); it is written anew",
@@ -49,6 +52,7 @@ def read_cache(request: Request) -> bool:
             " the file, or ask for the same",
         )
     for tensor, found in data.items():
+        # Scalars, or an array per channel: the override is per tensor.
         low, high = found.range_value
         request.tensors.append(
             TensorOverride(tensor, low=float(np.min(low)), high=float(np.max(high))),
@@ -78,17 +82,21 @@ def write_cache(
         save_tensors_data,
     )
 
+    # Scales and zero points are initializers; dynamic ones have no range to store.
     constants = by_name(model.graph.initializer)
     found: dict[str, TensorData] = {}
     for node in model.graph.node:
         if (
             node.op_type != "QuantizeLinear"
+            # A constant input is a weight with a Q/DQ pair.
             or node.input[0] in constants
             or node.input[1] not in constants
         ):
             continue
+        # float64, so that the ends are rounded to float32 once.
         scale = numpy_helper.to_array(constants[node.input[1]]).astype(np.float64)
         zero = numpy_helper.to_array(constants[node.input[2]])
+        # float8 has no integer codes, and per-channel scales are those of weights.
         if scale.size == 1 and zero.dtype.kind in "iu":
             ends = np.array(
                 [np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max],

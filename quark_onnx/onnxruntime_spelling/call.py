@@ -72,6 +72,8 @@ def is_dynamic_call(positional: tuple[Any, ...], keywords: Mapping[str, Any]) ->
         positional: positional arguments.
         keywords: keyword arguments.
     """
+    # The second positional argument is this package's configuration, which may be a YAML file, or
+    # onnxruntime's output path.
     second = positional[1] if len(positional) > 1 else None
     written = isinstance(second, str | Path) and Path(second).suffix.lower() not in (
         "",
@@ -92,9 +94,11 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
         ConfigError: an option is unknown, or not supported by this package.
     """
     a = _bound("quantize_static", _STATIC, positional, keywords)
+    # A copy: callers reuse their dictionary.
     options = _options(a["extra_options"])
     form = _form(a["quant_format"])
     _check_types(a, form)
+    # onnxruntime's default is None, which ``names`` makes an empty list.
     if set(names(a, "calibration_providers")) - {"CPUExecutionProvider"}:
         logger.warning(
             "calibration_providers is %s, but calibration runs on the CPU",
@@ -102,6 +106,7 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
         )
     activation = QuantizationSpec(
         format_of(a["activation_type"]),
+        # onnxruntime's default for static activations; ActivationSymmetric changes it below.
         symmetric=False,
         calibrator=calibrator_for(a["calibrate_method"], options),
     )
@@ -113,18 +118,24 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
         _weight(a),
         data=a["calibration_data_reader"],
     )
+    # onnxruntime quantizes bodies only with EnableSubgraph, and accepts models that have Q/DQ
+    # pairs.
     request.changes |= {"form": form, "bodies": False, "keep_existing": True}
     request.changes["follow_inputs"] = FOLLOWERS
     choose(request)
+    # Before the options: a later override for a tensor takes precedence over an earlier one.
     cached = read_cache(request)
     apply(request)
+    # After the options, whose WeightSymmetric would ask for zero points.
     if request.weight.per_channel:
         request.weight = _same_zero_points(request.weight)
+    # With a cache the ranges are known, and no reader is needed.
     if request.data is None and a["calibration_cache_path"] is not None and not cached:
         raise CallError(
             "calibration_data_reader is None, and there is no file at"
             " calibration_cache_path yet",
         )
+    # A cache that was read is left as it is.
     if cached or a["calibration_cache_path"] is None:
         cache = None
     else:
@@ -163,6 +174,7 @@ def translate_dynamic(positional: tuple[Any, ...], keywords: Mapping[str, Any]) 
 
 
 def _call(request: Request, cache: Path | None = None) -> Call:
+    # Exclusions come from the arguments and from options.
     a, changes = request.arguments, dict(request.changes)
     exclude = (*changes.pop("exclude", ()), *request.exclude)
     if request.tensors:
@@ -197,6 +209,8 @@ def _bound(
             name, signature.parameters, f"{function} has no argument", CallError
         )
     try:
+        # Unknown names are reported above, with the nearest one; here arguments are missing or
+        # repeated.
         bound = signature.bind(*positional, **keywords)
     except TypeError as error:
         raise CallError(f"{function} in onnxruntime's spelling: {error}") from error
@@ -240,6 +254,7 @@ def _same_zero_points(weight: QuantizationSpec) -> QuantizationSpec:
 
 def _form(value: Any) -> str:
     """Return the form of the result; None means QDQ, as in onnxruntime."""
+    # Enumerations of onnxruntime and of this package are compared by name.
     written = "QDQ" if value is None else name_of(value)
     if written not in QuantFormat.__members__:
         raise CallError(
@@ -256,6 +271,7 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
         CallError: the combination is not supported.
     """
     activation, weight = format_of(a["activation_type"]), format_of(a["weight_type"])
+    # onnxruntime's quantizer raises for these combinations, too.
     is_float8 = activation == "fp8e4m3"
     by_distribution = name_of(a["calibrate_method"]) == "Distribution"
     contradictions = (
@@ -274,6 +290,7 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
             "calibrate_method must be Distribution for float8, as onnxruntime has it",
         ),
         (
+            # QLinearConv and its kin exist for 8 bits alone.
             form == "operators" and "16" in (activation[-2:], weight[-2:]),
             "16-bit types are written between Q/DQ pairs alone: use QuantFormat.QDQ",
         ),
@@ -288,6 +305,7 @@ def _check_types(a: Mapping[str, Any], form: str) -> None:
 
 def _bool(a: Mapping[str, Any], argument: str) -> bool:
     value = a[argument]
+    # A path in the place of a flag is a shifted positional argument.
     require(isinstance(value, bool), argument, value, "True or False", CallError)
     return bool(value)
 
@@ -314,6 +332,7 @@ def _signature(  # noqa: PLR0913
 
 
 _STATIC = inspect.signature(_signature)
+# Parameters that quantize_dynamic does not have.
 _OF_STATIC = (
     "calibration_data_reader",
     "quant_format",

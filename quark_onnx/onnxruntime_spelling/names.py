@@ -36,6 +36,7 @@ class Named(Enum):
         Raises:
             CallError: the name is unknown. The error is a ValueError, which argparse reports.
         """
+        # A look-up by name would raise a KeyError, which argparse does not report.
         if name not in cls.__members__:
             raise CallError(f"{name!r} is none of: {', '.join(cls.__members__)}")
         return cls[name]
@@ -55,6 +56,7 @@ class QuantType(Named):
     @property
     def tensor_type(self) -> int:
         """Return the ``TensorProto.DataType`` of the codes."""
+        # QInt8 is INT8: the name without its Q is that of ONNX.
         return int(TensorProto.DataType.Value(self.name[1:].upper()))
 
 
@@ -87,6 +89,7 @@ class CalibrationDataReader:
         return self
 
     def __next__(self) -> dict[str, Any]:
+        # The loops of Python and onnxruntime's get_next read the same stream.
         sample = self.get_next()
         if sample is None:
             raise StopIteration

@@ -39,6 +39,7 @@ _CALIBRATORS: dict[str, tuple[type[Calibrator], dict[str, str]]] = {
     ),
     "Entropy": (Entropy, {}),
     "Percentile": (Percentile, {"CalibPercentile": "percentile"}),
+    # For float8, whose scale onnxruntime derives from a distribution; the format here has its own.
     "Distribution": (MinMax, {}),
 }
 _OF_CALIBRATION = (
@@ -64,6 +65,7 @@ def calibrator_for(method: object, options: Mapping[str, Any]) -> Calibrator:
             f"calibrate_method {name!r} is not known{nearest(name, _CALIBRATORS)}",
         )
     calibrator, of_method = _CALIBRATORS[name]
+    # onnxruntime ignores options of other methods silently.
     for option in _OF_CALIBRATION:
         if options.get(option) and option not in of_method:
             logger.warning(
@@ -71,6 +73,7 @@ def calibrator_for(method: object, options: Mapping[str, Any]) -> Calibrator:
                 option,
                 name,
             )
+    # None stands for onnxruntime's default, which is that of the calibrator.
     given = {
         setting: option
         for option, setting in of_method.items()
@@ -93,6 +96,7 @@ def nothing(request: Request, value: object) -> None:
 def activation_symmetric(request: Request, value: object) -> None:
     """Set symmetric codes for activations."""
     symmetric = flag(value, "extra option ActivationSymmetric")
+    # DynamicQuantizeLinear of ONNX knows uint8 with a zero point alone.
     if not request.dynamic:
         request.activation = request.activation.with_(symmetric=symmetric)
     elif symmetric:
@@ -112,6 +116,7 @@ def weight_symmetric(request: Request, value: object) -> None:
     """Set symmetric codes for weights; 8 and 16 bits omit the least code."""
     if value is not None:
         symmetric = flag(value, "extra option WeightSymmetric")
+        # As ONNX_INT_TYPE_SYMMETRIC_RANGE: 4-bit codes keep the least one.
         narrow = symmetric and request.weight.dtype.bits >= INT8.bits
         request.weight = request.weight.with_(symmetric=symmetric, narrow=narrow)
 
@@ -119,6 +124,7 @@ def weight_symmetric(request: Request, value: object) -> None:
 def restricted(request: Request, value: object) -> None:
     """Restrict zero points of uint8 activations to the least or the middle code."""
     if flag(value, "extra option ActivationRestrictedAsymmetric"):
+        # The least code for ranges without negative values, the middle one for all others.
         if request.activation.dtype.name == "uint8" and not request.dynamic:
             request.tensors.append(TensorOverride("*", snapped=True))
         else:
@@ -144,6 +150,7 @@ def const_b_only(request: Request, value: object) -> None:
             )
         return
     if only:
+        # A factor that is computed has no stored codes.
         products = [
             node
             for node in request.nodes_of("MatMul")
@@ -200,6 +207,7 @@ def move_floats(request: Request, value: object) -> None:
     forced = flag(value, "extra option ForceQuantizeNoInputCheck")
     request.changes["movers"] = forced
     if forced:
+        # Where is quantized even if no input is; Clip and Relu keep following theirs.
         request.changes["follow_inputs"] = ("Clip", "Relu")
 
 
@@ -216,6 +224,7 @@ def contributed(request: Request, value: object) -> None:
 def blocks(request: Request, value: int) -> None:
     """Quantize weights in blocks."""
     request.weight = request.weight.with_(
+        # Blocks take the place of channels, and use all codes, as 4-bit formats do.
         block_size=value,
         narrow=False,
         per_channel=False,
@@ -247,10 +256,12 @@ def strides(request: Request, value: int) -> None:
         "a number of samples",
         CallError,
     )
+    # Both belong to the contract of onnxruntime's strided calibration.
     if not hasattr(reader, "set_range") or not hasattr(reader, "__len__"):
         raise CallError(
             "extra option CalibStridedMinMax needs a reader with __len__ and set_range",
         )
+    # onnxruntime raises, too: the last range would be shorter.
     if len(reader) % value:
         raise CallError(
             f"extra option CalibStridedMinMax is {value}, of which {len(reader)}"
@@ -277,6 +288,7 @@ def smooth(request: Request, value: object) -> None:
     """Add SmoothQuant with its alpha; factors are folded, or also inserted."""
     if not flag(value, "extra option SmoothQuant"):
         return
+    # Factors come from activations, which a cache of ranges does not hold.
     if request.data is None:
         raise CallError("extra option SmoothQuant needs a calibration_data_reader")
     alpha = request.options.get("SmoothQuantAlpha", 0.5)
@@ -295,6 +307,7 @@ def smooth(request: Request, value: object) -> None:
 def fixed_sigmoid(request: Request, value: object) -> None:
     """Set scale 1/256 and zero point 0 for results of Sigmoid, as in NNAPI."""
     if flag(value, "extra option extra.Sigmoid.nnapi"):
+        # The range of a sigmoid, 0 to 1, in steps of 1/256: NNAPI fixes both numbers.
         results = [node.outputs[0] for node in request.nodes_of("Sigmoid")]
         if results:
             request.tensors.append(
@@ -309,10 +322,12 @@ def channel_axes(request: Request, value: object) -> None:
             f"extra option QDQOpTypePerChannelSupportToAxis is {value!r}; it must be a"
             " dictionary",
         )
+    # An axis has no meaning for one scale.
     if not request.weight.per_channel:
         return
     for op_type, axis in value.items():
         for node in request.nodes_of(op_type):
             weight = node.input(1)
+            # The axis is that of a stored weight; a computed one is an activation.
             if node.kind in WEIGHTED and request.graph.is_constant(weight):
                 request.tensors.append(TensorOverride(weight, axis=axis))

@@ -51,6 +51,7 @@ def tensor_overrides(
             f"extra option TensorQuantOverrides is {value!r}; it must be a dictionary"
             " by tensor names",
         )
+    # onnxruntime raises for an unknown tensor, too.
     known = set(flattened((*node.inputs, *node.outputs) for node in graph.nodes))
     found = list[TensorOverride]()
     for tensor, given in value.items():
@@ -59,6 +60,8 @@ def tensor_overrides(
                 f"TensorQuantOverrides: tensor {tensor!r} is not present in the"
                 f" model{nearest(str(tensor), known)}",
             )
+        # The scale of a bias has to be the product of both others, so that sums can be added as
+        # integers.
         if any(
             node.kind in _BIASED and node.input(2) == tensor
             for node in graph.consumers(tensor)
@@ -70,6 +73,8 @@ def tensor_overrides(
             )
             continue
         if isinstance(given, Mapping):
+            # onnxruntime takes a list, of one dictionary for a per-tensor override; a bare one is
+            # accepted here.
             channels = [given]
         else:
             channels = list(given or ())
@@ -86,6 +91,7 @@ def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
             raise CallError(f"{where} holds {channel!r}; it must be a dictionary")
         for key in channel:
             require_known(key, _KEYS, f"{where} has no key", CallError)
+        # The wording is onnxruntime's.
         if ("scale" in channel) != ("zero_point" in channel):
             raise CallError(
                 f"Must provide both 'scale' and 'zero_point', or none of them: {where}",
@@ -96,6 +102,7 @@ def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
                 f"{where}: option(s) [{clash[0]}] are invalid with 'scale' and"
                 " 'zero_point'",
             )
+    # Settings that all channels share are read from the first.
     first = channels[0]
     constant = graph.is_constant(tensor)
     contradictions = (
@@ -115,6 +122,7 @@ def _check(graph: Graph, tensor: str, channels: Sequence[Any]) -> None:
     )
     refuse_first(contradictions, CallError)
     for key in ("quant_type", "symmetric", "reduce_range"):
+        # As text: enumerations of onnxruntime and of this package have equal names.
         if len({str(channel.get(key)) for channel in channels}) > 1:
             raise CallError(
                 f"{where}: option {key!r} must be the same for all channels",
@@ -131,8 +139,10 @@ def _overrides(
     found = [TensorOverride(tensor, **_settings(tensor, channels, formats))]
     if "convert" in first:
         converted = dict(first["convert"])
+        # Without recv_nodes, every reader gets the converted tensor.
         readers = converted.pop("recv_nodes", None)
         if readers:
+            # onnxruntime's recv_nodes is a set.
             named = sorted(readers)
         else:
             named = names_of(graph.consumers(tensor))
@@ -173,4 +183,5 @@ def _settings(
 
 
 def _number(value: Any) -> Any:
+    # numpy scalars and arrays of one element, as scripts compute them.
     return value.item() if hasattr(value, "item") else value

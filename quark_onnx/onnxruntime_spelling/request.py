@@ -57,6 +57,8 @@ class Request:
     @cached_property
     def graph(self) -> Graph:
         """Return the graph of the float model, for options with names."""
+        # Read on first use: a call without names and without options needs no second reading of the
+        # model.
         return Graph.of(inlined(load(self.arguments["model_input"])))
 
     @property
@@ -95,6 +97,7 @@ def names(arguments: Mapping[str, Any], argument: str) -> tuple[str, ...]:
     value = arguments[argument]
     if value is None:
         return ()
+    # A bare string would be a list of its letters.
     names = isinstance(value, list | tuple | set | frozenset) and len(value) == len(
         of_type(value, str)
     )
@@ -112,6 +115,7 @@ def flag(value: object, where: str) -> bool:
     Raises:
         CallError: the value is no boolean.
     """
+    # 0 and 1 equal False and True, and are accepted.
     require(value in (None, True, False), where, value, "True or False", CallError)
     return bool(value)
 
@@ -133,6 +137,7 @@ def format_of(value: object) -> str:
         CallError: the type is not supported.
     """
     name = name_of(value)
+    # Types of TensorProto are plain integers; QuantType is an enumeration.
     if type(value) is int and value in TensorProto.DataType.values():
         spelled = {kind.tensor_type: kind.name for kind in QuantType}
         name = spelled.get(value, TensorProto.DataType.Name(value))

@@ -70,22 +70,28 @@ def choose(request: Request) -> None:
     if types:
         _choose_types(request, types)
     elif not request.dynamic:
+        # Sorted, as a set of strings has another order in each process.
         request.changes["op_types"] = tuple(sorted(ruled_kinds(DEFAULT_TYPES)))
     if nodes:
         known = known_nodes(request.graph, nodes, "nodes_to_quantize")
         if known:
             request.changes |= {"nodes": known, "safe": False}
         else:
+            # An empty list of nodes would mean all nodes: nothing is written as an exclusion of
+            # all.
             request.changes["exclude"] = ("*",)
     if excluded:
         request.exclude += known_nodes(request.graph, excluded, "nodes_to_exclude")
 
 
 def _choose_types(request: Request, types: tuple[str, ...]) -> None:
+    # Names in bodies are known, too, although bodies are quantized only with EnableSubgraph.
     nodes = every_node(request.graph)
     present = kinds_of(nodes)
     kinds = ruled_kinds(types)
     ruled = present.intersection(RULES)
+    # A kind is an operator with its domain, as "com.microsoft::Gelu"; scripts give the operator
+    # alone.
     without_rule = excluding(types, {kind.rpartition("::")[2] for kind in kinds})
     carried = among(without_rule, {node.op_type for node in nodes})
     if carried:
@@ -102,12 +108,15 @@ def _choose_types(request: Request, types: tuple[str, ...]) -> None:
         )
         request.changes["exclude"] = ("*",)
         return
+    # Types that are asked for, are in the model, and have no dynamic form.
     floats = sorted(kinds & present - set(_DYNAMIC))
     if request.dynamic and floats:
         logger.warning(
             "quantize_dynamic has no products of codes for %s, which stay float",
             ", ".join(floats),
         )
+    # Types that cover every ruled operator of the model select nothing: the exclusions for safety
+    # stay.
     if not ruled <= kinds:
         request.changes |= {"op_types": tuple(sorted(kinds)), "safe": False}
 
@@ -129,6 +138,7 @@ def ruled_kinds(types: Sequence[str]) -> set[str]:
     Args:
         types: names of operators.
     """
+    # partition: a kind without a domain has no "::", and an empty third part.
     return {kind for kind in RULES if kind in types or kind.partition("::")[2] in types}
 
 

@@ -32,6 +32,7 @@ OPTIONS: dict[str, Option] = {
         "`TensorOverride(results, scale=1/256, zero_point=0)`",
         obeyed.fixed_sigmoid,
     ),
+    # Empty defaults: every given value reaches the handler.
     "ActivationSymmetric": Option(
         (),
         "`activation.symmetric`",
@@ -104,6 +105,7 @@ OPTIONS: dict[str, Option] = {
         "`activation.symmetric`",
         obeyed.calibration_symmetric,
     ),
+    # Read by ``calibrator_for``, before the table is applied.
     "CalibMovingAverage": Option((), "`MinMax(moving_average=...)`", obeyed.nothing),
     "CalibMovingAverageConstant": Option((), "`MinMax(constant=...)`", obeyed.nothing),
     "CalibPercentile": Option((), "`Percentile(percentile=...)`", obeyed.nothing),
@@ -118,6 +120,7 @@ OPTIONS: dict[str, Option] = {
         obeyed.strides,
     ),
     "SmoothQuant": Option((False,), "`optimizers=(SmoothQuant(...),)`", obeyed.smooth),
+    # Read by the handler of SmoothQuant.
     "SmoothQuantAlpha": Option((), "`SmoothQuant(alpha=...)`", obeyed.nothing),
     "SmoothQuantFolding": Option(
         (),
@@ -153,6 +156,7 @@ def apply(request: Request) -> None:
             continue
         option = OPTIONS[name]
         if not any(
+            # Types count: 0 equals False, and would pass for it.
             value is default or (type(value) is type(default) and value == default)
             for default in option.defaults
         ):

@@ -52,6 +52,7 @@ class ModelExporter:
         config: ExporterConfig | Path | str | None = None,
         export_dir: Path | str | None = None,
     ) -> None:
+        # A folder alone is accepted in the place of the configuration.
         if isinstance(config, str | Path) and export_dir is None:
             config, export_dir = None, config
         if not isinstance(config, ExporterConfig | None):
@@ -84,16 +85,21 @@ class ModelExporter:
         """
         asked = self.config.json_export_config
         _check_layout(custom_mode)
+        # Fused layers share a scale only if the quantization has computed one.
         if asked.weight_merge_groups is not None:
             raise ConfigError(
                 "weight_merge_groups is set; each layer has a scale of its own, leave"
                 " it out",
             )
+        # The configuration that the model carries; a given one is compared with it below.
         if quant_config is None:
             config = config_of(model)
         else:
+            # AMD's earlier exporter names the group in settings of its own.
             group = asked.kv_cache_group or quant_config.kv_cache_group
             config = replace(quant_config, kv_cache_group=group).torch_config()
+        # Before the check of the model, as the bound of scales is part of the written
+        # configuration.
         config = _with_kv_cache(config, asked)
         _check_model(model, config)
         if config.kv_cache is not None:
@@ -168,6 +174,7 @@ def export_safetensors(
     Raises:
         ConfigError: the folder is not empty, or the layout does not support a format.
     """
+    # The function of AMD Quark 0.13 has the settings of the earlier exporter as arguments.
     asked = JsonExporterConfig(
         weight_format=weight_format or "real_quantized",
         pack_method=pack_method,
@@ -205,9 +212,11 @@ def export_onnx(  # noqa: PLR0913
         ConfigError: a format has no exact counterpart in ONNX, or there are more names than inputs
             or outputs.
     """
+    # Imported here: checkpoints are written without the exporter of torch.
     from quark_onnx.torch.exports.onnx import write_onnx
     from quark_onnx.torch.exports.onnx.rename import rename
 
+    # Known arguments of torch.onnx.export are accepted; a misspelt one is an error.
     for name in others:
         require_known(name, _TRACING, "export_onnx has no argument")
     Path(output_dir).mkdir(parents=True, exist_ok=True)
@@ -217,6 +226,7 @@ def export_onnx(  # noqa: PLR0913
         rename(path, input_names, output_names)
     if opset_version is not None:
         raised = convert(path, "opset", opset=opset_version).model
+        # ``staged`` replaces the file at the end of the block, which has nothing to add.
         with staged(raised, path, external=False):
             pass
 
@@ -240,6 +250,7 @@ def export_gguf(
     """
     from quark_onnx.torch.exports.gguf import write_quantized_gguf
 
+    # The type names the architecture in the file, which llama.cpp looks for.
     if model_type not in (None, model.config.model_type):
         raise ConfigError(
             f"model_type is {model_type!r}, but the model is a"
@@ -289,9 +300,11 @@ def import_model_from_safetensors(  # noqa: PLR0913
                 f"the model is a {type(model).__name__}, but {model_dir} has a"
                 f" {type(found).__name__}",
             )
+        # The caller's object stays, with its own attributes; its modules are exchanged.
         for name, child in found.named_children():
             setattr(model, name, child)
         found = model.eval()
+    # Lets the model be exported again, as after a quantization in memory.
     entry = read_json(Path(model_dir) / "config.json").get("quantization_config")
     if entry is not None:
         found.quantized_by = in_memory(read_layout(entry)[0], found)
@@ -327,6 +340,7 @@ def _check_layout(custom_mode: str) -> None:
 
 def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfig:
     cache = config.kv_cache
+    # Sets, as the order of globs has no meaning here.
     if asked.kv_cache_group and set(asked.kv_cache_group) != set(config.cached):
         raise ConfigError(
             f"kv_cache_group is {asked.kv_cache_group}, but the model was quantized"
@@ -339,6 +353,7 @@ def _with_kv_cache(config: TorchConfig, asked: JsonExporterConfig) -> TorchConfi
             )
         return config
     return config.with_(
+        # A bound of the quantization stays where the export asks for a smaller one.
         kv_cache=replace(cache, least=max(cache.least, asked.min_kv_scale)),
     )
 
@@ -352,6 +367,7 @@ def _check_model(model: nn.Module, config: TorchConfig) -> None:
             " comes first",
         )
     for name, layer in layers:
+        # None for a layer that the configuration leaves float.
         wanted = config.spec_of(name, layer.kind) or LayerSpec()
         # inactive experts have a quantized weight only
         if layer.spec not in (wanted, LayerSpec(wanted.weight)):
@@ -368,4 +384,5 @@ def _raise_kv_scales(model: nn.Module, cache: KVCache) -> None:
             and layer.output is not None
             and layer.output.scale is not None
         ):
+            # A larger scale clips no value that the smaller one keeps.
             layer.output.scale = layer.output.scale.clamp(min=cache.least)

@@ -33,6 +33,7 @@ def save_diffusion_model(model: ModelMixin, folder: Path | str) -> None:
         ModelError: the model is no model of diffusers.
     """
     folder = Path(folder)
+    # Before anything is written, so that an error leaves no half of a model.
     check_free(folder)
     if not hasattr(model, "save_config"):
         raise ModelError(
@@ -57,9 +58,11 @@ def load_diffusion_model(folder: Path | str) -> Any:
             "diffusers is not installed; pip install diffusers",
         ) from error
     folder = Path(folder)
+    # ``save_config`` of diffusers writes the name of the class into the file.
     content = read_json(folder / _CONFIG)
     name = str(content.get("_class_name"))
     kind: Any = getattr(diffusers, name, None)
+    # Also a name of diffusers that is no model, such as a function.
     if not hasattr(kind, "from_config"):
         raise ModelError(
             f"{folder / _CONFIG} names the class {name!r}, which diffusers"

@@ -63,6 +63,7 @@ def save_params(  # noqa: PLR0913
             attention probabilities are quantized, or the layout does not support a format.
     """
     _check_mode(quant_mode)
+    # A graph of torch.export has calls in place of modules.
     if isinstance(model, GraphModule):
         raise ConfigError(
             "the model is an exported graph, and these files hold layers alone; keep"
@@ -75,6 +76,7 @@ def save_params(  # noqa: PLR0913
             "no layer of the model is quantized; ModelQuantizer(config).quantize_model"
             " comes first",
         )
+    # The attention module rounds these, and layers alone are stored.
     if rotated := [name for name, layer in quantized.items() if layer.spec.rotated]:
         raise ConfigError(
             f"{rotated[0]} has keys that are rounded after they are rotated; export a"
@@ -91,10 +93,12 @@ def save_params(  # noqa: PLR0913
         )
     layout = layout_named("quark", "reorder" if reorder else "order")
     config = TorchConfig(
+        # Exact names in place of globs, as the model need not be one of transformers.
         layers=tuple((name, layer.spec) for name, layer in quantized.items()),
     )
     check_config(layout, config)
     for name, layer in quantized.items():
+        # All checks come before the first file.
         layout.check_layer(name, layer.origin, layer.spec, layer.shape)
     specs = {name: layer.spec for name, layer in quantized.items()}
     content = {
@@ -103,6 +107,7 @@ def save_params(  # noqa: PLR0913
     }
     folder = Path(export_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    # Hidden names, until both files are complete.
     whole, text = folder / f".{model_type}.safetensors", folder / f".{model_type}.json"
     file = TensorFile(whole)
     try:
@@ -110,6 +115,7 @@ def save_params(  # noqa: PLR0913
             file.add(name, tensor)
         file.close()
     finally:
+        # Closes the file of values after an error; without effect after ``close``.
         file.abandon()
     text.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for path in (whole, text):
@@ -160,6 +166,7 @@ def load_params(  # noqa: PLR0913
             " save_params has written",
         )
     config, layout = read_layout(entry)
+    # Names of the layers are those after experts have been split into linear layers.
     unfuse_experts(model)
     modules = dict(model.named_modules())
     if lost := [name for name, _ in config.layers if name not in modules]:
@@ -168,9 +175,11 @@ def load_params(  # noqa: PLR0913
             " lacks",
         )
     sources = Sources(Reader(Path(safetensors_path)), model)
+    # The type in which a layer dequantizes is that of the float weight, read before it is freed.
     types = {name: modules[name].weight.dtype for name, _ in config.layers}
     empty(model)
     put_layers(model, config, layout, sources, types)
+    # Parameters of layers that stay float: norms, embeddings, biases.
     fill(model, "", sources)
     if missing := missing_of(model):
         raise ModelError(

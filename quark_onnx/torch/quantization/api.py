@@ -63,6 +63,7 @@ class ModelQuantizer:
             DataError: data is needed and missing, or the model cannot be run on it.
         """
         config = self.config.torch_config()
+        # An exported module has calls in place of layers, and is rewritten as a graph.
         if self.config.mode is QuantizationMode.fx_graph_mode:
             model, report = quantize_graph(model, dataloader, config)
         else:
@@ -70,6 +71,7 @@ class ModelQuantizer:
         _log(report)
         # what write_checkpoint stores in the checkpoint
         cast(Any, model).quantized_by = config
+        # On stdout, where AMD Quark prints the line, too.
         print(COMPLETED)
         return model
 
@@ -86,6 +88,7 @@ class ModelQuantizer:
             quantize: without effect.
             runtime_options: without effect.
         """
+        # AMD Quark freezes its fake quantization here; scripts call ``freeze`` before an export.
         return model
 
     def direct_quantize_checkpoint(
@@ -104,6 +107,8 @@ class ModelQuantizer:
             DataError: a scale needs calibration data.
             ModelError: a file is missing or damaged.
         """
+        # Weights are read from files; no code of the model is run, from which a graph could be
+        # exported.
         if self.config.mode is QuantizationMode.fx_graph_mode:
             raise ConfigError(
                 "quant_mode is 'fx_graph_mode'; a checkpoint has no graph, leave it out",
@@ -111,6 +116,8 @@ class ModelQuantizer:
         _log(
             quantize_checkpoint(
                 pretrained_model_path,
+                # No data: AMD's function has no argument for it, so that static activations raise a
+                # DataError.
                 None,
                 self.config.torch_config(),
                 save_path,

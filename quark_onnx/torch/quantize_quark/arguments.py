@@ -40,6 +40,7 @@ class Argument:
     def dest(self) -> str:
         """Return the attribute of the parsed arguments."""
         return str(
+            # argparse names the attribute after the first long option, too.
             self.settings.get("dest") or self.names.split()[0].removeprefix("--"),
         )
 
@@ -52,8 +53,11 @@ def _batch(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
+# Shared keywords of ``add_argument``. "extend" lets an argument be repeated, and keeps None as its
+# default.
 _FLAG: dict[str, Any] = {"action": "store_true"}
 _LIST: dict[str, Any] = {"nargs": "+", "action": "extend"}
+# argparse copies the default before it appends.
 _PAIRS: dict[str, Any] = {"nargs": 2, "action": "append", "default": []}
 _NUMBER: dict[str, Any] = {"type": int}
 _ANY: dict[str, Any] = {"nargs": "*", "default": None}
@@ -76,6 +80,7 @@ ROWS: tuple[Argument, ...] = (
         "--no_trust_remote_code",
         "obeyed",
         "run no Python files of the model, which is the default",
+        # Two arguments share an attribute: the last one on the command line counts.
         {"dest": "trust_remote_code", "action": "store_false"},
     ),
     Argument(
@@ -89,12 +94,14 @@ ROWS: tuple[Argument, ...] = (
         "obeyed",
         "blocks are quantized there, one at a time; the CPU if it is not named, or where"
         " torch finds no GPU",
+        # AMD's default is "cuda"; a folder is quantized without a GPU here.
         {"default": "cpu"},
     ),
     Argument(
         "--multi_gpu",
         "not needed",
         "one block of the model is in memory at a time",
+        # With and without a value: a map of devices, or accelerate's choice.
         {"nargs": "?", "const": "auto"},
     ),
     Argument(
@@ -117,6 +124,7 @@ ROWS: tuple[Argument, ...] = (
         "a file, a folder, or a name (pileval, wikitext, pileval_for_awq_benchmark,"
         " ...), which is looked up in the folder that QUARK_ONNX_DATASETS names, then"
         " by the package datasets",
+        # AMD's default: the validation set of the Pile, as in AWQ.
         {"default": "pileval"},
     ),
     Argument(
@@ -136,6 +144,7 @@ ROWS: tuple[Argument, ...] = (
         "not needed",
         "the number of windows that run together follows from memory",
         _NUMBER,
+        # Values that ask for what happens anyway cause no note.
         (1,),
     ),
     # quantization
@@ -164,6 +173,7 @@ ROWS: tuple[Argument, ...] = (
         _PAIRS,
     ),
     Argument(
+        # nargs "*": an empty list is a request, None is none.
         "--exclude_layers",
         "obeyed",
         "patterns of layers that stay float, instead of the usual ones; without a"
@@ -171,6 +181,7 @@ ROWS: tuple[Argument, ...] = (
         {"nargs": "*", "action": "extend"},
     ),
     Argument(
+        # The present and an earlier name of the script; both set the same attribute.
         "--kv_cache_dtype --kv_cache_quant_scheme",
         "obeyed",
         "fp8 for keys and values; other formats are refused",
@@ -196,6 +207,7 @@ ROWS: tuple[Argument, ...] = (
         "--fp8_attention_quant",
         "obeyed",
         "as --attention_dtype fp8",
+        # The earlier flag had one format alone.
         {"dest": "attention_dtype", "action": "store_const", "const": "fp8"},
     ),
     Argument(
@@ -209,12 +221,14 @@ ROWS: tuple[Argument, ...] = (
         "not needed",
         "the scheme says it: mxfp4 has E8M0, nvfp4 E4M3",
         {},
+        # E8M0 is the scale of all OCP microscaling formats.
         ("e8m0",),
     ),
     Argument(
         "--quant_algo",
         "obeyed",
         "names of algorithms, with commas",
+        # Names with commas; a repeated argument adds to them.
         {"type": _names, "action": "extend"},
     ),
     Argument(
@@ -243,6 +257,7 @@ ROWS: tuple[Argument, ...] = (
         _ANY,
     ),
     Argument(
+        # Merged layers would share a scale.
         "--weight_matrix_merge",
         "not needed",
         "each layer has a scale of its own",
@@ -259,6 +274,7 @@ ROWS: tuple[Argument, ...] = (
         "not needed",
         "each flow reads, quantizes and writes one block after the other",
         {"choices": ("standard", "file2file", "per_block"), "default": "standard"},
+        # The flows differ in memory alone, not in results.
         ("standard", "file2file", "per_block"),
     ),
     Argument(
@@ -290,6 +306,7 @@ ROWS: tuple[Argument, ...] = (
         _LIST,
     ),
     Argument(
+        # AMD's own layout, AutoAWQ's, and plain FP8.
         "--custom_mode",
         "obeyed",
         "the layout of the checkpoint",
@@ -299,6 +316,7 @@ ROWS: tuple[Argument, ...] = (
         "--pack_method",
         "obeyed",
         "the order of 4-bit codes",
+        # "reorder" interleaves nibbles as AWQ's kernels read them.
         {"choices": ("reorder", "order"), "default": "reorder"},
     ),
     Argument(
@@ -307,6 +325,7 @@ ROWS: tuple[Argument, ...] = (
         "codes, or floats that have been rounded",
         {"choices": ("real_quantized", "fake_quantized"), "default": "real_quantized"},
     ),
+    # Two files without a config.json, for modules that are no model of transformers, too.
     Argument("--params_save", "obeyed", "write the codes with save_params", _FLAG),
     Argument(
         "--save_dir",
@@ -327,6 +346,7 @@ ROWS: tuple[Argument, ...] = (
         "not needed",
         "the folder says it",
         {},
+        # Both are read by what the folder holds.
         ("quark_format", "hf_format"),
     ),
     Argument(
@@ -353,6 +373,7 @@ ROWS: tuple[Argument, ...] = (
     # evaluation
     Argument("--skip_evaluation", "obeyed", "compute no perplexity", _FLAG),
     Argument(
+        # None and a given name differ: a missing default is a note, a missing text an error.
         "--evaluation_dataset",
         "obeyed",
         "text whose perplexity is computed before and after; wikitext by default, if it"
@@ -386,6 +407,7 @@ ROWS: tuple[Argument, ...] = (
         "--eval_batch_size",
         "obeyed",
         "questions that run together, or auto",
+        # A number or "auto", which lm-eval resolves by trial.
         {"type": _batch, "default": 8},
     ),
     Argument(
@@ -466,14 +488,17 @@ def parser() -> argparse.ArgumentParser:
     )
     for row in ROWS:
         if row.support == "obeyed":
+            # The help names the support of arguments that are not obeyed.
             text = row.text
         else:
             text = f"{row.support}: {row.text}"
         made.add_argument(
             *row.names.split(),
             **row.settings,
+            # argparse formats help texts with the operator %.
             help=text.replace("%", "%%"),
         )
+    # The second of the two arguments, store_false, has the default True.
     made.set_defaults(trust_remote_code=False)
     return made
 
@@ -490,6 +515,7 @@ def notes_on(args: argparse.Namespace) -> Iterator[str]:
         ConfigError: an argument is refused.
     """
     for row in ROWS:
+        # Not given: None, or False for a flag.
         value = getattr(args, row.dest)
         if (
             row.support == "obeyed"

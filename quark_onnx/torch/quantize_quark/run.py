@@ -77,7 +77,9 @@ class Evaluation:
     """
 
     def __init__(self, args: Namespace, notes: list[str]) -> None:
+        # Both are checked before the model is quantized, which may take hours.
         self.text = None if args.skip_evaluation else _text(args, notes)
+        # -1 is AMD's "all", for which lm-eval takes None.
         limit = None if args.num_eval_data < 0 else args.num_eval_data
         self.tasks: Tasks | None = None
         if args.tasks:
@@ -103,6 +105,7 @@ class Evaluation:
         """
         found = dict[str, float]()
         if self.text is not None:
+            # Windows depend on the tokenizer, and so on the model.
             tokenizer = tokenizer_of(folder, trust_code)
             windows = read_windows(
                 self.text.source,
@@ -127,8 +130,10 @@ def run(args: Namespace) -> Results:
     Raises:
         QuarkError: an argument is refused, or the model, the data or a setting is wrong.
     """
+    # A refused argument raises here, before anything is read.
     results = Results(notes=list(notes_on(args)))
     evaluation = Evaluation(args, results.notes)
+    # Each of the three asks for a quantized model that exists already.
     if args.model_reload or args.import_model_dir or args.params_load:
         _reload(args, evaluation, results)
     elif args.skip_quantization:
@@ -157,6 +162,7 @@ def main(words: Sequence[str] | None = None) -> None:
         print(f"note: {note}")
     for name, values in results.metrics.items():
         colon = " " if ": " in name else ": "
+        # One value: a float or a reloaded model is only evaluated.
         words_of = ("before", "after") if len(values) == 2 else ("",)
         parts = [
             f"{value:.4f} {word}".rstrip()
@@ -179,10 +185,12 @@ def _text(args: Namespace, notes: list[str]) -> Text | None:
             f"--evaluation_dataset {asked} is not supported: it puts the prompt of"
             " gpt-oss around wikitext; write that text into a file and name the file",
         )
+    # "wikitext" alone is the split for calibration.
     text = Text(_USUAL_TEXT.get(asked, asked), length=args.seq_len)
     if asked is not None:
         return text
     try:
+        # One window of two characters tells whether the text is there, without a tokenizer.
         read_windows(text.source, _characters, 2, 1)
     except (DataError, MissingDependency) as error:
         notes.append(f"no perplexity is computed: {error}")
@@ -202,6 +210,8 @@ def _source(args: Namespace) -> Iterator[FloatCheckpoint]:
     if args.data_type == "auto":
         yield FloatCheckpoint(folder, trust_code=args.trust_remote_code)
         return
+    # The recast model is as large as the source: it goes to the disk of the output, not to the
+    # temporary folder of the system.
     output.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(output.parent, f"{output.name}.{args.data_type}") as scratch:
         changed = recast(folder, scratch / "float", args.data_type)
@@ -231,6 +241,8 @@ def _quantize(
     scheme.
     """
     config = torch_config(args, source)
+    # None means that no format is named, so that the scheme decides whether a checkpoint is
+    # written.
     kinds = exports_of(args, results.notes)
     writing = Writing(
         args.pack_method,
@@ -238,7 +250,9 @@ def _quantize(
         weight_format=args.export_weight_format,
         device=_device(args.device, results.notes),
     )
+    # A layout that is named explicitly raises its own error for an unsupported scheme.
     stored = args.custom_mode != "quark" or can_be_stored(writing.form, config)
+    # --params_save alone writes codes of a model in memory.
     if kinds is None and (not stored or args.params_save):
         if not stored:
             results.notes.append(
@@ -250,6 +264,7 @@ def _quantize(
     output = Path(args.output_dir)
     text = Text(args.dataset, args.num_calib_data, args.seq_len)
     notes = list[str]()
+    # GGUF and ONNX are made of a checkpoint, which is temporary if it is not requested itself.
     with exported(kinds or ["hf_format"], source, config, output, notes) as folder:
         outcome = ptq(
             source,
@@ -260,6 +275,7 @@ def _quantize(
             writing=writing,
             announce=lambda expected: print(f"this takes {expected}", flush=True),
         )
+        # Inside the block: the temporary checkpoint is gone after it.
         scores: Mapping[str, Mapping[str, tuple[float, float]]] = {}
         if evaluation.tasks is not None:
             scores = evaluation.tasks.compared(
@@ -291,6 +307,7 @@ def _quantize_in_memory(
     if config.needs_data:
         tokenizer = tokenizer_of(source.folder, trusted)
         data = [
+            # Shape (1, length): a batch of one window.
             row[None]
             for row in read_windows(
                 args.dataset,
@@ -299,6 +316,7 @@ def _quantize_in_memory(
                 args.num_calib_data,
             )
         ]
+    # Before the quantization, which replaces layers of the same model.
     before = evaluation.of(model, source.folder, trusted)
     report = quantize_model(model, data, config)
     after = evaluation.of(model, source.folder, trusted)
@@ -326,6 +344,7 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
     Raises:
         ConfigError: a file is not named, or an export is requested.
     """
+    # The codes exist already: another format would be a conversion.
     if args.model_export is not None:
         raise ConfigError(
             "--model_export is given, but a model that is read again is evaluated"
@@ -334,6 +353,7 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
     if args.params_load:
         folder = model_folder(args)
         model: Any = load_checkpoint(folder, trust_code=args.trust_remote_code)
+        # The float model gives the structure; both files give layers and tensors.
         model = load_params(
             model,
             json_path=args.json_path or "",
@@ -346,6 +366,7 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
             )
         folder = Path(args.import_model_dir)
         model = load_checkpoint(folder, trust_code=args.trust_remote_code)
+    # 0 tells the user that a float folder was named by mistake.
     count = sum(isinstance(module, QuantizedLayer) for module in model.modules())
     results.notes.append(f"{count} layers of {folder} are quantized")
     found = evaluation.of(model, folder, args.trust_remote_code)

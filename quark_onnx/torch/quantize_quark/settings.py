@@ -45,6 +45,7 @@ def model_folder(args: Namespace) -> Path:
     folder = Path(args.model_dir)
     if folder.is_dir():
         return folder
+    # Imported here: folders need no package for the Hub.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -96,11 +97,13 @@ def torch_config(args: Namespace, source: FloatCheckpoint) -> TorchConfig:
         algo_configs=settings,
         group_size=args.group_size,
     )
+    # No parameter of AMD's ``get_config``.
     config.kv_cache_post_rope = args.kv_cache_post_rope
     found = config.torch_config()
     own = tuple(
         (glob, _of_size(args, int(size))) for glob, size in args.group_size_per_layer
     )
+    # The first matching glob counts: sizes of single layers come before schemes of layers.
     found = found.with_(layers=(*own, *found.layers))
     if args.scale_calculation_mode is not None:
         found = _with_exponents(found, args.scale_calculation_mode)
@@ -121,12 +124,14 @@ def exports_of(args: Namespace, notes: list[str]) -> list[str] | None:
         if kind in _CHECKPOINTS:
             notes.append(f"--model_export {kind}: a checkpoint is written as hf_format")
         kinds.append("hf_format" if kind in _CHECKPOINTS else kind)
+    # Two earlier names may have become one.
     return list(dict.fromkeys(kinds))
 
 
 def can_be_stored(layout: Layout, config: TorchConfig) -> bool:
     """Return whether a layout supports a configuration."""
     try:
+        # The check of the layout raises with a reason; here only the answer counts.
         check_config(layout, config)
     except ConfigError:
         return False
@@ -148,6 +153,7 @@ def batch_of(args: Namespace) -> int | str:
 def _template(source: FloatCheckpoint) -> LLMTemplate:
     """Return AMD Quark's template of the model, or build one from its structure."""
     kind = str(read_json(source.folder / "config.json").get("model_type", ""))
+    # A family that AMD Quark does not know: float layers follow from the structure of the model.
     if kind not in LLMTemplate.list_available():
         floats = list(source.usually_float())
         LLMTemplate.register_template(
@@ -160,6 +166,7 @@ def _excluded(args: Namespace) -> list[str] | None:
     """Return the patterns of excluded layers, or None for the default."""
     if args.exclude_layers is None:
         return None
+    # An empty list excludes nothing, where None means the template's patterns.
     return [pattern for pattern in args.exclude_layers if pattern != _NOTHING]
 
 
@@ -189,6 +196,7 @@ def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
     ]
     found = dict[str, AlgoConfig]()
     for path, config in _files(args):
+        # By class: "smooth" and "smoothquant", "rotation" and "quarot" are the same settings.
         own = [name for name in names if isinstance(config, algorithm_named(name))]
         if not own:
             raise ConfigError(
@@ -209,6 +217,7 @@ def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
         *(args.pre_optimization_config_file_path or ()),
     ]
     for word in words:
+        # The file says which algorithm it is for, so that a name in front of it adds nothing.
         if word.lower() not in ALGORITHMS:
             yield word, load_quant_algo_config_from_file(word)
 
@@ -224,6 +233,7 @@ def _with_exponents(config: TorchConfig, rule: str) -> TorchConfig:
     def of_layer(spec: LayerSpec) -> LayerSpec:
         return replace(spec, weight=of_tensor(spec.weight), input=of_tensor(spec.input))
 
+    # Formats without shared exponents keep the setting unused.
     layers = tuple((glob, of_layer(spec)) for glob, spec in config.layers)
     types = tuple((name, of_layer(spec)) for name, spec in config.types)
     return config.with_(default=of_layer(config.default), layers=layers, types=types)

@@ -85,6 +85,7 @@ def get_model(  # noqa: PLR0913
         trust_remote_code=trust_remote_code,
         **spread,
     )
+    # accelerate has placed the parts on devices already.
     if not spread:
         model = model.to(device_or_cpu(device))
     return model.eval(), model.dtype
@@ -119,6 +120,7 @@ def get_tokenizer(
         model_max_length=max_seq_len,
         trust_remote_code=trust_remote_code,
     )
+    # Batches of texts need padding; models of the Llama family define no token for it.
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -157,6 +159,7 @@ def get_calib_dataloader(  # noqa: PLR0913
         MissingDependency: a data set is named, and ``datasets`` is not installed.
     """
     if tokenizer is None:
+        # A processor of a multimodal model holds the tokenizer of its texts.
         tokenizer = getattr(processor, "tokenizer", None)
     windows = read_windows(dataset_name, tokenizer, seqlen, num_calib_data)
     place = device_or_cpu(device)
@@ -203,6 +206,7 @@ def get_loader(  # noqa: PLR0913
         batch_size: windows per batch.
         shuffle: shuffle the batches in each pass.
     """
+    # None reads all windows.
     count = num_batch * batch_size if num_batch > 0 else None
     windows = read_windows(path, tokenizer, seqlen, count)
     return DataLoader(
@@ -246,6 +250,7 @@ def create_model_skeleton(
         model_dir,
         trust_remote_code=trust_remote_code,
     )
+    # Shapes without memory: the weights come from a checkpoint later.
     with torch.device("meta"):
         model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
             config,
@@ -274,6 +279,7 @@ def maybe_save_preprocessors(
 ) -> None:
     """Copy the existing files of a processor from one folder to another."""
     for name in _PREPROCESSORS:
+        # Each model has some of the files alone.
         source = Path(src_name_or_path) / src_subfolder / name
         if source.is_file():
             Path(dest_dir, name).write_bytes(source.read_bytes())

@@ -54,6 +54,7 @@ class SmoothQuantConfig(AlgoConfig):
     name: str = "smooth"
     alpha: float = 1
     scale_clamp_min: float = 1e-3
+    # AMD's files name layers by these fields; here the structure of the model says where they are.
     scaling_layers: Sequence[Mapping[str, Any]] = ()
     model_decoder_layers: str = ""
 
@@ -103,6 +104,7 @@ class GPTAQConfig(AlgoConfig):
     name: str = "gptaq"
     block_size: int = 128
     damp_percent: float = 0.01
+    # The weight of the correction for preceding layers.
     alpha: float = 0.25
     desc_act: bool = True
     static_groups: bool = True
@@ -120,6 +122,7 @@ class QronosConfig(AlgoConfig):
     block_size: int = 128
     desc_act: bool = True
     static_groups: bool = True
+    # Damping of the Hessian, relative to its greatest eigenvalue.
     alpha: float = 1e-3
     beta: float = 1e4
 
@@ -130,6 +133,7 @@ class AutoRoundConfig(AlgoConfig):
 
     name: str = "autoround"
     iters: int = 200
+    # 1 / iters, as in AutoRound: a share of the distance of two codes.
     lr: float = 0.005
     enable_minmax_tuning: bool = True
     minmax_lr: float = 0.005
@@ -189,6 +193,7 @@ ALGORITHMS: dict[str, type[AlgoConfig]] = {
     "qronos": QronosConfig,
     "autoround": AutoRoundConfig,
     "rotation": RotationConfig,
+    # The name of the paper, in AMD's earlier files.
     "quarot": RotationConfig,
 }
 
@@ -206,6 +211,7 @@ def algorithm_named(name: str) -> type[AlgoConfig]:
     >>> algorithm_named("awq")().name
     'awq'
     """
+    # Known elsewhere, with a reason: better than "unknown".
     if name in REFUSED_ALGORITHMS:
         refusal = REFUSED_ALGORITHMS[name]
         raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
@@ -222,12 +228,14 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
         ConfigError: the algorithm or a field is unknown.
         ModelError: the file does not exist, or is no JSON object.
     """
+    # A new dictionary, whose entries are moved below.
     found = read_json(Path(file_path))
     if not isinstance(found.get("name"), str):
         raise ConfigError(
             f'{file_path} must hold an object with the name of an algorithm: {{"name":'
             ' "awq", ...}',
         )
+    # Older files switch all rotations at run time on together.
     if found["name"] in ("rotation", "quarot") and _ONLINE in found:
         found.setdefault(
             "r4",
@@ -235,6 +243,7 @@ def load_quant_algo_config_from_file(file_path: Path | str) -> AlgoConfig:
         )  # a rotation of keys (R3) has no effect here
     try:
         cls = algorithm_named(found["name"])
+        # Before the constructor, so that the error names the file.
         check_names(found, cls)
     except ConfigError as error:
         raise ConfigError(f"{file_path}: {error}") from error
@@ -259,6 +268,7 @@ def algorithm_for(config: AlgoConfig) -> Any:
     Raises:
         ConfigError: the settings are not supported.
     """
+    # singledispatch comes here for every class without a registration.
     if not isinstance(config, AlgoConfig):
         raise ConfigError(
             f"algo_config has {config!r}; it must be an AlgoConfig, such as"
@@ -288,6 +298,7 @@ def _gptq(config: GPTQConfig) -> GPTQ:
             "GPTQConfig: true_sequential is False; layers are quantized in the"
             " order they run in",
         )
+    # The block size changes the order of sums alone: columns are compensated in the same order.
     return GPTQ(config.damp_percent, config.desc_act)
 
 
@@ -305,6 +316,7 @@ def _qronos(config: QronosConfig) -> Qronos:
             f"QronosConfig: beta is {config.beta!r}, and nothing here depends on"
             " it; leave it out",
         )
+    # GPTQ's damping is relative to the mean of the diagonal, Qronos' to an eigenvalue.
     return Qronos(config.alpha, config.desc_act, relative_to="eigenvalue")
 
 
@@ -316,6 +328,7 @@ def _autoround(config: AutoRoundConfig) -> SignedRounding:
         config.minmax_lr,
         config.batch_size,
         tune_ranges=config.enable_minmax_tuning,
+        # Signed gradient descent, as in the paper of AutoRound.
         optimizer="sign",
     )
 
@@ -342,6 +355,7 @@ def _awq(config: AWQConfig) -> AWQ:
 
 @algorithm_for.register(RotationConfig)
 def _rotation(config: RotationConfig) -> Rotation:
+    # R1 in the weights does the same, and costs nothing at run time.
     if config.online_r1_rotation or config.online_config is not None:
         refusal = REFUSED_SETTINGS["rotation", "online_r1"]
         raise ConfigError(

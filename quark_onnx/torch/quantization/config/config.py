@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 #: Configuration of a tensor: one stage, or a list of stages.
 Stages = QTensorConfig | list[QTensorConfig]
 #: Supported channel axes of a weight, and of an activation (batch, tokens, features).
+# Weights have the shape (outputs, inputs): a scale per output, groups along the inputs.
 _WEIGHT_AXES = {QSchemeType.per_channel: (0,), QSchemeType.per_group: (-1, 1)}
 _ACTIVATION_AXES = {QSchemeType.per_channel: (1, -2), QSchemeType.per_group: (-1, 2)}
 
@@ -72,6 +73,7 @@ class QLayerConfig(Fields):
         >>> QLayerConfig.of(LayerSpec(TensorSpec("int4", block_size=32))).weight.group_size
         32
         """
+        # Through the entry of a checkpoint: one translation serves files and objects.
         entry = quark_json.layer_to_json(spec)
         names = ("weight", "input_tensors", "output_tensors")
         return cls(**{name: _tensor_from(entry[name]) for name in names})
@@ -89,6 +91,7 @@ class QLayerConfig(Fields):
         Raises:
             ConfigError: the settings are not supported, or contradictory.
         """
+        # vLLM and transformers read biases in the type of the model.
         if self.bias is not None:
             logger.warning(
                 "%s: bias is to be quantized; it stays float here, as loaders expect",
@@ -116,6 +119,8 @@ def _tensor_from(entry: Any) -> Any:
 
 
 def _first(given: Stages) -> QTensorConfig:
+    # Axis and granularity are those of the first stage: the second quantizes its codes or its
+    # scales.
     return given[0] if isinstance(given, list) else given
 
 
@@ -123,6 +128,7 @@ def _static(given: Any) -> Any:
     """Return the settings with static scales, since weights are constant."""
     if isinstance(given, list):
         return list(map(_static, given))
+    # Helpers of group formats are dynamic by default, for weights, too.
     if not isinstance(given, QTensorConfig) or not given.is_dynamic:
         return given
     return replace(given, is_dynamic=False)
@@ -143,6 +149,7 @@ def _activation(given: Stages | None, where: str) -> TensorSpec | None:
     if given is None:
         return None
     spec = spec_of(given, where)
+    # Static scales of groups would need a scale per token, which is not known before.
     if spec.group and _first(given).is_dynamic is False:
         raise ConfigError(
             f"{where}: is_dynamic is False; scales of groups are computed by each run,"
@@ -157,6 +164,7 @@ def _check_axis(
     fine: Mapping[QSchemeType, tuple[int, ...]],
     where: str,
 ) -> None:
+    # Block formats have a size and no granularity.
     scheme = config.qscheme or (QSchemeType.per_group if config.group_size else None)
     if (
         isinstance(scheme, QSchemeType)
@@ -224,6 +232,7 @@ class QConfig(Fields):
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration entry of a checkpoint, without the packing."""
         entry = quark_json.to_json(self.torch_config())
+        # The packing is chosen by the export, and not part of the configuration.
         del entry["export"]
         return entry | {"quant_mode": self.mode.name}
 
@@ -231,6 +240,7 @@ class QConfig(Fields):
     def mode(self) -> QuantizationMode:
         """Return the mode: replacing layers of a module, or calls in a graph."""
         fx, eager = QuantizationMode.fx_graph_mode, QuantizationMode.eager_mode
+        # None, which the field accepts, is eager mode.
         return fx if self.quant_mode is fx else eager
 
     def torch_config(self) -> TorchConfig:
@@ -239,6 +249,7 @@ class QConfig(Fields):
         Raises:
             ConfigError: the settings are not supported, or contradictory.
         """
+        # First: a setting that is not supported is named before any other error.
         self._check()
         chosen: Any = self.algo_config or ()
         config = TorchConfig(
@@ -246,12 +257,14 @@ class QConfig(Fields):
             types=tuple(self._types()),
             exclude=tuple(self.exclude),
             algorithms=tuple(
+                # An algorithm alone, or a list of algorithms in order.
                 map(
                     algorithm_for,
                     chosen if isinstance(chosen, Sequence) else (chosen,),
                 ),
             ),
         )
+        # The right side wins for globs in both; ``with_layers`` puts layers of the cache first.
         entries = self.layer_quant_config | self.kv_cache_quant_config
         layers = {
             glob: _layer(each, f"the layers {glob!r}") for glob, each in entries.items()
@@ -274,6 +287,7 @@ class QConfig(Fields):
         Classes that cannot be quantized stay float, with a warning.
         """
         for kind, each in self.layer_type_quant_config.items():
+            # Scripts give classes of torch; a configuration from a file has their names.
             name = kind if isinstance(kind, str) else kind.__name__
             if not isinstance(kind, str) and name not in TYPES:
                 logger.warning(
@@ -287,18 +301,21 @@ class QConfig(Fields):
     def _kv_layers(self, layers: Mapping[str, LayerSpec]) -> list[str]:
         """Return globs of the layers that compute keys and values."""
         named = self.kv_cache_group or list(self.kv_cache_quant_config)
+        # Two fields of AMD Quark for the same layers have to agree.
         if self.kv_cache_quant_config and set(named) != set(self.kv_cache_quant_config):
             raise ConfigError(
                 f"kv_cache_group is {named}, but kv_cache_quant_config is for"
                 f" {list(self.kv_cache_quant_config)}",
             )
         for glob in named:
+            # Keys and values are the outputs of their projections.
             if glob not in layers or layers[glob].output is None:
                 raise ConfigError(
                     f"{glob!r} is to compute keys or values, but there are no"
                     " output_tensors for it",
                 )
         for setting in ("min_kv_scale", "kv_cache_post_rope"):
+            # The setting would have no effect, which is more likely a mistake.
             if (value := getattr(self, setting)) and not named:
                 raise ConfigError(
                     f"{setting} is {value}, but there is no kv_cache_quant_config",
@@ -307,6 +324,7 @@ class QConfig(Fields):
 
     def _check(self) -> None:
         for name, why in _NOT_DONE.items():
+            # The defaults of the fields, as a dataclass knows them.
             usual = type(self)(QLayerConfig())
             if (value := getattr(self, name)) != getattr(usual, name):
                 if isinstance(value, Enum):
@@ -315,6 +333,7 @@ class QConfig(Fields):
 
 
 def _layer(given: Any, where: str) -> LayerSpec:
+    # A QTensorConfig in the place of a layer's settings is the usual mistake.
     if not isinstance(given, QLayerConfig):
         raise ConfigError(f"{where} is {given!r}; it must be a QLayerConfig")
     return given.spec(where)

@@ -5,8 +5,11 @@ The keys are the ``model_type`` of a model's configuration, as in AMD Quark 0.13
 
 from __future__ import annotations
 
+# Patterns that several families share; a family has one string, as in its row below.
 _KV, _HEAD = "*k_proj *v_proj", "lm_head"
+# Multi-head latent attention: keys and values come from a compressed vector.
 _LATENT_KV = "*kv_a_proj_with_mqa *kv_b_proj"
+# Vision towers of multimodal models have k_proj and v_proj, too, and stay float.
 _LANGUAGE_KV = "*language_model.*k_proj *language_model.*v_proj"
 _DENSE_MLP = "*mlp.gate_proj *mlp.up_proj *mlp.down_proj"
 _QWEN4 = (
@@ -33,9 +36,11 @@ _QUERIES = {
 #: Globs of layers that compute keys and values, and of layers that stay float, separated by
 #: spaces.
 FAMILIES: dict[str, tuple[str, str]] = {
+    # One layer computes queries, keys and values.
     "chatglm": ("*query_key_value", "transformer.output_layer"),
     "cohere": (_KV, _HEAD),
     "dbrx": ("*Wqkv", "lm_head *router.layer"),
+    # The gates are routers of experts, whose few outputs decide which experts run.
     "deepseek": (_KV, "lm_head *.gate"),
     "deepseek_v2": ("*kv_b_proj", "lm_head *self_attn* *mlp.gate"),
     "deepseek_v3": ("*kv_b_proj", "lm_head *self_attn* *mlp.gate"),
@@ -156,6 +161,7 @@ def queries_of(model_type: str) -> list[str]:
     >>> queries_of("gemma3"), queries_of("phi3")
     (['*language_model.*q_proj'], ['*qkv_proj'])
     """
+    # Keys come first in each row; a fused layer computes queries as well.
     first = FAMILIES[model_type][0].split()[0]
     if first.endswith("k_proj"):
         usual = f"{first.removesuffix('k_proj')}q_proj"

@@ -21,6 +21,8 @@ class Fields:
     ENUMS: ClassVar[Mapping[str, type[Enum]]] = {}
 
     def __new__(cls, *args: Any, **given: Any) -> Any:
+        # In __new__, as the __init__ of a dataclass would raise a TypeError without the nearest
+        # field.
         check_names(given, cls)
         return super().__new__(cls)
 
@@ -28,6 +30,7 @@ class Fields:
         check_names((name,), type(self))
         super().__setattr__(
             name,
+            # Also for assignments after the constructor, which scripts use a lot.
             member(self.ENUMS[name], value, name) if name in self.ENUMS else value,
         )
 
@@ -40,6 +43,7 @@ def member(kind: type[Enum], value: object, name: str) -> Any:
     """
     if value is None or isinstance(value, kind):
         return value
+    # A member of AMD Quark's own enumeration is another class with the same names.
     word = value.name if isinstance(value, Enum) else str(value)
     require_known(word, kind.__members__, f"{name} is")
     return kind[word]

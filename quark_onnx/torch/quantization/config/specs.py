@@ -72,9 +72,11 @@ class DataTypeSpec(Fields):
     Class keywords fix the values of fields.
     """
 
+    # Values that the name of a class fixes, such as dtype and qscheme: they are no fields.
     FIXED: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **fixed: Any) -> None:
+        # A new dictionary: that of the base class serves other subclasses.
         cls.FIXED = cls.FIXED | fixed
 
     def to_quantization_spec(self) -> QTensorConfig:
@@ -87,12 +89,14 @@ class DataTypeSpec(Fields):
         True
         """
         given = {f.name: getattr(self, f.name) for f in fields(self)}
+        # AMD's name for the size in the helpers of Microsoft's formats.
         if "block_size" in given:
             given["group_size"] = given.pop("block_size")
         if "observer_method" in given:
             method = given.pop("observer_method")
             require_known(method, METHODS, "observer_method is")
             given["observer_cls"] = METHODS[method]
+        # A field wins over a fixed value of a base class.
         return QTensorConfig(**(self.FIXED | given))
 
 
@@ -199,6 +203,7 @@ class Int8PerTensorSpec(_PerTensor, dtype="int8"):
 class Uint8PerTensorSpec(_PerTensor, dtype="uint8"):
     """Unsigned 8-bit integers with per-tensor scales."""
 
+    # AMD's default, although int8 per tensor is symmetric.
     symmetric: bool | None = False
 
 
@@ -219,6 +224,7 @@ class Uint4PerChannelSpec(_PerChannel, dtype="uint4"):
 
     symmetric: bool | None = False
     is_dynamic: bool | None = None
+    # The only helper with this field, as in AMD Quark.
     zero_point_type: ZeroPointType | str = "int32"
 
 
@@ -274,6 +280,7 @@ class FP8E4M3PerTensorSpec(
     """FP8 (E4M3) with per-tensor scales."""
 
     observer_method: str = "min_max"
+    # AMD's default of this helper alone.
     scale_type: ScaleType | str | None = None
     is_dynamic: bool | None = False
 
@@ -410,5 +417,6 @@ class ScaleQuantSpec(ProgressiveSpec):
     def to_quantization_spec(self) -> list[QTensorConfig]:
         """Return the configurations of both stages."""
         first, second = super().to_quantization_spec()
+        # Marks the stage whose values are the scales of the first one.
         second.is_scale_quant = True
         return [first, second]

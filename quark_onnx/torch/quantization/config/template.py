@@ -18,6 +18,7 @@ from quark_onnx.torch.quantization.config.fields import Fields
 from quark_onnx.torch.quantization.config.specs import FP8E4M3PerTensorSpec
 
 #: Formats of keys, values, queries and attention probabilities.
+# Static scales per tensor: the format in which vLLM reads caches.
 _KV_CACHES = {"fp8": FP8E4M3PerTensorSpec()}
 _ATTENTIONS = _KV_CACHES
 
@@ -39,6 +40,7 @@ class LLMTemplate(Fields):
     (['lm_head'], ['*k_proj', '*v_proj'])
     """
 
+    # Templates of scripts; those of AMD's families are made on demand.
     registered: ClassVar[dict[str, LLMTemplate]] = {}
     _schemes: ClassVar[dict[str, QLayerConfig]] = {}
 
@@ -61,6 +63,7 @@ class LLMTemplate(Fields):
         Raises:
             ConfigError: there is none.
         """
+        # A registered template replaces the family's own.
         if model_type in cls.registered:
             return cls.registered[model_type]
         if model_type not in FAMILIES:
@@ -100,6 +103,8 @@ class LLMTemplate(Fields):
                 f"there is a scheme {scheme_name!r} already; choose another name, or"
                 " unregister it first",
             )
+        # Only for its errors: a scheme is checked when it is registered, not when a model is
+        # quantized.
         config.spec(f"the scheme {scheme_name!r}")
         cls._schemes[scheme_name] = config
 
@@ -153,6 +158,7 @@ class LLMTemplate(Fields):
         Raises:
             ConfigError: a name is unknown, or a setting is not supported.
         """
+        # DefaultExclude marks patterns that need not match; those of the caller have to.
         usual: list[str] = list(map(DefaultExclude, self.exclude_layers_name))
         config = QConfig(
             self._scheme(scheme, group_size),
@@ -177,6 +183,7 @@ class LLMTemplate(Fields):
 
     @classmethod
     def _scheme(cls, name: str, group_size: int | None) -> QLayerConfig:
+        # Registered schemes have a fixed group size.
         if name in cls._schemes:
             return cls._schemes[name]
         return QLayerConfig.of(scheme(name, group_size))
@@ -190,6 +197,8 @@ class LLMTemplate(Fields):
             )
         spec = _KV_CACHES[name].to_quantization_spec()
         for glob in self.kv_layers_name:
+            # Only the output changes: weights and inputs keep the scheme of the glob, or the global
+            # one.
             own = config.layer_quant_config.get(glob, config.global_quant_config)
             entry = QLayerConfig(own.input_tensors, spec, own.weight)
             config.layer_quant_config[glob] = config.kv_cache_quant_config[glob] = entry
@@ -203,6 +212,7 @@ class LLMTemplate(Fields):
                 f"the template of {self.model_type} does not say which layers compute"
                 " queries",
             )
+        # Queries are rounded as outputs of their layers, probabilities inside the attention.
         spec = config.softmax_quant_spec = _ATTENTIONS[name].to_quantization_spec()
         for glob in (
             [self.q_layer_name]
@@ -227,4 +237,5 @@ class LLMTemplate(Fields):
             names = [names]
         else:
             names = names or []
+        # None without algorithms, as in AMD Quark's QConfig.
         return [known.get(name) or algorithm_named(name)() for name in names] or None

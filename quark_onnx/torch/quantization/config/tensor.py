@@ -32,6 +32,7 @@ from quark_onnx.torch.quantization.observer.observer import (
 #: Formats that are supported only as elements of blocks.
 _IN_BLOCKS = (Dtype.fp4, Dtype.fp6_e2m3, Dtype.fp6_e3m2)
 #: Supported values of fields, and the meaning of unsupported ones.
+# A value outside of these would change the result silently.
 _COMPUTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "qat_spec": ((None,), "training is not done"),
     "round_method": (
@@ -87,6 +88,7 @@ class QTensorConfig(Fields):
     max_input_numel: int = 4194304
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # Names in files become classes here, as enumerations do in the base class.
         super().__setattr__(name, _observer(value) if name == "observer_cls" else value)
 
     def set_group_size(self, group_size: int) -> None:
@@ -107,6 +109,7 @@ class QTensorConfig(Fields):
         return {
             f.name: _name(getattr(self, f.name))
             for f in fields(self)
+            # Not part of a checkpoint: training is not supported.
             if f.name != "qat_spec"
         }
 
@@ -137,6 +140,7 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     Raises:
         ConfigError: the settings are not supported, or contradictory.
     """
+    # One stage, or two: formats of codes, then of the codes' or the scales' own.
     stages: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     if not stages or not all(isinstance(each, QTensorConfig) for each in stages):
         raise ConfigError(
@@ -146,6 +150,7 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     for each in stages:
         _check(each, where)
     first = stages[0]
+    # Without a format of scales these elements have no meaning that a kernel knows.
     has_shared_exponents = first.scale_format in ("e8m0", "e5m3")
     if len(stages) == 1 and first.dtype in _IN_BLOCKS and not has_shared_exponents:
         raise ConfigError(
@@ -154,11 +159,13 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
             " stages (ScaleQuantSpec)",
         )
     try:
+        # The reader of checkpoints has all combinations that are supported.
         found = quark_json.spec_from_json([each.to_dict() for each in stages], "it")
     except ConfigError as error:
         raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
     assert found is not None
     observer: Any = first.observer_cls
+    # The last stage has the integer codes: int4 after fp8 in int4_fp8.
     if isinstance(found.dtype, Integer) and stages[-1].symmetric is None:
         raise ConfigError(
             f"{where}: symmetric is None; for {found.dtype.name} it must be True or"
@@ -169,10 +176,12 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
             f"{where}: symmetric is False, but {found.dtype.name} has no zero point",
         )
     if observer is not None:
+        # Dynamic scales come from the extremes of each token or tensor at run time.
         if found.dynamic and observer.calibrator != Observer.calibrator:
             raise ConfigError(
                 f"{where}: {observer.__name__} needs data, but is_dynamic is set",
             )
+        # The entry of a checkpoint has no observer, as its scales are known already.
         found = found.with_(
             calibrator=observer.calibrator,
             pow2=observer.pow2 or found.pow2,
@@ -212,6 +221,7 @@ def _check(config: QTensorConfig, where: str) -> None:
 
 def _observer(value: Any) -> Any:
     """Return an observer by class, name, or class of AMD Quark."""
+    # Observers of AMD Quark itself are recognized by their names below.
     if value is None or (isinstance(value, type) and issubclass(value, Observer)):
         return value
     name = getattr(value, "__name__", str(value))

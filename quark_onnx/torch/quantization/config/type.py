@@ -58,6 +58,7 @@ class ScaleType(Enum):
 class RoundType(Enum):
     """Rounding modes."""
 
+    # The numbers are AMD's.
     round = 2
     floor = 3
     half_even = 8
@@ -102,6 +103,7 @@ class RuntimeOptions:
         svdquant_overlap_streams: whether to use two GPU streams.
     """
 
+    # Names of GPU kernels; results are the same without them.
     native_linear_mode: str = "auto"
     use_preshuffle: bool = False
     svdquant_overlap_streams: bool = False

@@ -37,6 +37,7 @@ class PerTensorMinMaxObserver(Observer):
 class PerTensorHistogramObserver(PerTensorMinMaxObserver):
     """Observer of the per-tensor range of least squared error, with a histogram."""
 
+    # PyTorch's HistogramObserver searches for the range of least squared error, too.
     calibrator = MinMSE()
 
 
@@ -51,6 +52,7 @@ class PerTensorMSEObserver(PerTensorHistogramObserver):
 class PerTensorPercentileObserver(PerTensorMinMaxObserver):
     """Observer of per-tensor percentiles."""
 
+    # The default percentile of the calibrator.
     calibrator = Percentile()
 
 
