@@ -2,9 +2,8 @@
 
 Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", section
 4.1.3. If a channel before a Relu never falls below c > 0, its bias may be lowered by c, and the
-next
-layers, which read c less, get it back in their own biases: the range of the tensor between them
-shrinks by c.
+next layers, which read c less, get it back in their own biases: the range of the tensor between
+them shrinks by c.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class BiasAbsorption:
     """Moves the constant part of positive activations into the biases of the next layers.
 
     On the calibration data the model computes the same. Useful after CLE, which leaves large biases
-    to
-    channels with small weights. Layers with zero padding read less at the edges and are left alone.
+    to channels with small weights. Layers with zero padding read less at the edges and are left
+    alone.
 
     Attributes:
         margin: share of the least observed value that stays, for other data.
@@ -63,6 +62,8 @@ class BiasAbsorption:
         Raises:
             DataError: a sample does not fit or cannot be run.
         """
+        # One pass measures all pairs: absorbing in one pair leaves the outputs of its readers as
+        # they are.
         candidates = [_pair(graph, node) for node in graph.nodes]
         pairs = present(candidates)
         if not pairs or not len(samples):
@@ -71,6 +72,7 @@ class BiasAbsorption:
             Observation(
                 first.node.outputs[0],
                 MinMax(),
+                # Channels of images and of matrices alike.
                 axis=1,
             )
             for first, _ in pairs
@@ -90,7 +92,19 @@ class BiasAbsorption:
         readers: list[Layer],
         least: NDArray[np.float64],
     ) -> bool:
+        """Move the constant part of a layer's outputs into the biases of its readers.
+
+        Args:
+            graph: the graph, changed in place.
+            first: the layer before the Relu.
+            readers: all readers of the Relu.
+            least: least value of each output before the Relu, (outputs,).
+
+        Returns:
+            Whether a bias was changed.
+        """
         bias = first.bias(graph)
+        # Only channels that stay positive on all data have a constant part.
         if bias is None or least.size != bias.size or not (least > 0).any():
             return False
         # The margin keeps other data above zero: what the Relu clips cannot be given back.
@@ -102,6 +116,8 @@ class BiasAbsorption:
             assert bias_after is not None
             # Without padding, a constant input contributes its value times the sum of the kernel.
             summed = weight.reshape(*weight.shape[:3], -1).sum(axis=3)
+            # (groups, outputs / groups) from (groups, outputs / groups, inputs / groups) and
+            # (groups, inputs / groups).
             back = np.einsum(
                 "goi,gi->go",
                 summed,
@@ -114,9 +130,11 @@ class BiasAbsorption:
 def _pair(graph: Graph, node: Node) -> tuple[Layer, list[Layer]] | None:
     """Return a layer, and the readers through a Relu; None with further readers."""
     first = Layer.of(graph, node)
+    # The bias of a MatMul is an Add of its own, behind which the Relu is.
     if first is None or node.kind == "MatMul" or first.bias(graph) is None:
         return None
     relu = _only_relu(graph, node.outputs[0])
+    # Every reader of the Relu must get back what is taken away; outside readers cannot.
     if relu is None or not private(graph, relu.outputs[0]):
         return None
     readers = list[Layer]()

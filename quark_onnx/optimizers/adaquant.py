@@ -24,8 +24,7 @@ class AdaQuant:
     """Learns weights and biases by gradient descent through the rounding.
 
     After each fifth of the iterations every output is evaluated on the held-out rows; the best
-    solution
-    is kept, and a descent without further gain ends.
+    solution is kept, and a descent without further gain ends.
 
     Attributes:
         iterations: most steps of the descent for each layer.
@@ -55,16 +54,29 @@ class AdaQuant:
         require_flag(self, "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        """Return a proposed weight and bias."""
+        """Return a proposed weight and bias.
+
+        Args:
+            problem: the layer.
+            present: the solution to start from.
+
+        Returns:
+            The weight, the bias, and the factors of scales if they may change. Blocks of groups
+            and outputs are learned independently.
+        """
         device = device_of(self)
         factor = present.factor
         if self.scales and problem.scalable:
             factor = _factors(problem)
         lattice = problem.lattice_of(replace(present, factor=factor))
         settings = Descent(self.iterations, self.rows, self.rate)
+        # The weight before rounding: an optimizer before this one may have moved it.
         aim = problem.aim(present)
+        # In units of the scale, so that the learning rate does not depend on the range of the
+        # weight.
         initial = (aim / lattice.scale).astype(np.float32)
         least, greatest = lattice.ends
+        # A layer without a variable bias could not store what is learned.
         rate = self.bias_rate if problem.biased else 0.0
         weight = np.empty_like(present.weight)
         bias = present.bias.copy()
@@ -87,6 +99,7 @@ class AdaQuant:
                 own_factor = None
             else:
                 own_factor = factor[where]
+            # Rows of the same block: the groups and outputs of this call.
             held = Rows(
                 problem.held.inputs[where[0]],
                 problem.held.targets[where[0], :, where[1]],
@@ -109,11 +122,14 @@ class AdaQuant:
             ):
                 levels, moved = map(device.get, found)
                 trial = Solution(
+                    # Rounded exactly as the stored weight will be; the descent computes in float32.
                     mesh.nearest(levels.astype(np.float64) * mesh.scale),
                     moved,
                     own_factor,
                 )
                 new = loss_of(problem.activation, held, trial)
+                # Per output, (groups, outputs): outputs are independent, and some gain later than
+                # others.
                 better = new < loss
                 if better.any():
                     idle = 0
@@ -137,6 +153,7 @@ def _factors(problem: Problem) -> Floats:
     """Return, per output, the factor of its scale with the least loss under RTN."""
     best = np.ones(problem.bias.shape)
     least = problem.loss(problem.nearest(), problem.train)
+    # The factor 1 is the start; training rows choose, so that held-out rows judge the result.
     for factor in _FACTORS:
         candidate = np.full(best.shape, factor)
         loss = problem.loss(
@@ -146,6 +163,7 @@ def _factors(problem: Problem) -> Floats:
             ),
             problem.train,
         )
+        # NaN is never less, and keeps the factor 1.
         best = np.where(loss < least, candidate, best)
         least = np.minimum(loss, least)
     return best.astype(np.float32)

@@ -46,10 +46,17 @@ class AdaRound:
         require_number(self, "warm", least=0, most=1)
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        """Return a proposed weight and bias."""
+        """Return a proposed weight; the bias stays.
+
+        Args:
+            problem: the layer.
+            present: the solution whose scales and bias are used.
+        """
         device = device_of(self)
+        # The weight before rounding: an optimizer before this one may have moved it.
         aim = problem.aim(present)
         below, above = problem.lattice_of(present).neighbours(aim)
+        # (groups, outputs, inputs), as all arrays of weights here.
         step = above - below
         # Weights beyond the ends of the grid have one level only, and a step of 0.
         share = ((aim - below) / np.where(step == 0, 1, step)).astype(np.float32)
@@ -60,6 +67,7 @@ class AdaRound:
             self.warm,
             push=self.push,
         )
+        # Blocks write disjoint parts, from several threads.
         weight = present.weight.copy()
 
         def work(part: Part, own: tuple[slice, slice]) -> None:

@@ -95,7 +95,9 @@ def balance(
     Raises:
         DataError: a sample does not fit or cannot be run.
     """
+    # One pass over the data for all layers of all pairs.
     seen = _observe(graph, layers_of(pairs), samples)
+    # A pair with an unobserved layer would have a term of unknown noise, and its factors no limit.
     pairs = [
         pair
         for pair in pairs
@@ -116,6 +118,7 @@ def balance(
         )
         for name, layer in layers_of(pairs).items()
     }
+    # True for logarithms that stay 0; place 0 is always fixed.
     fixed = np.ones(size, np.bool_)
     for pair in pairs:
         fixed[places[pair.first.node.name]] = _dead(pair, known)
@@ -140,6 +143,7 @@ def _observe(
     """Return vectors and extremes of the inputs and outputs of layers."""
     axes = dict[str, int]()
     for layer in layers.values():
+        # The layer's inputs and outputs have their channels on the same axis.
         axis = 1 if layer.node.kind in SPATIAL else -1
         axes |= {layer.node.input(0): axis, layer.node.outputs[0]: axis}
     observations = [
@@ -155,6 +159,7 @@ def _observe(
 
 def _watched(graph: Graph, layer: Layer, seen: dict[str, Sampled]) -> bool:
     """Return whether all inputs and outputs of a layer are known and finite."""
+    # Channels of a tensor that was empty or had another size on some sample are not complete.
     groups, outputs, inputs = layer.shape(graph)[:3]
     sizes = {
         layer.node.input(0): groups * inputs,
@@ -193,11 +198,13 @@ class _Known:
     @classmethod
     def of(cls, graph: Graph, layer: Layer, read: Sampled, computed: Sampled) -> _Known:
         weight = layer.weight(graph)
+        # (groups, outputs / groups, inputs / groups, taps of the kernel).
         flat = weight.reshape(*weight.shape[:3], -1)
         return cls(
             peak=np.abs(flat).max(axis=3),
             square=np.square(flat).sum(axis=3),
             taps=flat.shape[3],
+            # Ranges contain 0, which codes represent exactly.
             low=np.maximum(-read.lo, 0),
             high=np.maximum(read.hi, 0),
             energy=np.square(
@@ -214,6 +221,7 @@ class _Known:
 
         Constant results count by their mean square instead.
         """
+        # The mean of a result carries no information about the input.
         variance = float(self.computed.var(axis=0).sum())
         squares = float(np.square(self.computed).mean(axis=0).sum())
         signal = variance if variance > _CONSTANT * squares else squares
@@ -223,17 +231,27 @@ class _Known:
 
 
 def _by_channel(pair: Pair, known: dict[str, _Known]) -> list[tuple[_Known, Doubles]]:
-    """Return statistics and squared weights per channel, for the readers of a pair."""
+    """Return statistics and squared weights per channel, for the readers of a pair.
+
+    Args:
+        pair: the pair.
+        known: statistics by the name of the layer.
+
+    Returns:
+        For each reader, its statistics and the sum of the squared weights that read a channel,
+            (channels,).
+    """
     result = []
     for reader in pair.readers:
         layer = known[reader.layer.node.name]
+        # (channels * repeat,): a channel may reach several inputs, as after a Flatten.
         inputs = layer.square.sum(axis=1).ravel()[reader.span(pair.channels)]
         result.append((layer, inputs.reshape(pair.channels, -1).sum(axis=1)))
     return result
 
 
 def _dead(pair: Pair, known: dict[str, _Known]) -> np.ndarray:
-    """Return the channels without weights on a side."""
+    """Return a mask of the channels without weights on a side, (channels,)."""
     before = known[pair.first.node.name].square.sum(axis=2).ravel()
     behind = sum(squares for _, squares in _by_channel(pair, known))
     # Their noise does not depend on a factor, whose logarithm would drift to infinity.
@@ -246,8 +264,16 @@ def _terms(
     known: dict[str, _Known],
     places: dict[str, slice],
 ) -> list[Term]:
-    """Return the noise terms of every layer."""
+    """Return the noise terms of every layer.
+
+    Args:
+        graph: the float graph, for the activations after the layers.
+        pairs: pairs of layers.
+        known: statistics by the name of the layer.
+        places: places of a pair's logarithms, by the name of its first layer.
+    """
     firsts = {pair.first.node.name: pair for pair in pairs}
+    # For each input of a layer, the place of the logarithm that multiplies it; 0 for none.
     sources = {
         name: np.zeros(
             layer.energy.size,
@@ -267,6 +293,8 @@ def _terms(
         shape = layer.peak.shape[:2]
         pair_after = firsts.get(name)
         place = places.get(name)
+        # Without a pair after the layer, noise counts relative to the layer's own signal;
+        # (outputs,).
         matter = np.full(layer.computed.shape[1], layer.share)
         gated = tuple[Spread, ...]()
         if pair_after is not None:
@@ -275,6 +303,7 @@ def _terms(
                 squares * reader.share
                 for reader, squares in _by_channel(pair_after, known)
             ]
+            # Noise of a channel after the activation counts by the squared weights that read it.
             share = np.sum(shares, axis=0)
             # Noise before an activation counts by what the next layers see of it.
             matter = share * _gain(function, layer.computed)
@@ -291,10 +320,12 @@ def _terms(
         terms.append(
             Term(
                 source=sources[name],
+                # The places of the logarithms that divide the layer's outputs.
                 target=np.arange(place.start, place.stop)
                 if place
                 else np.zeros(matter.size, np.intp),
                 peak=layer.peak,
+                # Each tap of the kernel adds the noise of a weight, times the energy of the input.
                 energy=layer.taps * layer.energy.reshape(shape[0], -1),
                 matter=matter.reshape(shape),
                 spreads=(Spread(layer.low, layer.high, read), *gated),
@@ -304,9 +335,15 @@ def _terms(
 
 
 def _gain(function: Activation, x: Doubles) -> Doubles:
-    """Return the factor of an activation on the variance of small noise, per channel."""
+    """Return the factor of an activation on the variance of small noise, per channel.
+
+    Args:
+        function: the activation.
+        x: samples of its input, (vectors, channels).
+    """
     gain: Doubles = np.square(
         np.broadcast_to(
+            # The derivative of a linear function is the number 1.
             function.derivative(x),
             x.shape,
         )
@@ -326,7 +363,7 @@ def _gated(
 
     Args:
         function: the gated activation.
-        x: samples of its input.
+        x: samples of its input, (vectors, channels).
         share: weight of a channel's noise variance after the activation.
         matter: weight of a channel's noise variance before the activation.
     """

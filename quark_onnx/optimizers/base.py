@@ -51,6 +51,7 @@ class Rewrites(int):
         share_of_slowdown: float = 1.0,
     ) -> Rewrites:
         """Create a number with notes."""
+        # int is immutable, so that the number is set in __new__, not in __init__.
         self = super().__new__(cls, count)
         self.notes = tuple(notes)
         self.share_of_slowdown = share_of_slowdown
@@ -151,6 +152,7 @@ def watch(
         DataError: a sample does not fit or cannot be run.
     """
     with data_errors():
+        # Samples may be read again by the next optimizer; an iterator belongs to this pass.
         return collect(graph.to_model(), tensors, iter(samples))
 
 
@@ -174,6 +176,7 @@ def require_number(
         ends.append(f" of at most {most:g}")
 
     def holds(value: Any) -> bool:
+        # NaN and infinity are numbers, but no settings.
         return is_number(value) and isfinite(value) and least <= value <= most
 
     _require(optimizer, settings, holds, f"a number{' and'.join(ends)}")
@@ -216,4 +219,6 @@ def register(cls: C | None = None, *, override: bool = False) -> Any:
         OPTIMIZERS.add(optimizer.name, optimizer, override=override)
         return optimizer
 
+    # Used as ``@register`` the class is the argument; as ``@register(...)`` it comes in a second
+    # call.
     return add if cls is None else add(cls)

@@ -52,19 +52,30 @@ class BiasCorrection:
         return self.method == "analytic"
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        """Return a proposed weight and bias."""
+        """Return the present weight with a proposed bias.
+
+        Args:
+            problem: the layer.
+            present: the solution whose weight is used.
+        """
         if self.method == "analytic":
+            # (groups, outputs, inputs) times the mean input (groups, inputs): the mean shift of
+            # each output.
             rounding = present.weight - problem.weight
             shift = np.einsum("goi,gi->go", rounding, problem.mean())
             return replace(
                 present,
                 bias=(problem.bias - shift).astype(np.float32),
             )
+        # (groups, rows, inputs) and (groups, rows, outputs).
         inputs = problem.train.inputs[:, :_ROWS]
         targets = problem.train.targets[:, :_ROWS]
         activation = problem.activation
         product = inputs @ present.weight.swapaxes(1, 2)
+        # A mean of thousands of float32 values loses digits without float64 sums.
         wanted = activation.value(targets).mean(axis=1, dtype=np.float64)
+        # Before the activation, the difference of the means is the exact correction; it is the
+        # start where a function follows.
         bias = (
             targets.mean(axis=1, dtype=np.float64)
             - product.mean(axis=1, dtype=np.float64)
@@ -75,6 +86,8 @@ class BiasCorrection:
                 axis=1,
                 dtype=np.float64,
             )
+            # The derivative of the mean by the bias. It is near 0 where a Relu clips nearly all
+            # rows, and a step would then be without limit.
             slope = np.mean(
                 activation.derivative(shifted),
                 axis=1,

@@ -46,6 +46,7 @@ def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
     coarse = [activation] if fine else [activation, weight]
     if not any(map(_has_few_codes, coarse)):
         return config, ""
+    # The user has chosen rewrites already, perhaps instead of this one.
     if any(optimizer.stage == "float" for optimizer in config.optimizers):
         return config, ""
     found = unbounded_depthwise(graph)

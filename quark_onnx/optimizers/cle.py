@@ -114,6 +114,7 @@ class CLE:
         require_flag(self, "activations")
         require_number(self, "least_gain", least=0.0)
         require_number(self, "least_noise", least=0.0)
+        # With data, one descent finds all factors, and no sweep remains.
         if self.sweeps and self.activations:
             raise ConfigError(
                 f"sweeps of cle is {self.sweeps}, and activations is true; only weights"
@@ -136,10 +137,12 @@ class CLE:
         A slowdown of 0.2 is a quantized model that runs 20 % longer. The settings with the most
         pairs of layers come first, those that keep all operators as they are last.
         """
+        # Nothing to choose: the optimizer itself is the only variant.
         if "auto" not in (self.relu6, self.silu):
             return [(self, 0.0)]
         clips = ["bound", "keep"] if self.relu6 == "auto" else [self.relu6]
         gates = ["scale", "keep"] if self.silu == "auto" else [self.silu]
+        # The widest choice; what no pair has then need not be tried.
         pairs = self._pairs(graph, Passed("bound" in clips, "scale" in gates))
         if self.relu6 == "auto" and not any(pair.clips for pair in pairs):
             clips = ["keep"]
@@ -149,10 +152,12 @@ class CLE:
         free = _gated_tensors(self._pairs(graph, self._passed))
         runtime = estimated_runtime(graph)
         variants = list[tuple[CLE, float]]()
+        # The order of the product is from the greatest change to the least.
         for relu6, silu in product(clips, gates):
             variant = replace(self, relu6=relu6, silu=silu)
             pairs = variant._pairs(graph, variant._passed)
             added = sorted(_gated_tensors(pairs) - free)
+            # Without added operators the runtime stays.
             slowdown = unfused_runtime(graph, added) / runtime if added else 0.0
             if slowdown <= _MOST_SLOWDOWN:
                 variants.append((variant, slowdown))
@@ -190,6 +195,7 @@ class CLE:
         if "auto" in (self.relu6, self.silu):
             return self.variants(graph)[0][0](graph, samples, rounding)
         if self.relu6 == "replace":
+            # Before pairs are looked for, as factors pass a Relu.
             _replace_clips(graph)
         pairs = self._pairs(graph, self._passed)
         if self.activations and not (rounding.weight or rounding.activation):
@@ -203,6 +209,7 @@ class CLE:
             balanced = balance(graph, pairs, samples, rounding)
             small = _small_gains(balanced, self.least_noise)
             if small:
+                # Without a new descent: the other factors stay near their optimum.
                 balanced = balanced.without(small)
             share = _share_of_runtime(graph, balanced.pairs, small)
             note = (
@@ -218,7 +225,16 @@ class CLE:
         return Rewrites(count, [note])
 
     def _equalized(self, graph: Graph, pairs: list[Pair]) -> list[Doubles]:
-        """Return the factors for equal weights."""
+        """Return the factors for equal weights.
+
+        Args:
+            graph: the float graph; not changed.
+            pairs: pairs of layers, equalized in this order in every sweep.
+
+        Returns:
+            The factors of each pair, (channels,).
+        """
+        # Scaled in memory for all sweeps; the graph is changed once, at the end.
         weights = {
             name: layer.weight(graph) for name, layer in layers_of(pairs).items()
         }
@@ -228,6 +244,7 @@ class CLE:
             for place, pair in enumerate(pairs):
                 factor = _equalize(pair, weights)
                 total[place] = total[place] * factor
+                # A factor of 2 and one of 1/2 are equal changes.
                 change = float(np.abs(np.log(factor)).max())
                 greatest_change = max(greatest_change, change)
             if greatest_change < _CONVERGED:
@@ -278,12 +295,20 @@ def _apply(
     factors: list[Doubles],
     rounding: Rounding,
 ) -> int:
-    """Apply factors to the graph; return the number of changed pairs."""
+    """Apply factors to the graph; return the number of changed pairs.
+
+    Args:
+        graph: the graph, changed in place.
+        pairs: pairs of layers.
+        factors: the factors of each pair, (channels,).
+        rounding: rounding of the weights, which decides how gates are corrected.
+    """
     changed = [
         (pair, factor)
         for pair, factor in zip(pairs, factors, strict=True)
         if (factor != 1).any()
     ]
+    # A layer may be the first of one pair and a reader of another: its weight is stored once.
     layers = layers_of([pair for pair, _ in changed])
     weights = {name: layer.weight(graph) for name, layer in layers.items()}
     # A quantized weight with one value per scale has that value exactly.
@@ -297,14 +322,24 @@ def _apply(
 
 
 def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
-    """Equalize the weights of a pair, and return the factors of its channels."""
+    """Equalize the weights of a pair, and return the factors of its channels.
+
+    Args:
+        pair: the pair.
+        weights: weights by the name of the layer; changed in place.
+
+    Returns:
+        The factors sqrt(before / after), (channels,).
+    """
     first = weights[pair.first.node.name]
+    # (channels,): outputs come first in the layout of a weight.
     before = np.abs(first).reshape(pair.channels, -1).max(axis=1)
     after = np.max(
         [_reach(reader, weights, pair.channels) for reader in pair.readers],
         axis=0,
     )
     alive = (before > 0) & (after > 0)
+    # Channels without weights on one side keep the factor 1; 1 also avoids divisions by zero.
     factor = np.where(
         alive,
         np.sqrt(np.where(alive, before, 1) / np.where(alive, after, 1)),
@@ -316,7 +351,14 @@ def _equalize(pair: Pair, weights: dict[str, Doubles]) -> Doubles:
 
 
 def _reach(reader: Reader, weights: dict[str, Doubles], channels: int) -> Doubles:
-    """Return the greatest weight per channel."""
+    """Return the greatest absolute weight that reads each channel, (channels,).
+
+    Args:
+        reader: the layer, and the place of the channels among its inputs.
+        weights: weights by the name of the layer, (groups, outputs, inputs, kernel...).
+        channels: number of channels.
+    """
+    # (groups, inputs, outputs, kernel), so that rows are input channels.
     moved = np.moveaxis(
         np.abs(weights[reader.layer.node.name]),
         2,

@@ -28,6 +28,7 @@ def check(optimizer: Any) -> None:
             f"device of {optimizer.name} is {optimizer.device!r}; it must be one of:"
             f" {', '.join(DEVICES)}",
         )
+    # A missing GPU is an error of the configuration, and found before any calibration.
     device_of(optimizer)
 
 
@@ -51,11 +52,20 @@ def descend(
     device: Device,
     work: Callable[[Part, tuple[slice, slice]], None],
 ) -> None:
-    """Call ``work`` for the blocks of groups and outputs of a layer, with rows on the device."""
+    """Call ``work`` for the blocks of groups and outputs of a layer, with rows on the device.
+
+    Args:
+        problem: the layer.
+        device: the device that computes.
+        work: takes the rows of a block, and the slices of groups and outputs; it is called from
+            several threads, and stores its results itself.
+    """
     activation = problem.activation
     train = problem.train
+    # The targets do not change during the descent.
     wanted = activation.value(train.targets)
     with one_thread():
+        # Errors relative to RTN, so that one learning rate serves layers of any range.
         norm = np.maximum(
             problem.loss(problem.nearest(), train),
             _LEAST_NORM,
@@ -77,4 +87,5 @@ def descend(
         )
         work(part.on(device), (groups, outputs))
 
+    # A GPU takes large parts, one after another; cores share small ones.
     in_parts(one, *problem.weight.shape, whole=device.parallel)

@@ -54,6 +54,7 @@ class DPU:
     def _rewrite(self, graph: Graph, node: Node) -> bool:
         if node.kind == "LeakyRelu" and self.slopes:
             slope = float(node.attribute("alpha", 0.01))
+            # Multiples of 1/256 are exact in float32, so that an unchanged slope compares equal.
             known = round(slope * _SLOPE) / _SLOPE
             node.set_attribute("alpha", known)
             return known != slope

@@ -62,19 +62,31 @@ class GPTQ:
         require_flag(self, "act_order", "asymmetric", "scales")
 
     def __call__(self, problem: Problem, present: Solution) -> Solution:
-        """Return a proposed weight and bias."""
+        """Return a proposed weight; the bias stays.
+
+        Args:
+            problem: the layer.
+            present: the solution whose scales and bias are used.
+
+        Returns:
+            The weight, with factors of the scales if they may change; ``present`` without a finite
+            Hessian.
+        """
         # "auto" is judged by the held-out rows, which the Hessian must not contain.
         if self.damping == "auto" and problem.learned is not None:
             hessian, count = problem.learned()
         else:
             hessian, count = problem.gram()
+        # Overflowing inputs leave no Hessian: the present solution stays.
         if not np.isfinite(hessian).all():
             return present
         weight = problem.weight
         if self.asymmetric:
+            # GPTQ then rounds the weight that reproduces the float outputs on inputs with errors.
             weight = weight + self._shift(problem, present, hessian, count)
         lattice = problem.lattice_of(present)
         compensation = self._compensation(problem, present, hessian, weight)
+        # Errors by the Hessian, (groups, outputs); the factor 1 is the first candidate.
         best, least = compensation.rounded(weight, lattice)
         factor = present.factors
         for ratio in _FACTORS if self.scales and problem.scalable else ():
@@ -101,6 +113,12 @@ class GPTQ:
         """Return the compensation for the requested damping.
 
         "auto" takes the damping with the least loss on the held-out rows.
+
+        Args:
+            problem: the layer.
+            present: the solution whose scales and bias are used.
+            hessian: X X^T, (groups, inputs, inputs).
+            weight: the weight to round, (groups, outputs, inputs).
         """
 
         def compensation(damping: float) -> Compensation:
@@ -112,7 +130,9 @@ class GPTQ:
 
         def loss(candidate: Compensation) -> float:
             rounded, _ = candidate.rounded(weight, lattice)
+            # One damping for all outputs, as they share the Cholesky factor.
             mean = float(problem.loss(replace(present, weight=rounded)).mean())
+            # ``min`` with a NaN would depend on the order of the candidates.
             return mean if np.isfinite(mean) else float("inf")
 
         return min(map(compensation, _DAMPINGS), key=loss)
@@ -126,22 +146,35 @@ class GPTQ:
     ) -> Doubles:
         """Return the weight change that fits the targets best on the quantized model's inputs.
 
-        Ridge regression.
+        Ridge regression of the residuals on the inputs, with the best damping on the held-out rows.
+
+        Args:
+            problem: the layer.
+            present: the solution whose bias is used.
+            hessian: X X^T, (groups, inputs, inputs).
+            count: number of rows in the Hessian.
+
+        Returns:
+            The change, (groups, outputs, inputs); zeros if none lowers the held-out loss.
         """
         rows = problem.train
         size = hessian.shape[1]
+        # (groups, rows, outputs): what the float weight misses on the quantized model's inputs.
         residual = (
             rows.targets
             - present.bias[:, None]
             - rows.inputs @ problem.weight.swapaxes(1, 2).astype(np.float32)
         )
         cross = (residual.swapaxes(1, 2) @ rows.inputs).astype(np.float64) * (
+            # The Hessian sums over all rows, the product over sampled ones: both to one scale.
             count / max(1, len(rows))
         )
         mean = np.trace(hessian, axis1=1, axis2=2) / size
         best: Doubles = np.zeros_like(problem.weight)
         least = float("inf")
         for share in _RIDGES:
+            # A group without inputs has a Hessian of zeros, and 1 on the diagonal makes it
+            # invertible.
             damped = hessian + (share * mean + (mean == 0))[:, None, None] * np.eye(
                 size
             )
@@ -157,6 +190,7 @@ class GPTQ:
             if loss < least:
                 best = shift
                 least = loss
+        # No shift, where every damping fits the training rows alone.
         still = Solution(problem.weight.astype(np.float32), present.bias)
         if least < float(problem.loss(still).mean()):
             return best

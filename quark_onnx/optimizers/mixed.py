@@ -96,6 +96,7 @@ class AutoMixedPrecision:
         self._check_goal()
         for name in ("nodes", "op_types", "exclude"):
             names = name_tuple(getattr(self, name), f"{name} of {self.name}")
+            # The dataclass is frozen, and callers may give one text or a list.
             object.__setattr__(self, name, names)
 
     def _check_goal(self) -> None:
@@ -162,12 +163,14 @@ class AutoMixedPrecision:
                 weight=self.weight or self._lowered(config.weight),
             )
         if self.of_weights and config.weight is not None:
+            # The sign stays, so that zero points keep their meaning.
             wide = INT8 if getattr(config.weight.dtype, "signed", False) else UINT8
             return Override(
                 nodes=nodes,
                 weight=self.weight or config.weight.with_(dtype=wide),
             )
         spec = self._raised(config.activation)
+        # Nodes without a format of 16 bits stay float altogether.
         keep = spec is None
         return Override(
             nodes=nodes,
@@ -194,11 +197,13 @@ class AutoMixedPrecision:
             return None
         if self.activation is not None:
             return self.activation
+        # Dynamic scales are those of 8-bit products (DynamicQuantizeLinear writes uint8).
         if spec is None or spec.dynamic or spec.dtype.bits >= INT16.bits:
             return None
         signed = getattr(spec.dtype, "signed", False)
         return spec.with_(
             dtype=INT16 if signed else UINT16,
+            # A float scale of 16 bits has codes enough for the whole range.
             calibrator="minmse" if spec.pow2 else "minmax",
             reduce_range=False,
         )
@@ -211,6 +216,7 @@ class AutoMixedPrecision:
             or spec.dtype.bits != INT16.bits
         ):
             return None
+        # 8 bits need a calibrator that clips outliers, as the presets of 8 bits have.
         narrow = INT8 if spec.dtype.signed else UINT8
         return spec.with_(
             dtype=narrow,

@@ -70,7 +70,9 @@ class Solution:
         if self.factor is other.factor is None:
             factor = None
         else:
+            # One of both may lack factors, which are ones then.
             factor = np.where(better, other.factors, self.factors)
+        # The aim is known only where both are: a mixture would not be the origin of the weight.
         if self.aim is None or other.aim is None:
             return Solution(weight, bias, factor)
         return Solution(
@@ -142,6 +144,7 @@ class Problem:
 
     def allowed(self, solution: Solution) -> Solution:
         """Return a solution with a storable bias: the layer's, if not variable."""
+        # A layer without a variable bias computes with its own, whatever an optimizer proposes.
         bias = solution.bias if self.biased else self.bias
         if self.bias_lattice is not None:
             bias = self.bias_lattice.nearest(bias.astype(np.float64))
@@ -155,6 +158,7 @@ class Problem:
         """
         evaluated = rows or self.held
         parts = slabs(len(evaluated), _SLAB)
+        # Parts are summed in order, so that the loss does not depend on the number of cores.
         squares = side_by_side(
             lambda part: _squares(self.activation, evaluated, part, solution),
             parts,
@@ -193,7 +197,20 @@ def _squares(
     part: slice,
     solution: Solution,
 ) -> Doubles:
+    """Return the squared errors after the activation, summed over a part of the rows.
+
+    Args:
+        activation: the function after the layer.
+        rows: inputs and targets.
+        part: the rows to evaluate.
+        solution: weight and bias.
+
+    Returns:
+        The sums, (groups, outputs).
+    """
     computed = (
+        # (groups, rows, inputs) @ (groups, inputs, outputs) in float32; squares are summed in
+        # float64.
         rows.inputs[:, part] @ solution.weight.swapaxes(1, 2) + solution.bias[:, None]
     )
     error = activation.value(computed) - activation.value(rows.targets[:, part])

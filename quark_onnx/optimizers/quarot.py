@@ -61,6 +61,7 @@ class QuaRot:
             raise ConfigError(
                 f"online of quarot is {self.online!r}; it must be true or false",
             )
+        # ``type`` instead of isinstance: True is an int, too.
         if type(self.seed) is not int or self.seed < 0:
             raise ConfigError(
                 f"seed of quarot is {self.seed!r}; it must be a whole number, 0 or"
@@ -80,11 +81,13 @@ class QuaRot:
         for place, stream in enumerate(rotated_streams):
             # LayerNorm subtracts the mean over channels, so that the rotation must keep the vector
             # of ones; RMSNorm commutes with any rotation.
+            # One seed gives different signs for other sizes.
             rotation = (balanced if stream.centered else random_hadamard)(
                 stream.size,
                 self.seed,
             )
             stream.rotate(graph, rotation, f"rotated{place or ''}")
+            # Their inputs are rotated, which an online rotation must not undo.
             done |= stream.readers.keys()
         for attention in attentions:
             # An output projection that a stream has rotated already reads rotated values.
@@ -101,10 +104,20 @@ class QuaRot:
         return Rewrites(len(rotated_streams) + len(attentions) + count, notes)
 
     def _run(self, graph: Graph, tensor: str, done: set[Node]) -> bool:
-        """Rotate a tensor at runtime, for layers with unrotated input."""
+        """Rotate a tensor at runtime, for layers with unrotated input.
+
+        Args:
+            graph: the graph, changed in place.
+            tensor: the tensor.
+            done: layers whose input is rotated already.
+
+        Returns:
+            Whether there is such a layer.
+        """
         layers = [
             layer for layer in readers_of(graph, tensor)[0] if layer.node not in done
         ]
+        # A single channel has no other one to spread over.
         if not layers or layers[0].inputs < 2:
             return False
         size = layers[0].inputs
@@ -112,6 +125,7 @@ class QuaRot:
         rotated = _insert(graph, tensor, rotation)
         for layer in layers:
             side = layer.weight[0]
+            # x R times R^T W is x W: the weight is rotated along its inputs.
             side.change(graph, "online", partial(rotation.turn, axis=side.axis))
             graph.set_input(layer.node, 0, rotated)
         return True
@@ -120,6 +134,7 @@ class QuaRot:
 def _halves(size: int, seed: int) -> Rotation:
     """Return a rotation of one or two factors of similar sizes, with independent random signs."""
     orders = [len(factor) for factor in random_hadamard(size, seed).factors]
+    # Sizes of the left factor at every place where the product can be split.
     cuts = [int(np.prod(orders[:place])) for place in range(1, len(orders))]
     if size <= _SMALL or not cuts:
         return Rotation((random_hadamard(size, seed).matrix(),))
@@ -131,14 +146,20 @@ def _halves(size: int, seed: int) -> Rotation:
 
 
 def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
-    """Insert nodes that rotate the last axis of a tensor; return the name of the result."""
+    """Insert nodes that rotate the last axis of a tensor; return the name of the result.
+
+    Two factors are two products around a Reshape to (..., left, right), and one factor is a single
+    product.
+    """
     rank = len(graph.sizes(tensor))
     result = graph.fresh(f"{tensor}_rotated")
+    # A vector, or a tensor of unknown rank, has no axes to reshape by.
     if rank < 2 or len(rotation.factors) == 1:
         [matrix] = _constants(graph, "rotation", rotation.matrix())
         graph.add("MatMul", [tensor, matrix], [result]).stay_float(_FLOAT)
         return result
     left, right = rotation.factors
+    # 0 keeps the size of an axis (ONNX Reshape), also where it is symbolic.
     kept = [0] * (rank - 1)
     before = _constants(
         graph,
@@ -154,6 +175,7 @@ def _insert(graph: Graph, tensor: str, rotation: Rotation) -> str:
     second = _constants(graph, "rotation", right)
     steps = (
         ("Reshape", [tensor, *before]),
+        # "" stands for the result of the step before.
         ("MatMul", ["", *second]),
         ("MatMul", [*first, ""]),
         ("Reshape", ["", *after]),
@@ -173,5 +195,6 @@ def _constants(graph: Graph, kind: str, value: NDArray[Any]) -> list[str]:
     """Return a shape, or a matrix known by its size, as a shared constant."""
     is_shape = value.dtype.kind == "i"
     stored = value.astype(np.int64 if is_shape else np.float32)
+    # All rotations of a run have one seed.
     key = ("quarot", kind, str(value.tolist() if is_shape else len(value)))
     return graph.once(key, lambda: [graph.add_constant(f"quarot_{kind}", stored)])

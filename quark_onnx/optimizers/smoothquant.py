@@ -29,6 +29,7 @@ from quark_onnx.patterns.foldable_scales import Fold, absorb
 from quark_onnx.patterns.linear import Floats, Linear, readers_of, sources
 
 #: Candidates of "auto".
+# Rounded, because 0.05 * 3 is 0.15000000000000002.
 _ALPHAS = tuple(round(0.05 * step, 2) for step in range(21))
 #: Limit of factors around their geometric mean, which would exceed float32 for no gain.
 _GREATEST_FACTOR = 1e4
@@ -60,6 +61,7 @@ class SmoothQuant:
 
     def __post_init__(self) -> None:
         number = (
+            # Booleans are no numbers here.
             is_number(self.alpha)
             and isinstance(self.alpha, int | float)
             and 0 <= self.alpha <= 1
@@ -91,6 +93,7 @@ class SmoothQuant:
         ]
         if not reachable or not len(samples):
             return Rewrites(0, _notes(len(groups) - len(reachable)))
+        # Only the search reads sampled vectors.
         statistics = _observe(graph, reachable, samples, vectors=self.alpha == "auto")
         count = sum(
             self._smooth(graph, group, statistic, rounding)
@@ -105,7 +108,15 @@ class SmoothQuant:
         seen: Extremes,
         rounding: Rounding,
     ) -> bool:
-        """Rewrite a group; return whether the graph was changed."""
+        """Rewrite a group; return whether the graph was changed.
+
+        Args:
+            graph: the graph, changed in place.
+            group: the tensor with its readers.
+            seen: extremes of each channel, with vectors if alpha is searched.
+            rounding: rounding of weights and activations.
+        """
+        # The tensor was empty, of other channels, or not finite: its outliers are unknown.
         if seen.lo.size != group.size or seen.nonfinite:
             return False
         largest = np.maximum(
@@ -123,11 +134,13 @@ class SmoothQuant:
         else:
             assert not isinstance(self.alpha, str)
             factor = factors(largest, reach, self.alpha)
+        # All factors are equal, and cancel in the scales.
         if np.ptp(factor) == 0:
             return False
         # The graph stores float32: divide by the value that the weights are multiplied by.
         factor = factor.astype(np.float32).astype(np.float64)
         key = f"smooth_{group.tensor}"
+        # Asked again, because an earlier group may have changed the constants.
         folds = group.absorbed(graph)
         for fold in folds or ():
             fold.apply(graph, key, 1 / factor)
@@ -153,6 +166,7 @@ class _Group:
 
     def absorbed(self, graph: Graph) -> list[Fold] | None:
         """Return the constants for folding the division; None if impossible."""
+        # With further readers, the division would change what they read.
         if self.alone:
             return absorb(graph, self.tensor, self.size, len(self.layers))
         return None
@@ -177,6 +191,7 @@ def _group(graph: Graph, tensor: str) -> _Group | None:
     """
     layers, others = readers_of(graph, tensor)
     nodes = {layer.node for layer in layers}
+    # A shared weight would be multiplied for the other layer, too.
     if not layers or any(
         set(graph.consumers(layer.node.input(1))) - nodes for layer in layers
     ):
@@ -207,6 +222,7 @@ def _observe(
     vectors: bool,
 ) -> list[Extremes]:
     """Return extremes per channel in one pass over the data, with ``vectors`` as a sample."""
+    # Both statistics have the extremes of all data.
     wanted = Sampling() if vectors else calibrators.MinMax()
     observations = [Observation(group.tensor, wanted, axis=-1) for group in groups]
     found = watch(graph, observations, samples)
@@ -248,9 +264,16 @@ def _search(
     """Return the factors with the least error of the products of sampled vectors.
 
     Activations are rounded with a per-tensor scale and, unless symmetric, a zero point; weights
-    with
-    per-tensor or per-channel scales. No factors are a candidate, too.
+    with per-tensor or per-channel scales. No factors are a candidate, too.
+
+    Args:
+        seen: extremes of all data, and sampled vectors, (vectors, channels).
+        largest: greatest absolute value of each channel, (channels,).
+        reach: greatest absolute weight of each channel, (channels,).
+        weights: the weights of the readers, (channels, outputs).
+        rounding: rounding of weights and activations.
     """
+    # (vectors, channels); weights are (channels, outputs), joined along the outputs.
     x = seen.vectors.astype(np.float64)
     # A single NaN would make all candidates equally bad.
     x = x[np.isfinite(x).all(axis=1)]
@@ -259,6 +282,7 @@ def _search(
     least = np.inf
     for candidate in (best, *(factors(largest, reach, alpha) for alpha in _ALPHAS)):
         # The range comes from all data, not from the sampled vectors, which miss the outliers.
+        # Ranges contain 0, as those of calibration do.
         low = min(0.0, (seen.lo / candidate).min())
         high = max(0.0, (seen.hi / candidate).max())
         if rounding.symmetric:
@@ -277,8 +301,17 @@ def _search(
 
 
 def _rounded(values: Floats, low: float, high: float, steps: int) -> Floats:
+    """Round activations with one scale and a zero point.
+
+    Args:
+        values: the values.
+        low: lower end of the range, 0 or less.
+        high: upper end of the range, 0 or more.
+        steps: steps from end to end; 0 leaves the values unchanged.
+    """
     if not steps:
         return values
+    # A range of 0 has no scale; 1 rounds zeros to zeros.
     scale = (high - low) / steps or 1.0
     zero = np.rint(-low / scale)
     codes: Floats = (np.rint(values / scale) + zero).clip(0, steps) - zero
@@ -286,8 +319,10 @@ def _rounded(values: Floats, low: float, high: float, steps: int) -> Floats:
 
 
 def _symmetric(weight: Floats, rounding: Rounding) -> Floats:
+    """Round a weight (channels, outputs) with symmetric scales, per output or per tensor."""
     if not rounding.weight:
         return weight
+    # (outputs,) or a single number; codes reach half of the steps to both sides.
     largest = np.abs(weight).max(axis=0 if rounding.per_channel else None)
     scale = np.where(
         largest > 0,

@@ -43,9 +43,11 @@ class Pictures:
 
         Alternatives that change one of the two come first.
         """
+        # An unknown scaling (None) equals none of them, and all are tried.
         scalings = [each for each in SCALINGS if each is not self.scaling]
         for scaling in scalings:
             yield Alternative(self, scaling, swapped=False)
+        # Pictures in gray have one order of channels.
         if self.images[0].shape[1] != _COLORS:
             return
         yield Alternative(self, None, swapped=True)
@@ -54,10 +56,12 @@ class Pictures:
 
     def pixels(self, place: int) -> NDArray[np.float64]:
         """Return pictures in pixels from 0 to 255, stretched if the scaling is unknown."""
+        # (batch, channels, height, width).
         image = self.images[place].astype(np.float64)
         if self.scaling is not None:
             return np.asarray(self.scaling.pixels(image))
         least, greatest = float(image.min()), float(image.max())
+        # A picture of one value has no range; it becomes black.
         return np.asarray((image - least) * (255.0 / ((greatest - least) or 1.0)))
 
 
@@ -135,10 +139,12 @@ class Alternative:
         given = self.pictures
         scaling = self.scaling or given.scaling
         if scaling is None:
+            # Only the order of channels changes, for which no pixels are needed.
             image = given.images[place][:, ::-1]
         else:
             pixels = given.pixels(place)
             image = scaling.of_pixels(pixels[:, ::-1] if self.swapped else pixels)
+        # onnxruntime copies arrays that are not contiguous in each run.
         array = np.ascontiguousarray(np.moveaxis(image, 1, given.axis), np.float32)
         return {**given.feeds[place], given.name: array}
 

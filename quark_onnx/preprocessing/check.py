@@ -102,21 +102,27 @@ class PreprocessingCheck:
             expected: the outputs of the float model.
             labels: the class of each row, None for an unknown one; empty without labels.
         """
+        # Sequences and maps have no rows that could be counted.
         given, outputs = _arrays(feeds), _arrays(expected)
         size = sum(value.nbytes for value in given.values())
         if self.is_full or self._bytes + size > _BYTES or not outputs:
             return
+        # Outputs on wrong inputs may overflow; such rows are no evidence.
         with np.errstate(all="ignore"):
+            # The outputs of the first sample decide the task.
             if self._task is None:
                 self._task = find_task(self._model, given, outputs, self._asked)
                 self._given = evidence_for(self._task)
             self._watch(outputs)
             if not self._task.reads(outputs):
                 labels = ()
+            # With labels, more rows are collected than evidence without labels needs.
             elif self._given is not None and len(self._given) < _ROWS:
                 self._given.add(outputs)
             self._add_labels(outputs, labels)
         self._feeds.append(given)
+        # Inputs of one sample may have different first axes, such as a batch of pictures and a
+        # size.
         self._rows += max(
             (len(value) for value in given.values() if value.ndim), default=1
         )
@@ -137,6 +143,8 @@ class PreprocessingCheck:
         assert self._task is not None
         if not self._feeds and self._task.name == "classifier":
             self._labelled = Labelled(self._task.output, self._labels)
+        # A sample without labels ends the comparison: hits must be of the same rows for every
+        # alternative.
         if not labels:
             self._labelled = None
         if self._labelled is not None:
@@ -153,6 +161,7 @@ class PreprocessingCheck:
         value = np.atleast_1d(outputs.get(self._task.output, np.zeros(0)))
         if self._first_output is None:
             self._first_output = value[:1].copy()
+        # Rows of one batch are compared, too.
         same = value.shape[1:] == self._first_output.shape[1:]
         self._varies |= not same or not (value == self._first_output).all()
 
@@ -219,8 +228,10 @@ class PreprocessingCheck:
                 found.append((name, axis))
         if len(found) != 1:
             return None
+        # With two inputs of pictures, an alternative of one of them would prove nothing.
         name, axis = found[0]
         images = [np.moveaxis(feed[name], axis, 1) for feed in self._feeds]
+        # A later sample has another layout or size of the channels.
         if any(picture_axis(image.shape) != 1 for image in images):
             return None
         return name, axis, images
@@ -238,6 +249,7 @@ class PreprocessingCheck:
             finding = self._better_top1(session, self._labelled, alternatives)
             if finding is not None:
                 yield finding
+            # Labels that fit the given preprocessing settle the question without further runs.
             if finding is not None or self._labelled.fits:
                 return
         yield from self._unlabelled(session, alternatives)
@@ -249,6 +261,7 @@ class PreprocessingCheck:
     ) -> Iterator[Finding]:
         """Yield a finding from the responses of the first layers, or from the outputs."""
         layers = FirstLayers(self._model)
+        # Statistics of the first layers need few rows, and no run of the whole model.
         few = self._feeds[: self._count(FIRST)]
         responses = layers.responses(few) if layers else []
         distance = layers.batch_norm_distance(responses)
@@ -258,7 +271,9 @@ class PreprocessingCheck:
         ratios = layers.ratios(responses)
         finding: Finding | None = None
         if distance is not None:  # the scaling equals the training's
+            # The order of channels is left, which the statistics hardly tell.
             alternatives = [each for each in alternatives if each.scaling is None]
+        # Without a BatchNormalization, biases that match the responses speak for the scaling.
         elif fits(ratios):
             alternatives = [
                 each
@@ -311,11 +326,13 @@ class PreprocessingCheck:
         """Return a scaling with influential biases in a detector's first layers."""
         assert isinstance(self._given, Detected)
         for other in alternatives:
+            # The first layers are cheap, and spare most alternatives a run of the whole model.
             if not fits(self._ratios(layers, other)):
                 continue
             found = self._fresh()
             for feeds in other.feeds(0, self._count(_ROWS)):
                 found.add(_run(session, feeds))
+            # Detections that vanish with the other scaling would speak for the given one.
             if found.strongest > _KEPT * self._given.strongest:  # type: ignore[attr-defined]
                 return Finding(
                     other.cause,
@@ -352,6 +369,7 @@ class PreprocessingCheck:
         """Return a preprocessing with a significantly higher top-1 of the float model."""
         search = Search(
             labelled,
+            # The labels are shared; hits begin anew.
             lambda: Labelled(labelled.output, self._labels),
             partial(_run, session),
             list(map(self._count, _LABELLED_STAGES)),
@@ -365,6 +383,7 @@ class PreprocessingCheck:
         if not layers:
             return list(alternatives)
         given = self._feeds[: self._count(FIRST)]
+        # Inputs as large as the given ones are no argument against an alternative.
         if too_large(layers.ratios(layers.responses(given))):
             return list(alternatives)
         return [
@@ -386,6 +405,7 @@ class PreprocessingCheck:
         """Return the number of samples for ``rows`` rows."""
         total = 0
         for place, feed in enumerate(self._feeds):
+            # Whole samples: a batch is never split.
             if total >= rows:
                 return place
             total += max(
@@ -422,6 +442,8 @@ def _batch_norm_finding(
         found = layers.batch_norm_distance(layers.responses([*other.feeds(0, few)]))
         if found is None or other_data(found):
             continue
+        # Deviations of the mean in standard deviations, and of the variance in nats, are alike in
+        # size.
         total = found[0] + float(np.log(found[1]))
         if best is None or total < best[0]:
             best = (total, other)

@@ -98,6 +98,7 @@ def _limit(limits: Mapping[int, float], rows: int) -> float:
 
 def _student(differences: Floats) -> float:
     """Return Student's t of a mean difference from zero."""
+    # The standard error of the mean; equal differences have none, and count as no evidence.
     spread = differences.std(ddof=1) / len(differences) ** 0.5
     return float(differences.mean() / spread) if spread else 0.0
 
@@ -116,9 +117,11 @@ class Classified:
 
     def add(self, outputs: Outputs) -> None:
         value = outputs[self.output]
+        # Indices of classes have no confidence.
         if value.dtype.kind != "f":
             return
         rows = _probabilities(value.reshape(squeezed(value)))
+        # Rows of another number of classes cannot be averaged.
         if not self.rows or rows.shape[1] == len(self.rows[0]):
             self.rows += list(rows)
 
@@ -127,6 +130,7 @@ class Classified:
 
     @property
     def strength(self) -> float:
+        # (rows, classes).
         table = np.array(self.rows)
         return float(_entropy(table.mean(axis=0)) - _entropy(table).mean())
 
@@ -143,6 +147,7 @@ class Classified:
     @property
     def greatest(self) -> float:
         """Return the greatest possible strength."""
+        # As many classes as rows can be told apart, at most; two for a bound above 0.
         return float(np.log(max(2, min(len(self), len(self.rows[0])))))
 
     @property
@@ -151,6 +156,7 @@ class Classified:
 
     def hopeless(self, other: Evidence) -> bool:
         gain = other.strength - self.strength
+        # Weak evidence for the given preprocessing: only clearly more is worth further rows.
         if self.strength < _WEAK * self.greatest:
             return gain < _WEAK_GAIN * self.greatest
         # little is missing to the greatest strength: a better preprocessing falls short by less
@@ -160,6 +166,7 @@ class Classified:
 
     def surer_than(self, other: Evidence) -> bool:
         assert isinstance(other, Classified)
+        # (rows,), paired: both predict the same inputs.
         loss = _entropy(np.array(other.rows)) - _entropy(np.array(self.rows))
         if loss.mean() > _UNSURE:
             return True
@@ -216,8 +223,10 @@ class Labelled:
             return
         rows = _probabilities(value.reshape(squeezed(value)))
         self.classes = rows.shape[1]
+        # Rows beyond the labels have none.
         for row, label in zip(rows, labels, strict=False):
             if label is not None:
+                # A label beyond the classes counts as a miss.
                 known = 0 <= label < len(row)
                 self.hits.append(bool(row.argmax() == label))
                 self.likelihoods.append(float(row[label]) if known else 0.0)
@@ -245,6 +254,7 @@ class Labelled:
     def fits(self) -> bool:
         """Return whether top-1 is far above chance, so that labels and model fit."""
         chance = 1 / max(2, self.classes)
+        # Of few classes, three times chance is unreachable; halfway to 1 then suffices.
         clear = min(_ABOVE_CHANCE * chance, (1 + chance) / 2)
         return self.top1 >= max(_FITTING_TOP1, clear)
 
@@ -283,15 +293,19 @@ class Labelled:
 
 
 def _probabilities(rows: NDArray[Any]) -> Floats:
+    """Return probabilities or logits (..., classes) as probabilities, (rows, classes)."""
     rows = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
     # Some models end in a softmax, others in logits.
     if (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):
         return rows
+    # The maximum is subtracted, so that the exponential cannot overflow.
     powers = np.exp(rows - rows.max(axis=1, keepdims=True))
     return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
 
 def _entropy(rows: Floats) -> Floats:
+    """Return the entropies of distributions along the last axis, in nats."""
+    # 0 log 0 is 0: the floor avoids minus infinity.
     return np.asarray(-(rows * np.log(np.maximum(rows, 1e-12))).sum(axis=-1))
 
 
@@ -304,6 +318,7 @@ class Detected:
 
     def add(self, outputs: Outputs) -> None:
         assert self.task.layout is not None
+        # Boxes are (n, 6): x1, y1, x2, y2, score, class.
         self.scores += [boxes[:, 4] for boxes in detections(self.task.layout, outputs)]
 
     def head(self, rows: int) -> Detected:
@@ -312,6 +327,7 @@ class Detected:
     @property
     def squares(self) -> Floats:
         """Return the sum of squared scores of every image."""
+        # Squares, because hundreds of boxes with scores near 0 must not outweigh one certain box.
         return np.array([float(np.square(scores).sum()) for scores in self.scores])
 
     @property

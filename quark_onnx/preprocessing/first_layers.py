@@ -49,6 +49,7 @@ class FirstLayers:
     def __init__(self, model: ModelProto) -> None:
         """Extract the first convolutions, without changing the model."""
         self._layers = _first(model)
+        # A model without convolutions has no session, and must not be asked for responses.
         self._session: Any = None
         if self._layers:
             self._session = open_session(
@@ -59,13 +60,15 @@ class FirstLayers:
         return bool(self._layers)
 
     def responses(self, feeds: Sequence[Feeds]) -> Responses:
-        """Return the mean and the variance of every channel, per layer."""
+        """Return the mean and the variance of every channel, (channels,) each, per layer."""
         names = [layer.output for layer in self._layers]
         known = names_of(self._session.get_inputs())
         sums: list[list[Floats]] = []
         for feed in feeds:
             outputs = self._session.run(names, subset(feed, known))
             sums.append(list(map(_moments, outputs)))
+        # (3, channels) for each layer: sums over the samples, which may have different numbers of
+        # rows.
         totals = [sum(each) for each in zip(*sums, strict=True)]
         found = []
         for count, first, second in totals:
@@ -83,6 +86,8 @@ class FirstLayers:
         found = []
         for layer, (_, variance) in zip(self._layers, responses, strict=True):
             if layer.bias is not None and layer.mean is None:
+                # The floor keeps channels with a bias of 0 finite; the median ignores the few of
+                # them.
                 ratio = np.sqrt(variance) / np.maximum(np.abs(layer.bias), 1e-9)
                 found.append(float(np.median(ratio)))
         return found
@@ -103,8 +108,10 @@ class FirstLayers:
         for layer, (mean, variance) in zip(self._layers, responses, strict=True):
             if layer.mean is None or layer.variance is None:
                 continue
+            # Dead channels have a running variance of 0.
             known = np.maximum(layer.variance, 1e-12)
             off = np.abs(mean - layer.mean) / np.sqrt(known)
+            # A logarithm, so that half and twice the variance are equally far.
             ratio = np.abs(np.log(np.maximum(variance, 1e-12) / known))
             return float(np.median(off)), float(np.exp(np.median(ratio)))
         return None
@@ -112,6 +119,7 @@ class FirstLayers:
 
 def too_large(ratios: Sequence[float]) -> bool:
     """Return whether responses of every first layer far exceed the bias."""
+    # Fewer layers give too little evidence.
     return len(ratios) == _LAYERS and min(ratios) > _TOO_LARGE
 
 
@@ -141,6 +149,7 @@ def other_data(distance: tuple[float, float]) -> bool:
 
 
 def _first(model: ModelProto) -> list[_Layer]:
+    """Return the first convolutions with a constant weight, in the order of the file."""
     graph = model.graph
     constants = by_name(graph.initializer)
 
@@ -148,6 +157,8 @@ def _first(model: ModelProto) -> list[_Layer]:
         tensor = constants.get(name)
         return None if tensor is None else values(tensor).astype(np.float64)
 
+    # With 5 inputs, BatchNormalization has running statistics: mean and variance are inputs 3 and
+    # 4.
     norms = {
         node.input[0]: node
         for node in graph.node
@@ -157,6 +168,7 @@ def _first(model: ModelProto) -> list[_Layer]:
     for node in graph.node:
         if node.op_type != "Conv" or node.input[1] not in constants:
             continue
+        # The names of a BatchNormalization's input link it to the convolution before it.
         norm = norms.get(node.output[0])
         layers.append(
             _Layer(
@@ -183,6 +195,7 @@ def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
     part = ModelProto()
     part.ir_version = model.ir_version
     part.opset_import.extend(model.opset_import)
+    # Nodes before the first convolutions may call functions.
     part.functions.extend(model.functions)
     part.graph.name = "first_layers"
     part.graph.node.extend(
@@ -197,8 +210,10 @@ def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
 
 
 def _moments(output: NDArray[Any]) -> Floats:
-    """Return count, sum and sum of squares by channel, stacked."""
+    """Return count, sum and sum of squares by channel, (3, channels)."""
+    # (batch, channels, positions).
     rows = output.reshape(*output.shape[:2], -1).astype(np.float32, copy=False)
     count = np.full(rows.shape[1], float(rows.shape[0] * rows.shape[2]))
+    # Without an array of the squares, as large as the output.
     squares = np.einsum("nci,nci->c", rows, rows)
     return np.stack([count, rows.sum(axis=(0, 2), dtype=np.float64), squares])

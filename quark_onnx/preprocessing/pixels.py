@@ -59,6 +59,8 @@ class Scaling:
 
 
 def _column(values: Sequence[float], like: Images) -> NDArray[np.float64]:
+    """Return values per channel as (1, channels, 1, 1), to broadcast against pictures."""
+    # A picture in gray takes the first of three values.
     return np.asarray(values[: like.shape[1]], np.float64).reshape(1, -1, 1, 1)
 
 
@@ -96,6 +98,7 @@ def picture_axis(shape: tuple[int, ...]) -> int | None:
         return None
     if shape[1] in _CHANNELS and min(shape[2:]) >= _LEAST_SIDE:
         return 1
+    # Channels first is tried first: (1, 3, 224, 3) would fit both.
     return 3 if shape[3] in _CHANNELS and min(shape[1:3]) >= _LEAST_SIDE else None
 
 
@@ -105,6 +108,7 @@ def scaling_of(images: Sequence[Images]) -> Scaling | None:
     Args:
         images: batches with the channels on axis 1.
     """
+    # (channels,) over all batches.
     least = np.min([batch.min(axis=(0, 2, 3)) for batch in images], axis=0)
     greatest = np.max([batch.max(axis=(0, 2, 3)) for batch in images], axis=0)
     shape = (1, len(least), 1, 1)
@@ -112,6 +116,7 @@ def scaling_of(images: Sequence[Images]) -> Scaling | None:
     for scaling in SCALINGS:
         black = scaling.of_pixels(np.zeros(shape)).ravel()
         white = scaling.of_pixels(np.full(shape, 255.0)).ravel()
+        # Pictures nearly reach black and white, so that their range tells the scaling.
         off = np.maximum(np.abs(least - black), np.abs(greatest - white))
         errors.append(float((off / (white - black)).max()))
     best = int(np.argmin(errors))
@@ -151,6 +156,7 @@ def smoothness(images: Sequence[Images]) -> Smoothness:
     found = []
     for batch in images:
         centred = batch.astype(np.float64)
+        # Per picture and channel: different means would look like correlation.
         centred = centred - centred.mean(axis=(2, 3), keepdims=True)
         # A constant batch has no energy; every correlation is then 0.
         energy = float(np.square(centred).mean()) or 1.0

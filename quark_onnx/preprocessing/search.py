@@ -53,6 +53,7 @@ class Search:
         confirmed = [each for each in tried if self.given.beaten_by(each[1])]
         if not confirmed:
             return None
+        # Labels tell alternatives apart that look alike without them.
         if isinstance(self.given, Labelled):
             other, found = _most_right(confirmed)
             equals: list[Alternative] = []
@@ -66,6 +67,7 @@ class Search:
         if equals:
             names = "; ".join(names_of(equals))
             evidence += f" (as likely: {names}; --labels can tell)"
+        # Both orders of channels are as likely: the usual one of the scaling is advised.
         if any(each.is_twin_of(other) for each in equals):
             return Finding(
                 other.cause, evidence, other.usual_advice, other.usual_options
@@ -82,6 +84,7 @@ class Search:
                     found.add(self.run(feeds))
             done = count
             tried = list(filterfalse(self._hopeless, tried))
+            # Before, chance on a few rows could drop the right alternative.
             if count >= self.first:
                 tried.sort(key=lambda each: -each[1].strength)
                 del tried[_CONFIRMED_STRONG if self._strong else _CONFIRMED :]
@@ -111,6 +114,7 @@ class Search:
 
     def _hopeless(self, trial: Trial) -> bool:
         found = trial[1]
+        # Both on the same rows.
         given = self.given.head(len(found))
         return given.hopeless(found) or (self._strong and given.surer_than(found))
 

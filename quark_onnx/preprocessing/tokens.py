@@ -33,12 +33,14 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
         model: the float model.
         feeds: samples.
     """
+    # Without an embedding the inputs are no tokens.
     table = _embedding(model)
     if table is None:
         return
     identifiers, tensor = table
     masks = [name for name in feeds[0] if "mask" in name.lower()]
     for name in masks:
+        # Over all samples: a single one may be padding alone.
         if not any(feed[name].any() for feed in feeds):
             yield Finding(
                 "mask",
@@ -53,6 +55,7 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
     tokens = np.concatenate(rows)
     yield from _repeated(tokens)
     yield from _untrained(rows, tokens, tensor)
+    # token_type_ids tell a model of BERT's family.
     if any("type" in name.lower() for name in feeds[0]):
         yield from _without_special(rows)
 
@@ -60,6 +63,7 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
 def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
     """Return the input of token identifiers, and the embedding table."""
     constants = by_name(model.graph.initializer)
+    # Older files list constants among the inputs.
     inputs = set(names_of(model.graph.input)) - constants.keys()
     for node in model.graph.node:
         if node.op_type != "Gather" or node.input[1] not in inputs:
@@ -67,6 +71,7 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
         table = constants.get(node.input[0])
         if table is None or len(table.dims) != 2 or table.dims[0] < _VOCABULARY:
             continue
+        # The norms need the table as float32, 4 bytes a value.
         if table.dims[0] * table.dims[1] * 4 <= _LARGEST:
             return node.input[1], table
     return None
@@ -85,6 +90,7 @@ def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[A
 
 
 def _repeated(tokens: NDArray[Any]) -> Iterator[Finding]:
+    """Yield a finding on a token that stands for a large share of all tokens."""
     found, counts = np.unique(tokens, return_counts=True)
     share = counts.max() / len(tokens)
     if len(tokens) >= _TOKENS and share >= _ONE_TOKEN:
@@ -123,6 +129,7 @@ def _untrained(
 
 def _without_special(rows: Sequence[NDArray[Any]]) -> Iterator[Finding]:
     """Yield a finding on sequences without a common first token (BERT's [CLS])."""
+    # A few sequences may be cut from the middle of a text.
     first, counts = np.unique([row[0] for row in rows], return_counts=True)
     if len(first) > 1 and counts.max() < 0.9 * len(rows):
         yield Finding(

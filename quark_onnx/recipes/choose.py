@@ -39,6 +39,7 @@ def structure(model: str | Path | ModelProto) -> Graph:
     Raises:
         ModelError: the model cannot be read.
     """
+    # Functions of a model hide its operators, and Constant nodes its weights.
     graph = Graph.of(inlined(load(model)))
     gather_constants(graph)
     return graph
@@ -51,6 +52,7 @@ def choose(model: str | Path | ModelProto) -> Choice:
         ModelError: the model cannot be read.
     """
     kind, reason = kind_of(structure(model))
+    # Depthwise networks need another format on an NPU alone; on a CPU they are classifiers.
     name = "classifier" if kind == "depthwise" else kind
     recipe = RECIPES[name]
     return Choice(recipe, recipe.config, reason)

@@ -43,6 +43,7 @@ def kind_of(graph: Graph) -> tuple[str, str]:
     >>> kind_of(Graph.of(model))
     ('classifier', '1 convolutions, 0 of them depthwise')
     """
+    # The order of ``KINDS``: speech models may have attention, too.
     attention = [node for node in graph.nodes if _attends(graph, node)]
     if attention:
         return (
@@ -70,6 +71,8 @@ def kind_of(graph: Graph) -> tuple[str, str]:
 
 def _attends(graph: Graph, node: Node) -> bool:
     return node.kind in _ATTENTION or (
+        # Exporters write attention as products of queries, keys and values, none of which is
+        # constant.
         node.kind == "MatMul" and not any(map(graph.is_constant, node.inputs))
     )
 
@@ -83,7 +86,10 @@ def _is_superres(graph: Graph) -> str:
     if len(images) != 1 or list(map(len, results)) != [_IMAGE_RANK]:
         return ""
     before, after = images[0], results[0]
+    # (batch, channels, height, width).
     channels = after[1]
+    # The result has the channels of the input, or is a picture in gray or color. More channels are
+    # masks or features.
     if channels not in {before[1], 1, 3}.intersection(range(1, _COLORS + 1)):
         return ""
     heights = of_type((before[2], after[2]), int)
@@ -100,6 +106,7 @@ def _is_speech(graph: Graph) -> str:
     if spectra:
         return f"{spectra[0].kind}, as spectra of sound are computed by"
     convolutions = graph.nodes_of(("Conv",))
+    # Weights of a 1-D convolution are (outputs, inputs, kernel).
     ranks = {len(graph.sizes(node.input(1))) for node in convolutions}
     if ranks == {_SEQUENCE_RANK}:
         return f"{len(convolutions)} convolutions along one axis"
@@ -111,6 +118,7 @@ def _is_speech(graph: Graph) -> str:
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:
     """Return the last weighted nodes, without a path to a further weighted node."""
+    # Nodes from which another weighted node can be reached, each without itself.
     behind = set(
         reach(
             flattened(map(graph.leaders, products)),

@@ -68,6 +68,7 @@ _ROWS = (
         "products alone run on integers, the rest stays float; outlier channels are"
         " smoothed where that lowers the error",
         _HERE,
+        # ``op_types``: whatever is between the products stays float.
         ("MatMul", "Gemm", "Conv"),
     ),
     Recipe(
@@ -88,5 +89,6 @@ _ROWS = (
         _HERE,
     ),
 )
+# Recipes are values: the registry has one for each name of ``--recipe``.
 for _row in _ROWS:
     RECIPES.add(_row.name, _row)

@@ -37,6 +37,7 @@ class Snapshot:
     @classmethod
     def of(cls, graph: Graph, plan: Plan, params: Params) -> Snapshot:
         """Return copies, which share their weights with the originals."""
+        # Later steps write to the dictionaries; the values in them are never changed.
         kept = replace(params, table=dict(params.table), raised=dict(params.raised))
         return cls(graph.copy(), plan, kept)
 
@@ -75,6 +76,7 @@ def min_output_sqnr(
         return None
     result = insert(graph, plan, params)
     define_functions(result)
+    # Weights in files: a session with optimizations would copy them into memory.
     lean = result.store is not None
     parts = JoinedParts()
     try:
@@ -87,5 +89,6 @@ def min_output_sqnr(
     except Exception as error:  # the check of the final model reports the error
         logger.debug("what optimizers are worth cannot be told: %s", error)
         return None
+    # Outputs whose size depends on values, such as lists of detections, may differ.
     require_same_shapes(errors, plan.shapes.sized_by_data)
     return parts.least_sqnr(errors)

@@ -53,6 +53,7 @@ def quantized_sqnr(  # noqa: PLR0913
         measured: statistics of the first samples; those of the graph are added.
         receive: called with the outputs of the graph on the first samples.
     """
+    # Samples that an optimizer has seen would favour its rewrite.
     if not held_out:
         return None
     try:

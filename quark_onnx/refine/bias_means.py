@@ -57,15 +57,18 @@ class InputMeans:
         """
         self.graph = graph.copy()
         self._names: dict[MeanKey, str] = {}
+        # (channels,) for each key, by position of the sample.
         self._seen: dict[int, dict[MeanKey, Doubles]] = {}
         for node in graph.nodes:
             layer = Layer.of(graph, node) if node.kind in LAYERS else None
+            # A weight that is no initializer is computed, and has no rounding error to correct.
             weight = None
             if layer:
                 weight = graph.initializers.get(node.input(1))
             if layer is None or weight is None or weight.data_type != TensorProto.FLOAT:
                 continue  # onnxruntime has no means of other types
             key = _key(node)
+            # Layers that read one tensor share its means.
             if key not in self._names and not skipped(node.input(0)):
                 groups, _, inputs = layer.shape(graph)[:3]
                 self._names[key] = _add_mean(self.graph, *key, groups * inputs)
@@ -89,6 +92,7 @@ class InputMeans:
 
     def over(self, count: int) -> Means:
         """Return the means over the first samples; empty if one was not observed."""
+        # A mean over other samples would be that of other data.
         if not self._seen.keys() >= set(range(count)):
             return {}
         # Samples weigh equally, whatever their number of rows.
@@ -105,6 +109,7 @@ def _key(node: Node) -> MeanKey:
 
 def _channel_mean(value: NDArray[Any]) -> Doubles:
     """Return the mean over the batch of channel means."""
+    # (batch, channels, 1, ...) to (channels,).
     mean: Doubles = value.reshape(*value.shape[:2]).mean(axis=0, dtype=np.float64)
     return mean
 
@@ -157,6 +162,7 @@ def correct_biases(  # noqa: PLR0913
         )
         bias = graph.constant(place.bias)
         assert bias is not None
+        # A sample with infinite values in the input of a layer has no mean; its bias stays.
         if np.isfinite(shift).all():
             corrected.set_constant(
                 place.bias,
@@ -218,6 +224,7 @@ def _shift(
     """
     stored = graph.constant(place.weight)
     assert stored is not None
+    # (groups, outputs, inputs, kernel...).
     weight = place.layer.arranged(stored)
     groups, outputs, inputs = weight.shape[:3]
     rounded = lattice_of(graph, plan, params, place).nearest(
@@ -270,6 +277,7 @@ def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
         The name of the result.
     """
     if not spatial:
+        # A matrix of any rank as (1, rows, channels), and then (1, channels, rows).
         shape = graph.add_constant(
             f"{tensor}_rows",
             np.array([1, -1, channels], np.int64),

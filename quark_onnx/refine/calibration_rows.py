@@ -27,6 +27,7 @@ class Room:
         Arrays of earlier calls are overwritten.
         """
         ends = np.cumsum(list(map(prod, shapes))).tolist()
+        # The buffer only grows: layers of one model need similar sizes.
         if ends[-1] > self._memory.size:
             self._memory = np.empty(ends[-1], np.float32)
         parts = (self._memory[start:end] for start, end in pairwise([0, *ends]))
@@ -59,6 +60,8 @@ class Mix:
         groups, outputs, inputs = shape
         self._samples, self._each, self._deep = samples, each, outputs == 1
         rows = samples * each
+        # Outputs of depthwise convolutions: (groups, values, rows) in memory, (groups, rows,
+        # values) in use.
         if self._deep:
             arrays = room.empty((groups, inputs, rows), (groups, outputs, rows))
             self._arrays = [array.swapaxes(1, 2) for array in arrays]
@@ -74,6 +77,7 @@ class Mix:
             parts: inputs and targets, (samples, groups, rows, values).
         """
         count, rows = len(parts[0]), parts[0].shape[2]
+        # Samples may have fewer rows than ``each``; the rest of their places is not used.
         self._counts[at : at + count] = [rows] * count
         for whole, part in zip(self._arrays, parts, strict=True):
             if self._deep:
@@ -98,17 +102,20 @@ class Mix:
     def mixed(self) -> Rows:
         """Return the shuffled rows, without non-finite rows."""
         if self._deep:
+            # Exhausts the iterator, which does the work.
             for _ in side_by_side(self._mix, range(len(self._arrays[0]))):
                 pass
         # The sum is one pass without a mask; a sum that overflows takes the exact test below.
         if min(self._counts) == self._each and all(map(_sums_up, self._arrays)):
             return Rows(*self._arrays)
+        # (each, samples) as one axis: the places that ``put`` has filled.
         usable = (np.arange(self._each)[:, None] < self._counts).reshape(-1)
         for array in self._arrays:
             usable &= finite(array)
         return Rows(*[array[:, usable] for array in self._arrays])
 
     def _mix(self, group: int) -> None:
+        # From sample by sample to one row of each sample after another.
         for array in self._arrays:
             deep = array[group].T
             deep[:] = (

@@ -97,10 +97,12 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
     node = layer.node
     use = plan.root(plan.use(node.input(1), node))
     entry = plan.entries[use]
+    # Codes chosen for one layer would harm the other readers.
     if len(graph.consumers(node.input(1))) > 1 or graph.is_output(node.input(1)):
         return "others read its weight too"
     if (
         use not in params.table
+        # A weight that shares the scale of another tensor cannot change by itself.
         or use.tensor != node.input(1)
         or not isinstance(entry, Quantize)
         or not isinstance(entry.spec.dtype, Integer | Minifloat)
@@ -109,6 +111,7 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
     offset = layer.bias(graph)
     if offset is None:
         return "what is added to it is no constant vector"
+    # The bias of a MatMul is an Add behind it.
     own, adder = (node.input(2), node) if node.kind != "MatMul" else ("", node)
     if node.kind == "MatMul" and (added := _added(graph, node, offset.size)):
         own, adder = added
@@ -121,6 +124,7 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
     bias_use = plan.root(plan.use(own, adder))
     rounded = isinstance(plan.entries.get(bias_use), Quantize)
     known = rounded and bias_use.tensor == own and bias_use in params.table
+    # A shared bias must stay as it is; a rounded one needs a scale of its own to be rounded by.
     alone = len(graph.consumers(own)) == 1 and not graph.is_output(own)
     free = alone and (known or not rounded)
     return LayerTask(
@@ -144,6 +148,7 @@ def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
         return None
     other = other_input(addition, result)
     value = graph.constant(other)
+    # (1, outputs) is a vector, too; (outputs, 1) would be added along another axis.
     if value is None or value.size != outputs or value.shape[-1:] != (outputs,):
         return None
     return other, addition
@@ -163,6 +168,7 @@ def summand_of(graph: Graph, place: LayerTask) -> tuple[Node, int] | None:
     ):
         return None
     others = [at for at, name in enumerate(readers[0].inputs) if name != place.result]
+    # None other: the result is added to itself.
     if len(others) != 1 or graph.is_constant(readers[0].inputs[others[0]]):
         return None
     return readers[0], others[0]
@@ -209,12 +215,14 @@ def _lattice(
     assert isinstance(entry, Quantize)
     stored = graph.constant(use.tensor)
     assert stored is not None
+    # A scale and a zero point for every weight, in the layout of the stored tensor.
     scale, zero = (np.broadcast_to(v, stored.shape) for v in found.spread(stored.shape))
     steps = arranged(np.ascontiguousarray(scale, np.float32))
     zeros = arranged(np.ascontiguousarray(zero)).astype(np.float32)
     grid = entry.spec.grid
     if isinstance(entry.spec.dtype, Minifloat):
         return Levels(steps, entry.spec.dtype.levels, zeros, zeros)
+    # Levels are codes minus zero point, so that a level times the scale is the value.
     return Levels(steps, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
 
 
@@ -277,6 +285,8 @@ class RowCollector:
             activation=activation_behind(graph, self.place.result),
             train=train,
             held=held,
+            # Computed on demand: few optimizers read means or Hessians, which take a pass over the
+            # samples.
             mean=cache(lambda: self._mean(groups)),
             gram=lambda: self._gram(range(len(self.quantized))),
             learned=lambda: self._gram(self._parts[0]),
@@ -289,14 +299,17 @@ class RowCollector:
     def _parts(self) -> tuple[list[int], list[int]]:
         """Return the training and the held-out samples; equal for a single sample."""
         count = len(self.quantized)
+        # Fewer than 8 samples: the last one is held out.
         held = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
         return excluding(range(count), held) or held, held
 
     def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
         rest, held = self._parts
+        # 4 bytes a value; rows of wide layers are fewer, but never fewer than 256.
         most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
         train = self._taken(rest, most, seed, self.rooms[0])
         if rest == held:  # there is a single sample
+            # Rows of the only sample are in random order, so that a part of them can be held out.
             cut = max(1, len(train) // _EVERY)
             parts = [
                 Rows(train.inputs[:, part], train.targets[:, part])
@@ -314,6 +327,7 @@ class RowCollector:
         most_places = max(
             im2col.count_places(shapes[index], spatial=self._spatial) for index in which
         )
+        # Rounded up, so that at least ``most`` rows are taken where the samples have them.
         each = min(-(-most // len(which)), most_places)
         shape = flat(self.place.layer.weight(self.floating.graph)).shape
         rows, width = (
@@ -324,6 +338,8 @@ class RowCollector:
             which,
             4 * width * each,
         ):  # sequential: parallel threads would only wait for each other
+            # Seeds of a layer (10007 is prime) and a sample: positions do not depend on the
+            # batches.
             seeds = [seed * 10007 + index for index in which[at : at + len(run)]]
             count = im2col.count_places(run[0][1].shape, spatial=self._spatial)
             rows.put(at, *self._of(run, im2col.places_of(count, each, seeds)))
@@ -351,6 +367,7 @@ class RowCollector:
                 (self.floating, self.beside[0]),
                 (self.quantized, self.beside[1].name),
             ]
+        # Values are read from memory or files as batches are formed.
         samples = zip(
             *(walk.values(name, which) for walk, name in sources),
             strict=True,
@@ -373,6 +390,7 @@ class RowCollector:
         run: list[tuple[NDArray[Any], ...]],
         places: NDArray[np.int64],
     ) -> tuple[Floats, Floats]:
+        # From tensors per sample to samples per tensor.
         xs, ys, *others = (
             [tensors[at] for tensors in run] for at in range(len(run[0]))
         )
@@ -427,6 +445,7 @@ class RowCollector:
         for x in self.floating.values(source):
             channel_axis = 1 if self._spatial else x.ndim - 1
             axes = tuple(axis for axis in range(x.ndim) if axis != channel_axis)
+            # Means over the finite values, as rows with others are left out of the problem, too.
             known = np.isfinite(x)
             total = total + np.sum(x, axis=axes, dtype=np.float64, where=known)
             count = count + known.sum(axis=axes)
@@ -438,10 +457,12 @@ class RowCollector:
         taps = 1
         if self._spatial:
             taps = int(np.prod(self._kernel))
+        # (groups, inputs * taps), the flattened inputs of a weight.
         return np.repeat(mean, taps, axis=1)
 
     def _gram(self, which: Sequence[int]) -> tuple[Doubles, int]:
         total, count = np.zeros(1), 0
+        # In the order of the samples, so that the sum does not depend on the number of cores.
         for part, rows in side_by_side(self._gram_of, which):
             total, count = total + part, count + rows
         return total, count
@@ -451,12 +472,14 @@ class RowCollector:
         invalid="ignore",
     )  # products of values beyond 1e19 overflow; GPTQ then skips the layer
     def _gram_of(self, index: int) -> tuple[Doubles, int]:
+        # One sample in memory for each core.
         [x] = self.quantized.values(self.source.name, [index])
         total, count = np.zeros(1), 0
         for codes in self._all_rows(x, index):
             rows = self.source.values(codes)
             if not (usable := finite(rows)).all():
                 rows = rows[:, usable]
+            # (groups, inputs, inputs): float32 within a slab, float64 over slabs.
             total = total + (rows.swapaxes(1, 2) @ rows).astype(np.float64)
             count += rows.shape[1]
         return total, count
@@ -464,6 +487,7 @@ class RowCollector:
     def _all_rows(self, x: NDArray[Any], index: int) -> Iterator[NDArray[Any]]:
         if not self._spatial:
             rows = x.reshape(-1, x.shape[-1])
+            # (1, rows, inputs): a product has one group.
             for start in range(0, len(rows), _SLAB):
                 yield rows[None, start : start + _SLAB]
             return
@@ -488,6 +512,7 @@ def _together(
         size: additional bytes per sample.
     """
     for first in samples:
+        # At least one sample, whatever its size.
         others = _AT_ONCE // max(1, size + sum(tensor.nbytes for tensor in first)) - 1
         yield [first, *islice(samples, max(0, others))]
 
@@ -522,6 +547,7 @@ def window_of(
     else:
         extra = [0] * rank
     for axis in range(rank):
+        # The extent of a dilated kernel (ONNX Conv, auto_pad).
         reach = (kernel[axis] - 1) * dilations[axis] + 1
         if turned:
             total = (

@@ -42,6 +42,7 @@ class LayerStream:
         self.graph = graph
         self._memory = memory
         self._done: set[Node] = set()
+        # Samples may have more entries than the graph has inputs.
         first = samples[0]
         self._at_hand = list(filter(graph.is_input, first))
         self._values: Samples = samples
@@ -58,16 +59,19 @@ class LayerStream:
             ModelError: onnxruntime does not run the segment on its own.
         """
         wanted = excluding(tensors, self._at_hand)
+        # Upstream as far as nodes have not run.
         needed = reach(
             present(map(self.graph.producer, wanted)),
             lambda node: excluding(self.graph.leaders(node), self._done),
         )
+        # In the order of the graph, which is topological.
         piece = among(excluding(self.graph.nodes, self._done), needed)
         self._done |= set(piece)
 
         def is_needed(name: str) -> bool:
             return name in tensors or self._awaited(name)
 
+        # Inputs of the segment that no later node reads are dropped after it.
         kept = list(filter(is_needed, self._at_hand))
         made = dict.fromkeys(flattened(node.results for node in piece))
         results = list(filter(is_needed, made))
@@ -93,6 +97,7 @@ class LayerStream:
         """Yield a computed tensor, for every sample or for the samples in ``which``."""
         places = range(len(self._values)) if which is None else which
         if isinstance(self._values, Spool):
+            # A Spool reads one tensor of a sample from its file, without the others.
             spool = self._values
             return (spool.value(place, tensor) for place in places)
         samples = self._values
@@ -111,6 +116,7 @@ class LayerStream:
         return any(node not in self._done for node in self.graph.consumers(tensor))
 
     def _advance(self, piece: list[Node], kept: list[str], results: list[str]) -> None:
+        # Bodies read captured tensors, which are inputs of the segment, too.
         read = set(flattened((*node.inputs, *node.captures) for node in piece))
         given = among(self._at_hand, read)
         before = self._values
@@ -121,6 +127,8 @@ class LayerStream:
             {name: start[name] for name in given},
             results,
         )
+        # Q/DQ pairs as ONNX defines them: the values that optimizers see do not depend on the
+        # processor.
         session = open_session(model, threads=1, integers=False) if results else None
 
         def run(place: int) -> dict[str, Any]:
@@ -147,5 +155,7 @@ class LayerStream:
                 after.append(values)
                 for name in results:
                     self._shapes[name].append(values[name].shape)
+        # The old values are read until here. Only a Spool of this object is closed, not the
+        # caller's samples.
         self.close()
         self._values, self._own = after, True

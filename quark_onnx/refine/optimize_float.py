@@ -99,8 +99,11 @@ class _Judge:
             # causes it.
             self.best = self._sqnr(before, self.receive)
         found = None if self.best is None else self._sqnr(after)
+        # Without a measurement nothing speaks against the rewrite, which ``unchanged`` has
+        # verified.
         if self.best is None or found is None:
             return ""
+        # An equal SQNR suffices for a rewrite without a cost.
         if found >= self.best + max(_PRICE * slowdown, least_gain):
             self.best = found
             return ""
@@ -223,6 +226,7 @@ class _Rewriter:
             candidate.infer()
             remarks = prefixed(f"{name}: ", getattr(count, "notes", ()))
             if not count:
+                # Only once, where no variant found anything to rewrite.
                 if variant is variants[-1][0] and not rewritten:
                     self.notes += [f"{name}: nothing to do", *remarks]
                 continue
@@ -245,6 +249,7 @@ class _Rewriter:
             return "the model runs on no random sample, nothing could be verified"
         if optimizer.needs_data and not len(self._samples):
             return "it needs calibration data"
+        # The comparison takes a calibration, which only optimizers with a least gain ask for.
         if getattr(optimizer, "least_gain", 0.0) and self._judge.is_good(self.graph):
             return f"without it every output has {_GOOD:g} dB SQNR or more"
         return ""
@@ -258,8 +263,10 @@ class _Rewriter:
     ) -> str:
         """Return why a rewritten graph is rejected; empty if it is accepted."""
         assert self._sample is not None
+        # Once for all optimizers: the outputs of the float model on the sample.
         if not self._outputs:
             self._outputs = self._reference.repeatable(self._sample)
+        # Cheaper than quantizing both graphs, and therefore first.
         if optimizer.exact and not unchanged(candidate, self._sample, self._outputs):
             logger.warning(
                 "%s changed the outputs of the model; it was rolled back",
@@ -299,6 +306,7 @@ def give_biases(graph: Graph, config: QConfig) -> None:
         return
     for node in graph.nodes:
         layer = Layer.of(graph, node)
+        # MatMul has no bias input; an Add behind it may hold one.
         if layer is not None and node.kind != "MatMul" and not node.input(2):
             layer.set_bias(graph, np.zeros(layer.outputs(graph)), "zeros")
 

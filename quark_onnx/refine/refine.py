@@ -134,6 +134,8 @@ class _Run:
         self._plan, self._params, self._journal = plan, params, journal
         self._target = graph
         self._float = graph.copy()
+        # Weights of these layers stay float tensors, whose values are replaced by dequantized
+        # codes.
         self._quantized = insert(graph, _open(plan, places), params)
         define_functions(self._quantized)
         # Until a layer's turn comes, it computes with round to nearest, as in the final model
@@ -163,6 +165,7 @@ class _Run:
         if not self._plan.shapes.sized_by_data(source):
             return False
         floating, quantized = self._walks
+        # The name of the input in the quantized graph, where pairs have renamed tensors.
         own = store_activation(quantized, self._nodes[place.node.name].input(0))
         floating.reach(source)
         quantized.reach(own.name)
@@ -181,6 +184,7 @@ class _Run:
         if any(optimizer.reads_mean for optimizer in optimizers):
             wanted.append(place.node.input(0))
         floating.reach(*wanted)
+        # Both at once, as ``reach`` drops tensors without further readers.
         if beside := self._beside(place):
             quantized.reach(source.name, beside[1].name)
         gatherer = RowCollector(place, source, floating, quantized, self._rooms, beside)
@@ -201,6 +205,7 @@ class _Run:
                 f" the float model: {error}",
             ) from error
         key = self._journal.key(problem)
+        # The problem is computed even so: its rows are a part of the key.
         found = self._journal.find(key, problem)
         if found is None:
             found = best_solution(problem, optimizers)
@@ -208,6 +213,7 @@ class _Run:
         solution, result = found
         self._store_weight(place, solution.weight, self._quantized, self._target)
         if solution.factor is not None:
+            # Factors are (groups, outputs); scales have the channels in the same order.
             before = self._params.table[place.use]
             self._params.table[place.use] = before.with_scale(
                 before.scale * solution.factor.reshape(-1),
@@ -268,6 +274,7 @@ def best_solution(
     present = problem.nearest()
     loss = first = problem.loss(present)
     changed = dict[str, int]()
+    # Samples of which no row is finite leave no rows.
     usable = len(problem.train) and len(problem.held)
     for optimizer in optimizers if usable else ():
         proposal = problem.allowed(optimizer(problem, present))
@@ -297,6 +304,7 @@ def _summary(
     for optimizer in optimizers:
         used = sum(layer.changed.get(optimizer.name, 0) > 0 for layer in layers)
         notes.append(f"{optimizer.name}: kept in {used} of {len(layers)} layers")
+    # A layer without an error under RTN has no ratio.
     shares = [layer.after / layer.before for layer in layers if layer.before > 0]
     if shares:
         # The geometric mean: a layer that halves and one that doubles its error cancel.

@@ -40,6 +40,7 @@ def check_folder(folder: Path | None) -> None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # Temporary files of runs that were killed.
         sweep_files(folder)
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -62,6 +63,7 @@ class Journal:
         samples: Samples,
     ) -> None:
         self._folder, self._samples = folder, samples
+        # Optimizers are dataclasses, whose repr has all settings.
         self._settings = f"{_VERSION} {list(optimizers)!r}"
         self._reads_mean = any(optimizer.reads_mean for optimizer in optimizers)
         check_folder(folder)
@@ -98,6 +100,7 @@ class Journal:
             (rows.inputs, rows.targets) for rows in (problem.train, problem.held)
         )
         for array in arrays:
+            # Shapes are hashed, too: equal bytes may be different arrays.
             digest.update(f"{array.shape} {array.dtype}".encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -107,6 +110,7 @@ class Journal:
         """Return the hash of the samples, as optimizers may read more than the rows."""
         found = ""
         for sample in self._samples:
+            # Chained, so that the order of the samples counts.
             found = sample_key(sample, found)
         return found
 
@@ -135,6 +139,7 @@ class Journal:
             found.weight.shape == problem.weight.shape
             and found.bias.shape == problem.bias.shape
         )
+        # Otherwise the file belongs to another problem, or was edited.
         if fits and found.weight.dtype == found.bias.dtype == np.float32:
             return (found, result)
         return None
@@ -165,6 +170,7 @@ class Journal:
 def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
     """Return the hash of a sample, chained to the hash of earlier samples."""
     digest = hashlib.blake2b(before.encode(), digest_size=16)
+    # Independent of the order in which a reader names the inputs.
     for name in sorted(sample):
         value = sample[name]
         digest.update(f"{name} ".encode())

@@ -34,6 +34,7 @@ class StoredActivation:
         if self.scale is None:
             return kept
         values = kept.astype(np.float32)
+        # In place on the new array; a zero point of 0 saves a pass.
         if self.zero:
             values -= np.float32(self.zero)
         values *= self.scale
@@ -45,6 +46,7 @@ def store_activation(walk: LayerStream, tensor: str) -> StoredActivation:
     graph = walk.graph
     node = graph.producer(tensor)
     if (
+        # The tensor itself is stored already: another layer has asked for it.
         walk.known(tensor)
         or node is None
         or node.op_type != "DequantizeLinear"
@@ -55,6 +57,7 @@ def store_activation(walk: LayerStream, tensor: str) -> StoredActivation:
     scale = graph.constant(node.inputs[1])
     zero = graph.constant(node.input(2))
     single = scale is not None and scale.dtype == np.float32 and scale.size == 1
+    # Only per-tensor codes that float32 holds exactly give the same values as onnxruntime.
     if (
         not single
         or zero is None
