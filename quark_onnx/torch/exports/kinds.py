@@ -61,6 +61,7 @@ def exported(
         yield output
         _write(kinds, source, output, output, notes)
         return
+    # The checkpoint is an intermediate result. A folder in the same parent can be renamed.
     output.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(output.parent, output.name) as place:
         yield place / "checkpoint"
@@ -73,6 +74,7 @@ def _check(
     config: TorchConfig,
     output: Path,
 ) -> None:
+    """Raise the errors of ``exported`` that are known before a model is quantized."""
     if not kinds:
         raise ConfigError(
             f"nothing is to be written; name one or more of: {', '.join(EXPORTS)}",
@@ -107,8 +109,18 @@ def _write(
     output: Path,
     notes: list[str],
 ) -> None:
+    """Write the formats other than the checkpoint.
+
+    Args:
+        kinds: names of ``EXPORTS``.
+        source: the float model.
+        checkpoint: the folder of the quantized model.
+        output: the folder of the files.
+        notes: list to which notes for the user are appended.
+    """
     if set(kinds) <= {"hf_format"}:
         return
+    # The context's body has written the checkpoint.
     model = load_checkpoint(checkpoint, trust_code=source.trust_code)
     output.mkdir(parents=True, exist_ok=True)
     if "gguf" in kinds:
@@ -129,8 +141,10 @@ def _write_onnx(model: nn.Module, output: Path, notes: list[str]) -> None:
 
     try:
         found = export_decoder(model, output)
+    # GroupQueryAttention does not support every attention.
     except ConfigError as error:
         notes.append(f"model.onnx has no inputs for keys and values: {error}")
+        # Two samples and several tokens, since torch's exporter specializes axes of size 1.
         tokens = torch.arange(2 * _TOKENS).reshape(2, _TOKENS) % vocabulary_of(model)
         found = write_onnx(model, {"input_ids": tokens}, output)
     notes += found.notes

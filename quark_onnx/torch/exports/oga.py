@@ -116,6 +116,7 @@ def write_oga(  # noqa: PLR0913
         AccuracyError: the model generates different tokens; nothing is written.
     """
     checkpoint, output = Path(checkpoint), Path(output)
+    # Everything that can fail early is checked before the model is loaded.
     check_oga(output)
     _check_layout(checkpoint)
     if kv_cache is not None:
@@ -125,8 +126,10 @@ def write_oga(  # noqa: PLR0913
                 f"an {kv_cache} KV cache has scales that only data can tell; give text",
             )
     output.parent.mkdir(parents=True, exist_ok=True)
+    # In the parent of the output, so that the final renaming stays on one file system.
     with ScratchFolder(output.parent, output.name) as place:
         built = place / "model"
+        # In float32, as the builder's model for the CPU computes.
         model: Any = load_checkpoint(
             checkpoint,
             dtype=torch.float32,
@@ -144,11 +147,13 @@ def write_oga(  # noqa: PLR0913
         if trust_code:
             options = (*options, "hf_remote=true")
         _build(checkpoint, built, place / "cache", options)
+        # Before the copy of the checkpoint, which is no part of the model.
         size = sum(each.stat().st_size for each in built.iterdir())
         found = _compared(model, built, new_tokens, scales)
         result = OgaModel(output, size, *found, kv_cache or "float")
         if scales is not None:
             result = replace(result, cache_difference=_cache_difference(model, scales))
+        # Rounding may swap two almost equal logits: other tokens with equal logits are no error.
         if result.equal < result.tokens and result.difference > _TOLERANCE:
             raise AccuracyError(f"{output}: {result}. Nothing was written")
         shutil.copytree(checkpoint, built / CHECKPOINT)
@@ -156,6 +161,7 @@ def write_oga(  # noqa: PLR0913
             json.dumps(ryzen_ai_flows(), indent=2) + "\n",
             encoding="utf-8",
         )
+        # Windows cannot replace a folder, even an empty one.
         if output.exists():
             output.rmdir()
         built.rename(output)
@@ -206,6 +212,7 @@ def ryzen_ai_flows() -> dict[str, Any]:
 
 
 def _check_layout(checkpoint: Path) -> None:
+    """Raise an error for a checkpoint that the model builder cannot read."""
     found = read_json(checkpoint / "config.json").get("quantization_config") or {}
     method = as_object(found).get("quant_method")
     if method not in ("quark", "awq"):
@@ -242,6 +249,7 @@ def _build(
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not (folder / "genai_config.json").is_file():
+        # The last line of a traceback names the error.
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         raise ModelError(
             f"the model builder of onnxruntime-genai fails on {checkpoint}:"
@@ -260,6 +268,7 @@ def _cache_difference(model: Any, scales: CacheScales) -> float:
     """Return the maximum difference of the prompts' logits through the rounded cache."""
     prompts = _prompts(model)
     with torch.no_grad():
+        # Logits of the next token, (prompts, vocabulary).
         exact = model(input_ids=prompts).logits[:, -1]
         with rounded_cache(model, scales):
             found = model(input_ids=prompts).logits[:, -1]
@@ -281,6 +290,7 @@ def _compared(
     total, equal, difference = 0, 0, 0.0
     generated = _generated(built, prompts.tolist(), new_tokens)
     for prompt, (tokens, logits) in zip(prompts, generated, strict=True):
+        # The reference rounds keys and values as the cache does, so that codes cause no difference.
         with torch.no_grad(), rounded_cache(model, scales):
             wanted = model(input_ids=prompt[None]).logits[0, -1]
             rest = model.generate(
@@ -293,6 +303,7 @@ def _compared(
         difference = max(difference, float(error))
         # onnxruntime-genai omits the end-of-text token
         pair = [_before_end(each, model) for each in (rest, tokens)]
+        # Tokens beyond the end of the other text are different tokens.
         total += max(map(len, pair))
         equal += _agreeing(*pair)
     return total, equal, difference
@@ -300,6 +311,7 @@ def _compared(
 
 def _before_end(tokens: list[int], model: Any) -> list[int]:
     """Return tokens without the end-of-text token."""
+    # A model has one end, several or none.
     ends = model.generation_config.eos_token_id
     if not isinstance(ends, list):
         ends = [ends]
@@ -337,8 +349,10 @@ def _generated(
         )
         generator = genai.Generator(model, settings)
         generator.append_tokens(prompt)
+        # After the prompt, the logits belong to its last token.
         logits = generator.get_logits().reshape(-1).tolist()
         while not generator.is_done():
             generator.generate_next_token()
+        # The sequence begins with the prompt.
         found.append((list(generator.get_sequence(0))[len(prompt) :], logits))
     return found

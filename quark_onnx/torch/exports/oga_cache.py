@@ -91,6 +91,7 @@ def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScale
 
     def observe(layer: int, *sides: Any) -> tuple[Any, Any]:
         for side, tensor in enumerate(sides):
+            # (batch, key heads, sequence, head size) to (key heads, 1, head size).
             found = tensor.detach().float().abs().amax((0, 2))[:, None]
             before = largest.get((layer, side))
             largest[layer, side] = (
@@ -99,9 +100,11 @@ def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScale
         return sides[0], sides[1]
 
     with torch.no_grad(), _changed_attention(model, observe):
+        # Each window is run as a whole.
         for window in windows:
             model(input_ids=window[None], use_cache=False)
     layers = int(model.config.get_text_config().num_hidden_layers)
+    # Attention with code of its own does not call the registered function.
     if {layer for layer, _ in largest} != set(range(layers)):
         raise ConfigError(
             f"a {type(model).__name__} does not compute attention by the attention"
@@ -120,6 +123,7 @@ def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScale
 
 def _scale(largest: Any, largest_code: float) -> Any:
     """Return the scales of channels; 1 where all values are 0."""
+    # Codes are 0 for any scale, and a scale of 0 would divide by 0.
     scale = largest / largest_code
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
@@ -158,6 +162,7 @@ def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
     def attend(
         module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any
     ) -> Any:
+        # Each model's file has its own eager attention, and a table of the other functions.
         code = sys.modules[type(module).__module__]
         function = code.ALL_ATTENTION_FUNCTIONS.get_interface(
             name,
@@ -172,6 +177,7 @@ def _changed_attention(model: Any, change: _Change) -> Iterator[None]:
         )
 
     AttentionInterface.register(_NAME, attend)
+    # Without a function of masks under its name, transformers would pass no mask.
     if name in ALL_MASK_ATTENTION_FUNCTIONS:
         AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS[name])
     with attention_function(model, _NAME):

@@ -65,6 +65,7 @@ def quantize_module(  # noqa: PLR0913
         MissingDependency: torch or onnxscript is not installed.
         QuarkError: the module cannot be exported, or as for ``quantize_static``.
     """
+    # find_spec imports neither package; torch takes seconds.
     if (
         importlib.util.find_spec("torch") is None
         or importlib.util.find_spec("onnxscript") is None

@@ -36,6 +36,7 @@ class Architecture:
     activations: tuple[str, ...] = ("silu",)
 
 
+# By the model type of transformers. llama.cpp runs Mistral and Mixtral as llama.
 ARCHITECTURES = {
     "llama": Architecture("llama", interleaved=True),
     "mistral": Architecture("llama", interleaved=True),
@@ -44,6 +45,7 @@ ARCHITECTURES = {
     "qwen3": Architecture("qwen3"),
     "qwen3_moe": Architecture("qwen3moe"),
     "phi3": Architecture("phi3"),
+    # Norms of Gemma multiply by 1 + weight in transformers, and by the stored weight in llama.cpp.
     "gemma": Architecture("gemma", norm=1.0, activations=("gelu_pytorch_tanh", "gelu")),
 }
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -122,6 +124,7 @@ class Target:
                 f"{found}; the {heads} heads of {head_dim(config)} in config.json have"
                 " others",
             )
+        # (heads, half, features / 2) to (heads, features / 2, half).
         return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).ravel()
 
 
@@ -147,6 +150,7 @@ def architecture_of(model_type: object) -> Architecture:
 def head_dim(config: PreTrainedConfig) -> int:
     """Return the number of features of an attention head."""
     return int(
+        # Not every configuration has the entry.
         getattr(config, "head_dim", None)
         or config.hidden_size // config.num_attention_heads,
     )
@@ -172,13 +176,16 @@ def targets(
     )
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     found: dict[str, list[tuple[int, StoredTensor]]] = {}
+    # In natural order, so that expert 10 follows expert 9 in a stack.
     for stored in sorted(tensors, key=lambda stored: _natural(stored.name)):
+        # llama.cpp takes the embedding for a tied head.
         if _DERIVED.search(stored.name) or (
             config.tie_word_embeddings and stored.name == "lm_head.weight"
         ):
             continue
         expert = _EXPERT.search(stored.name)
         name = names.get_name(
+            # gguf maps the names of stacks, without the index of an expert.
             _EXPERT.sub(".experts.", stored.name),
             try_suffixes=(".weight", ".bias"),
         )
@@ -209,6 +216,7 @@ def _check(
     Each block needs the tensors of the first one, each stack all experts, and the file the
     embedding and the final norm.
     """
+    # The first block tells which tensors a block of this architecture has.
     matches = present(map(_BLOCK.fullmatch, found))
     first = {match[2] for match in matches if match[1] == "0"}
     needed = {"token_embd.weight", "output_norm.weight"}
@@ -223,6 +231,7 @@ def _check(
         )
     experts = getattr(config, "num_local_experts", None) or 0
     for name, parts in found.items():
+        # No index may be missing or repeated.
         if "_exps." in name and [index for index, _ in parts] != list(range(experts)):
             raise ModelError(
                 f"the checkpoint holds {len(parts)} experts for {name!r}; config.json"

@@ -84,6 +84,7 @@ def round_blocks(
     if form is MXFP4:
         return store_codes(quantize(weight.float(), _MXFP4, name), form, name)
     rows, columns = weight.shape
+    # Rows at once; the intermediate tensors are several times as large.
     step = max(1, CHUNK // max(columns, 1))
     parts = [
         _rounded(weight[start : start + step], form, name)
@@ -107,16 +108,20 @@ def store_codes(weight: Quantized, form: Form, name: str = "weight") -> NDArray[
         ModelError: a scale is too large for float16.
     """
     groups = weight.shape[1] // SIZE
+    # (rows, blocks, 32).
     codes = weight.matrix.cpu().to(torch.int32).reshape(len(weight.codes), groups, SIZE)
     if form is MXFP4:
+        # (rows, blocks, 1): a byte of E8M0 for each block.
         return _packed(codes, weight.scale.cpu()[..., None], None, form)
     least = weight.spec.grid.qmin
     scale = _float16(_for_blocks(weight.scale, weight.spec.group, codes), name)
     if not form.offset:
+        # Symmetric codes are stored as they are.
         return _packed(codes, scale, None, form)
     zero = explicit_zero(weight.zero, weight.scale)
     zero = _for_blocks(zero, weight.spec.group, codes)
     # with the stored scale, so that the zero point still decodes close to zero
+    # (code - zero) * scale = (code - least) * scale + (least - zero) * scale.
     offset = _float16((least - zero.float()) * scale.float(), name)
     return _packed(codes - least, scale, offset, form)
 
@@ -153,6 +158,8 @@ def form_of(weight: Quantized, name: str = "weight") -> Form:
 
 
 def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
+    """Return rows in packed blocks, uint8 (rows, bytes); see ``round_blocks``."""
+    # (blocks, 32).
     x = weight.to(torch.float32).reshape(-1, SIZE)
     if not torch.isfinite(x).all():
         raise ModelError(
@@ -161,8 +168,10 @@ def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
         )
     scale, offset = _start(x, form)
     scale, offset = _float16(scale, name), _float16(offset, name)
+    # Codes are chosen for the scales as they are stored.
     codes = _nearest(x, scale, offset, form)
     error = _error(x, codes, scale, offset)
+    # The blocks that still improve, by index.
     left = torch.arange(len(x))
     for _ in range(_ROUNDS):
         part = x[left]
@@ -170,6 +179,7 @@ def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
             numbers.to(torch.float16)
             for numbers in _least_squares(part, codes[left], form)
         )
+        # Fitted in float32, and judged as rounded to float16.
         tried = _nearest(part, fitted, moved, form)
         now = _error(part, tried, fitted, moved)
         better = now < error[left]  # false for NaN and infinity after an overflow
@@ -203,12 +213,14 @@ def _least_squares(x: torch.Tensor, codes: torch.Tensor, form: Form) -> tuple[An
     """Return the scale and offset (..., 1) of least squared error for given codes."""
     # Equal codes give 0 / 0, or a scale of NaN, whose error is never less: the caller drops it.
     codes = codes.float()
+    # sum(x q) / sum(q^2).
     if not form.offset:
         scale = (x * codes).sum(-1, keepdim=True) / (codes * codes).sum(
             -1,
             keepdim=True,
         )
         return scale, torch.zeros_like(scale)
+    # Regression: the slope is cov(x, q) / var(q), and the offset mean(x) - slope * mean(q).
     mean, middle = x.mean(-1, keepdim=True), codes.mean(-1, keepdim=True)
     spread = codes - middle
     scale = ((x - mean) * spread).sum(-1, keepdim=True) / (spread * spread).sum(
@@ -219,6 +231,7 @@ def _least_squares(x: torch.Tensor, codes: torch.Tensor, form: Form) -> tuple[An
 
 
 def _nearest(x: torch.Tensor, scale: torch.Tensor, offset: Any, form: Form) -> Any:
+    """Return the nearest codes (blocks, 32) for scales and offsets (blocks, 1)."""
     # A block of zeros has scale 0: NaN and infinities take code 0.
     steps = (x - offset.float()) / scale.float()
     return (
@@ -232,12 +245,18 @@ def _nearest(x: torch.Tensor, scale: torch.Tensor, offset: Any, form: Form) -> A
 def _error(
     x: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, offset: Any
 ) -> Any:
+    """Return the squared error of each block, (blocks,)."""
     # In float64, as squares of great float32 numbers overflow.
     left = x - (codes.float() * scale.float() + offset.float())
     return (left.double() ** 2).sum(-1)
 
 
 def _float16(x: torch.Tensor, name: str) -> Any:
+    """Return scales or offsets in float16.
+
+    Raises:
+        ModelError: a number is too large.
+    """
     short = x.to(torch.float16)
     if not torch.isfinite(short).all():
         raise ModelError(
@@ -251,6 +270,7 @@ def _for_blocks(params: Any, group: int, codes: torch.Tensor) -> Any:
     """Return the scales or zero points of a weight as (rows, blocks, 1)."""
     params = params.detach().cpu().to(torch.float32)
     if group:
+        # A group of several blocks repeats its scale; the last one may be cut.
         params = params.repeat_interleave(group // SIZE, -1)[:, : codes.shape[1]]
     elif params.ndim:
         params = params[:, None]
@@ -271,6 +291,7 @@ def _packed(
     else:
         octets = codes.to(torch.int8).view(torch.uint8)
     numbers = [scale] if offset is None else [scale, offset]
+    # A float16 is two bytes, and E8M0 is one.
     block = torch.cat(
         [*(number.contiguous().view(torch.uint8) for number in numbers), octets],
         -1,

@@ -37,6 +37,7 @@ def staged(path: Path) -> Iterator[Path]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same parent, so that the replacement stays on one file system.
         with ScratchFolder(path.parent, path.name) as folder:
             temporary = folder / path.name
             yield temporary
@@ -61,6 +62,7 @@ def writer(path: Path, architecture: str, name: str, kind: str) -> GGUFWriter:
     found = gguf.GGUFWriter(path, architecture)
     found.add_type("model")
     found.add_name(name)
+    # The file type of MXFP4 bears the name of mixtures of experts.
     special = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
     found.add_file_type(gguf.LlamaFileType[special.get(kind, f"MOSTLY_{kind}")])
     found.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -80,10 +82,12 @@ def write(writer: GGUFWriter, entries: Sequence[Entry]) -> None:
             writer.add_tensor_info(
                 entry.name,
                 entry.shape,
+                # With uint8, gguf would take the shape for that of packed bytes.
                 np.dtype(np.float32),
                 entry.nbytes,
                 kind,
             )
+        # The information on all tensors stands before the values of the first one.
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -104,6 +108,7 @@ def verify(path: Path, entries: Sequence[Entry]) -> None:
     try:
         reader = gguf.GGUFReader(path)
         found = {
+            # GGUF lists the fastest axis first.
             tensor.name: (tensor.tensor_type.name, tuple(tensor.shape[::-1]))
             for tensor in reader.tensors
         }

@@ -102,6 +102,7 @@ def write_gguf(  # noqa: PLR0913
             be written.
         MissingDependency: gguf or transformers is not installed.
     """
+    # All errors of arguments come before the file is begun.
     source, output = Path(source), Path(output)
     kind, embeddings = _types(kind, embeddings, output)
     architecture, config, found = planned(source)
@@ -115,6 +116,7 @@ def write_gguf(  # noqa: PLR0913
     ]
     _check_not_all_float(parts, kind)
     entries = _entries(parts, config)
+    # The rows of the embedding are the vocabulary, padding included.
     rows = next(
         entry.shape[0] for entry in entries if entry.name == "token_embd.weight"
     )
@@ -142,6 +144,7 @@ def planned(source: Path) -> tuple[Architecture, Any, list[Target]]:
         ModelError: as for ``write_gguf``.
         MissingDependency: as for ``write_gguf``.
     """
+    # Before the packages are needed, since this error is the more useful one.
     architecture = architecture_of(read_json(source / "config.json").get("model_type"))
     _need("gguf", "transformers")
     config = float_config_of(source)
@@ -159,7 +162,17 @@ def _part(
     architecture: Architecture,
     config: PreTrainedConfig,
 ) -> Part:
+    """Return a tensor with its type, the order of its rows and the constant of norms.
+
+    Args:
+        target: the tensor.
+        given: codes or floats by names of the checkpoint.
+        kinds: types of the weights in blocks, and of embeddings.
+        architecture: the architecture of llama.cpp.
+        config: the transformers configuration.
+    """
     kind, reason = typed(target, given, *kinds)
+    # q and k have rows in another order only where features rotate in adjacent pairs.
     order = target.order(config) if architecture.interleaved else None
     return Part(
         target,
@@ -172,6 +185,7 @@ def _part(
 
 
 def _entries(parts: Iterable[Part], config: PreTrainedConfig) -> list[container.Entry]:
+    """Return what is written: the tensors of a checkpoint, and those of the rotary embedding."""
     found = [
         container.Entry(
             part.target.name,
@@ -182,6 +196,7 @@ def _entries(parts: Iterable[Part], config: PreTrainedConfig) -> list[container.
         )
         for part in parts
     ]
+    # The checkpoint has no such tensors; they follow from config.json.
     for name, factors in rope_tensors(config).items():
         found.append(
             container.Entry(
@@ -215,6 +230,11 @@ def _others(parts: Iterable[Part]) -> list[str]:
 
 
 def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
+    """Return the names of both types in capitals.
+
+    Raises:
+        ConfigError: a type is unknown, or the file's name has another ending.
+    """
     embeddings = embeddings or ("f32" if kind.lower() == "f32" else "f16")
     for option, value in (("kind", kind), ("embeddings", embeddings)):
         if value.upper() not in TYPES:
@@ -231,6 +251,7 @@ def _types(kind: str, embeddings: str, output: Path) -> tuple[str, str]:
 
 
 def _need(*packages: str) -> None:
+    """Raise MissingDependency if a package is not installed."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingDependency(
@@ -249,6 +270,7 @@ def _matched(
     """
     found = {}
     for name, weight in weights.items():
+        # The suffix may be left out.
         if name in stored:
             full = name
         else:

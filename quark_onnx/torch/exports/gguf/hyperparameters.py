@@ -46,6 +46,7 @@ def add_hyperparameters(
     if experts := getattr(config, "num_local_experts", None):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
+        # Experts may be narrower than the other layers.
         writer.add_expert_feed_forward_length(
             getattr(config, "moe_intermediate_size", config.intermediate_size),
         )
@@ -56,6 +57,7 @@ def notes_on(config: PreTrainedConfig) -> list[str]:
     """Return notes on features that llama.cpp ignores, relevant for long texts."""
     window = getattr(config, "sliding_window", None)
     used = getattr(config, "use_sliding_window", True)
+    # Qwen2 has a window that its configuration switches off.
     if window and used and window < config.max_position_embeddings:
         return [
             (
@@ -67,6 +69,7 @@ def notes_on(config: PreTrainedConfig) -> list[str]:
 
 
 def _check(config: PreTrainedConfig, architecture: Architecture) -> None:
+    """Raise ModelError for settings without a key in GGUF, where llama.cpp differs."""
     if config.hidden_act not in architecture.activations:
         known = " or ".join(architecture.activations)
         raise ModelError(
@@ -82,11 +85,17 @@ def _check(config: PreTrainedConfig, architecture: Architecture) -> None:
 
 def _rotating(config: PreTrainedConfig) -> int:
     """Return the number of features of a head that the rotary embedding rotates."""
+    # null stands for all features.
     partial = config.rope_parameters.get("partial_rotary_factor") or 1.0
     return int(head_dim(config) * partial)
 
 
 def _add_rope(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    """Write the base frequency and the scaling of the rotary embedding.
+
+    Raises:
+        ModelError: llama.cpp does not know the scaling.
+    """
     import gguf
 
     rope = config.rope_parameters
@@ -102,6 +111,7 @@ def _add_rope(writer: GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_scaling_orig_ctx_len(_original(config))
         writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast") or 32.0)
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow") or 1.0)
+        # Such a factor would change the function without an error.
         for name in ("attention_factor", "mscale", "mscale_all_dim"):
             if rope.get(name) is not None:
                 raise ModelError(
@@ -140,8 +150,10 @@ def _llama3(rope: Any, dim: int) -> Any:
     Wavelengths longer than the context are scaled by the full factor, short ones are unchanged, and
     wavelengths between are interpolated.
     """
+    # Wavelengths in tokens, of shape (features / 2,).
     wave = 2 * math.pi * float(rope["rope_theta"]) ** (np.arange(0, dim, 2) / dim)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    # The share of the unscaled frequency: 0 for long wavelengths, 1 for short ones.
     kept = np.clip(
         (rope["original_max_position_embeddings"] / wave - low) / (high - low),
         0,
@@ -151,8 +163,10 @@ def _llama3(rope: Any, dim: int) -> Any:
 
 
 def _original(config: PreTrainedConfig) -> int:
+    """Return the number of tokens of the context before its extension."""
     own = config.rope_parameters.get("original_max_position_embeddings")
     return int(
+        # The parameters of the embedding have priority over the configuration of the model.
         own
         or getattr(config, "original_max_position_embeddings", None)
         or config.max_position_embeddings,
@@ -160,7 +174,9 @@ def _original(config: PreTrainedConfig) -> int:
 
 
 def _longrope_attention(config: PreTrainedConfig) -> float:
+    """Return the factor of attention of LongRoPE for an extended context."""
     scale = config.max_position_embeddings / _original(config)
     if scale <= 1:
         return 1.0
+    # sqrt(1 + ln(scale) / ln(original context)), as in transformers.
     return math.sqrt(1 + math.log(scale) / math.log(_original(config)))

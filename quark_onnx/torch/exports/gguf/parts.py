@@ -49,6 +49,7 @@ class Part:
         """Return the size of the tensor in the file."""
         import gguf
 
+        # Values and bytes of a block.
         values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[self.type]]
         return math.prod(self.target.shape) // int(values) * int(size)
 
@@ -58,16 +59,19 @@ class Part:
         Raises:
             ModelError: a tensor cannot be read, or its type cannot hold the values.
         """
+        # The first axis of a stack counts the experts.
         each = list(map(self._encoded, self.target.sources))
         return np.stack(each) if self.target.stacked else each[0]
 
     def _encoded(self, stored: StoredTensor) -> Any:
+        """Return the rows of one source in the type and the order of the file."""
         given = self.given.get(stored.name)
         if isinstance(given, Quantized) and self.type in blocks.FORMS:
             rows = blocks.store_codes(given, blocks.FORMS[self.type], stored.name)
         else:
             weight = stored.read() if given is None else given
             if isinstance(weight, Quantized):
+                # The file has floats where the width does not fill blocks.
                 weight = weight.dequantize()
             else:
                 weight = weight.detach().cpu()
@@ -76,11 +80,14 @@ class Part:
         return rows if self.order is None else rows[self.order]
 
     def _rounded(self, weight: torch.Tensor, name: str) -> Any:
+        """Return floats in the type of the file, as blocks or as numbers."""
+        # In float32, since 1 + weight would be rounded in 16 bits.
         if self.added:
             weight = weight.float() + self.added
         if self.type in blocks.FORMS:
             return blocks.round_blocks(weight, blocks.FORMS[self.type], name)
         short = weight.to(_FLOATS[self.type])
+        # An infinity of the source is no overflow.
         if torch.isinf(short).any() and not torch.isinf(weight).any():
             raise ModelError(
                 f"the tensor {name!r} holds values beyond those of {self.type}; ask"
@@ -110,10 +117,12 @@ def typed(
         ConfigError: the experts of a block have codes of different kinds.
         ModelError: no type supports the codes.
     """
+    # llama.cpp has norms, biases and routers in float32.
     if len(target.sources[0].shape) == 1 or target.routes:
         return "F32", ""
     wanted = kind if target.in_block else embeddings
     forms = [given.get(stored.name) for stored in target.sources]
+    # All experts of a stack have one type.
     types = set[str]()
     for stored, codes in zip(target.sources, forms, strict=True):
         if isinstance(codes, Quantized):

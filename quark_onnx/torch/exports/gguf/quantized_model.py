@@ -44,6 +44,7 @@ def write_quantized_gguf(model: nn.Module, source: Path, output: Path) -> GgufFi
     """
     sources = Sources(Reader(source), model)
     weights = dict[str, Any]()
+    # A layer whose activations alone are rounded has its weight under another name.
     for name, parameter in model.named_parameters():
         weights[sources.key_of(name.replace(".float_weight", ".weight"))] = (
             parameter.detach()
@@ -56,6 +57,7 @@ def write_quantized_gguf(model: nn.Module, source: Path, output: Path) -> GgufFi
             # bfloat16 and float16 weights have no codes; the file has them as float16
             stored = quantized.dequantize() if quantized.spec.is_cast else quantized
             weights[sources.key_of(f"{name}.weight")] = stored
+    # Layers that stay float become float16.
     return write_gguf(source, output, "f16", weights)
 
 
@@ -78,6 +80,7 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
     targets = planned(source.folder)[2]
     stored = set(names_of(flattened(target.sources for target in targets)))
     sources = Sources(source.reader, source.model)
+    # The kind of codes decides, so that a weight of one block stands for all layers of the spec.
     for spec in dict.fromkeys(spec.weight for _, spec in chosen.values()):
         if spec is None or spec.is_cast:
             continue
@@ -87,6 +90,7 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
             raise ConfigError(
                 f"{error}; export no GGUF file, or choose another scheme",
             ) from error
+    # A fused weight in the file has no place for one of its layers alone.
     for name in chosen:
         if sources.key_of(f"{name}.weight") not in stored:
             raise ConfigError(

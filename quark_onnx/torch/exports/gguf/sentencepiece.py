@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from quark_onnx.errors import ModelError
 
+# TrainerSpec.ModelType; a file without the entry is a unigram model.
 _BPE = 2
 _FIELD = descriptor_pb2.FieldDescriptorProto
 #: Message, field, number, type; a name in place of a type is a repeated or single message.
@@ -64,8 +65,10 @@ def read(path: Path) -> SentencePiece:
         raise ModelError(
             f"{path} is a unigram model of sentencepiece; those of type BPE can be written",
         )
+    # 1 is a normal piece, the default of the field.
     pieces = [(piece.piece, piece.score, piece.type or 1) for piece in message.pieces]
     prefix = message.normalizer
+    # The default of the field is true, which this descriptor does not tell.
     return SentencePiece(
         pieces,
         prefix.add_dummy_prefix if prefix.HasField("add_dummy_prefix") else True,
@@ -74,6 +77,7 @@ def read(path: Path) -> SentencePiece:
 
 @cache
 def _message() -> Any:
+    """Return the protobuf class of a model, with the fields of ``_FIELDS`` alone."""
     file = descriptor_pb2.FileDescriptorProto(
         name="quark_onnx/sentencepiece.proto",
         package="quark_onnx.sentencepiece",
@@ -87,6 +91,7 @@ def _message() -> Any:
             number=number,
             label=_FIELD.LABEL_OPTIONAL,
         )
+        # A text in place of a type names a message.
         if isinstance(kind, str):
             field.type, field.type_name = (
                 _FIELD.TYPE_MESSAGE,
@@ -97,7 +102,9 @@ def _message() -> Any:
             )
         else:
             field.type = kind
+    # A pool of its own leaves the default pool of the process unchanged.
     pool = descriptor_pool.DescriptorPool()
+    # Releases of protobuf differ in this method.
     if hasattr(pool, "Add"):
         pool.Add(file)
     else:

@@ -105,6 +105,7 @@ def add_vocabulary(
                 " vocabulary; give llama.cpp token ids"
             ),
         ]
+    # Embeddings are often padded beyond the tokens.
     missing = rows - len(vocabulary.tokens)
     if missing < 0:
         raise ModelError(
@@ -113,12 +114,14 @@ def add_vocabulary(
         )
     writer.add_tokenizer_model(vocabulary.model)
     writer.add_tokenizer_pre(vocabulary.split)
+    # llama.cpp needs a token for each row of the embedding.
     writer.add_token_list(
         vocabulary.tokens
         + [f"[PAD{rows - missing + index}]" for index in range(missing)],
     )
     writer.add_token_types(vocabulary.types + [_UNUSED] * missing)
     if vocabulary.scores:
+        # Padding has the least score, so that no merge prefers it.
         writer.add_token_scores(vocabulary.scores + [min(vocabulary.scores)] * missing)
         writer.add_add_space_prefix(vocabulary.space)
     if (folder / "tokenizer.json").is_file():
@@ -141,10 +144,12 @@ def _special(folder: Path, rows: int, merges: bool) -> Any:
             f"{folder}: tokenizer.json or tokenizer_config.json is not understood:"
             f" {error!r}",
         ) from error
+    # setdefault: the files of the tokenizer have priority, then generation_config.json.
     for name in ("generation_config.json", "config.json"):
         values = _read_optional(folder / name)
         for kind in ("bos", "eos"):
             ids = values.get(f"{kind}_token_id")
+            # GGUF has one id of the end; of several, the first is written.
             first = ids[0] if isinstance(ids, list) and ids else ids
             if isinstance(first, int) and first < rows:
                 special.special_token_ids.setdefault(kind, first)
@@ -172,17 +177,25 @@ def _read(folder: Path, split: str) -> Vocabulary | None:
 
 
 def _of_tokenizer(values: dict[str, Any], split: str) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.json.
+
+    Raises:
+        ModelError: the tokenizer is no BPE, or the way to split text is unknown.
+    """
     model = values["model"]
     if model.get("type", "BPE") != "BPE":
         raise ModelError(
             f"a tokenizer of type {model['type']!r} cannot be written; BPE can."
             f" {_WITHOUT}",
         )
+    # Added tokens may repeat tokens of the model, and have their own ids.
     ids = dict(model["vocab"])
     added = {token["content"]: token for token in values.get("added_tokens") or []}
     ids |= {text: token["id"] for text, token in added.items()}
+    # Ids without a token are padding.
     tokens = [f"[PAD{index}]" for index in range(max(ids.values()) + 1)]
     types = [_UNUSED] * len(tokens)
+    # Byte tokens such as <0x0A> belong to tokenizers of sentencepiece.
     pieces = bool(model.get("byte_fallback"))
     for text, index in ids.items():
         tokens[index] = text
@@ -228,6 +241,7 @@ def _split_of(values: dict[str, Any]) -> str:
     pre_tokenizers = _flat(values.get("pre_tokenizer"), "pretokenizers")
     steps = flattened(map(_expressions, pre_tokenizers))
     normalizers = _flat(values.get("normalizer"), "normalizers")
+    # Another normalization changes the text before it is split.
     normal = excluding([step["type"] for step in normalizers], ["NFC"])
     name = _SPLITS.get((tuple(steps), bool(values["model"].get("ignore_merges"))))
     if name is None or normal:
@@ -244,6 +258,7 @@ def _expressions(step: dict[str, Any]) -> list[str]:
     kind = step["type"]
     if kind == "ByteLevel":
         expressions = []
+        # A text that is no key of the table, so that the tokenizer is refused.
         if step.get("add_prefix_space"):
             expressions.append("a space first")
         if step.get("use_regex", True):
@@ -253,6 +268,7 @@ def _expressions(step: dict[str, Any]) -> list[str]:
         return [step["pattern"]["Regex"]]
     if kind == "Digits" and step.get("individual_digits"):
         return [r"\p{N}"]
+    # The name of an unknown step makes the tokenizer unknown, and stands in the error.
     return [kind]
 
 
@@ -276,23 +292,31 @@ def _prepends(values: dict[str, Any]) -> bool:
 
 
 def _adds_space(step: dict[str, Any]) -> bool:
+    """Return whether a step prepends a space to the text."""
     if step["type"] == "Metaspace":
         return step.get("prepend_scheme", "always") in ("always", "first")
     return bool(step["type"] == "Prepend")
 
 
 def _flat(step: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+    """Return the steps of a sequence under a key, or a single step; none for None."""
     if step is None:
         return []
     return list(step[key]) if step["type"] == "Sequence" else [step]
 
 
 def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
+    """Return the vocabulary of a tokenizer.model, with the tokens of added_tokens.json.
+
+    Raises:
+        ModelError: a file is damaged, or the ids of added tokens have gaps.
+    """
     model = sentencepiece.read(path)
     tokens, scores, types = map(list, zip(*model.pieces, strict=True))
     more = folder / "added_tokens.json"
     added = sorted(
         (index, text)
+        # The file repeats tokens of the model.
         for text, index in _read_optional(more).items()
         if index >= len(tokens)
     )

@@ -44,6 +44,7 @@ class Roundings:
         graph, spec = self._graph, rounding.spec
         self._check(spec, layer, side)
         source, result = node.inputs[0], node.outputs[0]
+        # The bytes of scale and zero point compare by value.
         parts = (
             None if part is None else array_of(part.float()).tobytes()
             for part in (rounding.scale, rounding.zero)
@@ -51,11 +52,13 @@ class Roundings:
         # Layers that read a tensor with equal parameters share its rounding.
         key = (source, spec, *parts)
         graph.remove([node])
+        # An output of the graph keeps its name, so its rounding is written once more.
         if key in self._done and not graph.is_output(result):
             rounded, text = self._done[key]
             graph.replace_uses(result, rounded)
             return text
         stem, narrow = f"{layer}.{side}", result
+        # The nodes below round float32.
         if self._kind != TensorProto.FLOAT:
             source, narrow = (
                 self._cast(source, f"{stem}_wide", TensorProto.FLOAT),
@@ -68,13 +71,16 @@ class Roundings:
         return text
 
     def _cast(self, source: str, name: str, kind: int) -> str:
+        """Add a Cast to a ``TensorProto.DataType``, and return the name of the result."""
         result = self._graph.fresh(name)
         self._graph.add("Cast", [source], [result], to=int(kind))
         return result
 
     def _check(self, spec: TensorSpec, layer: str, side: str) -> None:
+        """Raise ConfigError if no operators compute the same as torch."""
         where = f"layer {layer!r}: its {side} is rounded to {spec}"
         if not isinstance(spec.dtype, Scaled):
+            # 16-bit floats are cast, and block formats have functions.
             return
         known = is_float8(spec.dtype) or (
             isinstance(spec.dtype, Integer) and spec.dtype.bits <= 16
@@ -113,6 +119,7 @@ class Roundings:
         return self._function(source, result, rounding, stem)
 
     def _pair(self, source: str, result: str, rounding: Rounding, stem: str) -> None:
+        """Add a Q/DQ pair with a calibrated scale, between barriers for small codes."""
         graph, dtype = self._graph, rounding.spec.dtype
         assert isinstance(dtype, Scaled)
         assert rounding.scale is not None
@@ -128,6 +135,7 @@ class Roundings:
             # onnxruntime fuses these pairs with adjacent nodes incorrectly
             # (``steps.fusion_barriers``); a Min prevents the fusion, without an effect on values,
             # since greater values saturate
+            # Values of the least and of the greatest code; the greater magnitude bounds both.
             ends = np.abs(np.array([dtype.qmin, dtype.qmax], np.float32) - zero) * scale
             greatest = graph.add_constant(f"{stem}_greatest", ends.max())
             held, plain = graph.fresh(f"{stem}_float"), graph.fresh(f"{stem}_plain")
@@ -154,6 +162,7 @@ class Roundings:
         if name not in self.functions:
             self.functions[name] = bodies.rounding(spec, graph.opset)
             graph.import_domain(bodies.DOMAIN)
+        # NVFP4 has its calibrated scale as the global scale.
         told = {"scale": rounding.scale, "whole": rounding.scale, "zero": rounding.zero}
         inputs = [source]
         for part in bodies.inputs_of(spec)[1:]:
@@ -182,4 +191,5 @@ def _has_pair(spec: TensorSpec) -> bool:
         and spec.dtype.emitted
     ):
         return False
+    # QuantizeLinear saturates at the ends of the type, so all codes have to be in use.
     return (spec.grid.qmin, spec.grid.qmax) == (spec.dtype.qmin, spec.dtype.qmax)

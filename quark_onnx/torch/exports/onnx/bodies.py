@@ -54,6 +54,7 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
     """Build the function that rounds float32 of rank 1 or more as a spec says."""
     body = Body()
     if isinstance(spec.dtype, TwoLevel):
+        # (block size, blocks).
         rows = to_rows(body, "x", spec.group)
         from_rows(
             body,
@@ -65,6 +66,7 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
         rows = to_rows(body, "x", spec.group)
         from_rows(body, _float_scales(body, rows.values), rows, spec.group)
     elif spec.measured:
+        # One calibrated scale for all values.
         _affine(body, "x", "scale", "zero", spec)
     elif spec.dtype.scaled and spec.group:
         rows = to_rows(body, "x", spec.group)
@@ -86,6 +88,7 @@ def rounding(spec: TensorSpec, opset: int) -> FunctionProto:
 
 def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
     """Quantize and dequantize x with a scale; ``zero`` is empty if it is 0."""
+    # A division, since a product with the reciprocal may round to another code.
     steps, grid = body.op("Div", x, scale), spec.grid
     ends = body.constant(grid.qmin), body.constant(grid.qmax)
     if not isinstance(spec.dtype, Integer):
@@ -94,8 +97,10 @@ def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
             if spec.dtype.name == "fp8e4m3"
             else TensorProto.FLOAT8E5M2
         )
+        # As in torch, values are clipped before the cast.
         codes = body.op("Cast", body.op("Clip", steps, *ends), to=kind)
         return body.op("Mul", body.op("Cast", codes, to=TensorProto.FLOAT), scale)
+    # ONNX rounds half to even.
     steps = body.op("Round", steps)
     codes = body.op("Clip", body.op("Add", steps, zero) if zero else steps, *ends)
     return body.op("Mul", body.op("Sub", codes, zero) if zero else codes, scale)
@@ -114,8 +119,10 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
 
     if not grid.symmetric:
         scale = part(body.op("Sub", hi, lo), grid.levels)
+    # All codes share the range: ``levels`` steps and no step for the zero point.
     elif grid.even:
         scale = part(body.op("Max", hi, body.op("Neg", lo)), grid.levels / 2)
+    # Both sides have to be covered: the least code may reach further than the greatest.
     elif grid.qmin < grid.zero:
         scale = body.op(
             "Max",
@@ -124,6 +131,7 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
         )
     else:
         scale = part(hi, grid.qmax)
+    # A range of zeros has the scale 1.
     positive = body.op("Greater", scale, body.constant(0, np.float64))
     least, greatest = SMALLEST_SCALE, float(np.finfo(np.float32).max)
     scale = body.op(
@@ -142,6 +150,7 @@ def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
     grid = spec.grid
     if grid.symmetric:
         return body.constant(grid.zero) if grid.zero else ""
+    # With the scale as it was rounded to float32.
     steps = body.op("Round", body.op("Div", lo, _double(body, scale)))
     zero = body.op("Sub", body.constant(grid.qmin, np.float64), steps)
     zero = body.op(
@@ -162,17 +171,20 @@ def _two_levels(body: Body, values: str, *, measured: bool) -> str:
 
     The global scale is an input, or computed from the tensor's maximum magnitude.
     """
+    # (1, blocks).
     top = body.op("ReduceMax", body.op("Abs", values), body.ints(0))
     one, none = body.constant(1), body.constant(0)
     whole = "whole"
     if not measured:
         whole = body.op(
+            # The maximum magnitude of the whole tensor.
             "Div",
             body.op("ReduceMax", top),
             body.constant(E2M1.largest * E4M3.largest),
         )
         whole = body.op("Where", body.op("Greater", whole, none), whole, one)
     scale = body.op("Div", top, body.op("Mul", whole, body.constant(E2M1.largest)))
+    # E4M3 ends at 448; a block beyond the calibrated maximum has a greater ratio.
     scale = body.op("Min", scale, body.constant(E4M3.largest))
     scale = body.op(
         "Cast",
@@ -203,6 +215,7 @@ def _float_scales(body: Body, values: str) -> str:
         body.constant(E5M3.largest),
     )
     scale = to_minifloat(body, scale, E5M3)
+    # At least the smallest E5M3 number: blocks of zeros divide by it.
     scale = body.op(
         "Max",
         scale,

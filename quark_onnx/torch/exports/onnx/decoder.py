@@ -64,17 +64,20 @@ class _Decoder(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **past: Any
     ) -> Any:
         """Return logits, present keys and present values by output name."""
+        # The attention function of transformers has no parameter for them.
         keys = self._keys
         keys.past = {
             layer: (past[_past(layer, "key")], past[_past(layer, "value")])
             for layer in range(len(past) // 2)
         }
         keys.present, keys.mask = {}, attention_mask
+        # Tokens in the cache.
         before = attention_mask.shape[1] - input_ids.shape[1]
         positions = torch.arange(input_ids.shape[1]) + before
         found = self.model(
             input_ids=input_ids,
             position_ids=positions[None],
+            # The cache of transformers is not used: keys and values are inputs and outputs.
             use_cache=False,
         )
         outputs = {"logits": found.logits}
@@ -85,6 +88,7 @@ class _Decoder(nn.Module):
 
 
 def _past(layer: int, side: str) -> str:
+    """Return the name of the input for the past keys or values of a layer."""
     return f"past_key_values.{layer}.{side}"
 
 
@@ -117,6 +121,7 @@ def export_decoder(
     store: Store | None = store_for(path, layers)
     try:
         with inference(copied), _group_query(copied, keys):
+            # A run in torch tells the shapes of keys, layer by layer.
             shapes = _shapes(copied, keys)
             batch = _batch(copied, shapes)
             flat = Flat(_Decoder(copied, keys), batch)
@@ -153,6 +158,7 @@ def _batch(model: Any, shapes: Sequence[tuple[int, int]]) -> Batch:
     ids = torch.arange(2 * _SEQUENCE).reshape(2, _SEQUENCE) % vocabulary_of(model)
     tensors = {
         "input_ids": ids,
+        # The mask covers past and new tokens.
         "attention_mask": torch.ones(2, _PAST + _SEQUENCE, dtype=torch.int64),
     }
     generator = torch.Generator().manual_seed(0)
@@ -166,6 +172,7 @@ def _batch(model: Any, shapes: Sequence[tuple[int, int]]) -> Batch:
 
 
 def _axes(batch: Batch) -> dict[str, dict[int, str]]:
+    """Return the dynamic axes of the inputs."""
     axes = {name: {0: "batch", 2: "past_sequence_length"} for name in batch.tensors}
     axes["input_ids"] = {0: "batch", 1: "sequence_length"}
     axes["attention_mask"] = {0: "batch", 1: "total_sequence_length"}
@@ -189,6 +196,7 @@ def _generate(
     session = open_session(path)
     tokens = torch.arange(_SEQUENCE)[None] % vocabulary_of(model)
     past = {
+        # (1, key heads, 0, head size): nothing is in the cache.
         _past(layer, side): np.zeros((1, heads, 0, size), np.float32)
         for layer, (heads, size) in enumerate(shapes)
         for side in ("key", "value")
@@ -200,6 +208,7 @@ def _generate(
     def expected() -> NDArray[np.float32]:
         """Compute the next token's logits in torch without a cache."""
         found: NDArray[np.float32] = flat.model(
+            # All tokens are new in each step.
             input_ids=tokens,
             attention_mask=torch.ones_like(tokens),
             **empty,
@@ -210,6 +219,7 @@ def _generate(
         mask = np.ones((1, tokens.shape[1]), np.int64)
         inputs = {"input_ids": given.numpy(), "attention_mask": mask, **past}
         outputs = dict(zip(names, session.run(None, inputs), strict=True))
+        # Logits of the last token.
         logits = outputs.pop("logits")[0, -1]
         past = {
             name.replace("present", "past_key_values"): value
@@ -217,15 +227,18 @@ def _generate(
         }
         wanted = expected()
         difference, allowed = distance(logits, wanted), _TOLERANCE
+        # Noise is drawn only if the plain tolerance is not enough.
         if difference > allowed:
             with noise(flat, torch.float32):
                 allowed = max(distance(expected(), wanted) for _ in range(DRAWS))
+        # Not ``>``, since NaN must fail, too.
         if not difference <= max(_TOLERANCE, TIMES * allowed):
             raise ModelError(
                 f"logits of onnxruntime differ from torch's by {difference:.2g},"
                 f" relative, behind {tokens.shape[1]} tokens; nothing was written",
             )
         worst = max(worst, difference)
+        # Greedy: the next step reads the token of highest logit.
         given = torch.tensor([[int(logits.argmax())]])
         tokens = torch.cat([tokens, given], 1)
     return worst
@@ -248,6 +261,7 @@ def _group_query(model: Any, keys: _Keys) -> Iterator[None]:
         layer: Any = module.layer_idx
         own = _Attention.of(module, query, key, scaling, settings)
         past = keys.past.get(layer)
+        # The run that measures shapes has no past.
         if past is None:
             empty = key.new_zeros(key.shape[0], key.shape[1], 0, key.shape[3])
             past = (empty, empty)
@@ -303,6 +317,7 @@ class _Attention:
             query.shape[1],
             key.shape[1],
             query.shape[3] ** -0.5 if scaling is None else float(scaling),
+            # transformers has None for no window, and for no cap.
             int(settings.get("sliding_window") or -1),
             float(settings.get("softcap") or 0.0),
         )
@@ -318,8 +333,11 @@ class _Attention:
         """Compute with onnxruntime's operator; shapes as of ``compute``."""
         batch, _, length, size = query.shape
         total = past[0].shape[2] + length
+        # The operator's ``seqlens_k``: the index of the last token of each sample.
         last = (mask.sum(1) - 1).to(torch.int32)
+        # The operator's ``total_sequence_length``.
         count = torch.full((1,), mask.shape[1], dtype=torch.int32)
+        # (batch, tokens, heads * size).
         flat = [each.transpose(1, 2).flatten(2) for each in (query, key, value)]
         kept = (batch, self.key_heads, total, size)
         attributes: dict[str, Any] = {
@@ -328,6 +346,7 @@ class _Attention:
             "scale": self.scale,
             "local_window_size": self.window,
             "softcap": self.softcap,
+            # transformers has rotated queries and keys.
             "do_rotary": 0,
         }
         output, keys, values = torch.onnx.ops.symbolic_multi_out(
@@ -363,6 +382,7 @@ class _Attention:
         keys, values = (
             torch.cat(pair, 2) for pair in zip(past, (key, value), strict=True)
         )
+        # Each key head serves several query heads.
         wide = [
             each.repeat_interleave(self.heads // self.key_heads, 1)
             for each in (keys, values)
@@ -371,8 +391,10 @@ class _Attention:
         if self.softcap:
             products = self.softcap * torch.tanh(products / self.softcap)
         length, total = query.shape[2], keys.shape[2]
+        # Distance of each new token from each token, (tokens, total).
         apart = torch.arange(total - length, total)[:, None] - torch.arange(total)
         seen = apart >= 0
+        # The window includes the token itself.
         if self.window > 0:
             seen &= apart < self.window
         products = products.masked_fill(~seen, -math.inf)

@@ -116,6 +116,7 @@ def write_onnx(  # noqa: PLR0913
     try:
         with inference(copied):
             flat = Flat(copied, batch)
+            # Large constants lie in temporary files, which exist within the context.
             with trace(flat, batch, axes, path) as traced:
                 graph = Graph.of(traced, store)
                 became = write(graph, layers, between, form, int(kind))
@@ -127,6 +128,8 @@ def write_onnx(  # noqa: PLR0913
                         batch,
                         axes,
                         floats,
+                        # In the form qdq, fused integer products would round float inputs (see
+                        # ``_ROUNDS``).
                         integers=form != "qdq",
                     )
     finally:
@@ -141,6 +144,7 @@ def write_onnx(  # noqa: PLR0913
 def _integers_alone(layer: QuantizedLayer) -> bool:
     """Return whether onnxruntime fuses the DequantizeLinear into MatMulNBits."""
     spec = None if layer.quantized is None else layer.quantized.spec
+    # Without a rounded input, MatMulNBits is the fusion that onnxruntime chooses.
     return (
         layer.kind == "Linear"
         and layer.input is None
@@ -151,6 +155,7 @@ def _integers_alone(layer: QuantizedLayer) -> bool:
 
 def store_for(path: Path, layers: Mapping[str, QuantizedLayer]) -> Store | None:
     """Return a store on disk for the weights of a large model; None for a small one."""
+    # Codes take a byte each in memory.
     count = sum(
         layer.quantized.codes.numel()
         for layer in layers.values()

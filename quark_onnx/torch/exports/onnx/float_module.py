@@ -63,6 +63,7 @@ def exported(
         raise ConfigError(
             f"module is a {type(module).__name__}; it must be a torch.nn.Module",
         )
+    # isinstance would accept True as an int.
     if type(opset) is not int or not _LEAST_OPSET <= opset <= _GREATEST_OPSET:
         raise ConfigError(
             f"opset is {opset!r}; torch exports opsets {_LEAST_OPSET} to"
@@ -83,6 +84,7 @@ def exported(
         with inference(module):
             flat = _run(module, batch)
             save_trace(flat, batch, axes, path, opset=opset)
+            # Outputs are compared before the quantizer sees the model.
             verify(path, flat, batch, axes, torch.float32)
         yield path, signature.named(data)
 
@@ -94,6 +96,7 @@ def _float32(module: nn.Module) -> nn.Module:
     on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
     if on_cpu and all(tensor.dtype == torch.float32 for tensor in floats):
         return module
+    # The caller's module must not be changed.
     return copy.deepcopy(module).to("cpu", torch.float32)
 
 
@@ -123,6 +126,7 @@ class _Signature:
         Data that holds no batches is returned as it is.
         """
         if (
+            # Data of these types has names already, or is no collection of batches.
             isinstance(data, Mapping | RandomData | str)
             or is_array(data)
             or hasattr(data, "get_next")
@@ -130,22 +134,37 @@ class _Signature:
             return data
         if not isinstance(data, Iterable):
             return data  # a path, None, or a mistake that the quantizer reports
+        # A DataLoader, whose batches may have labels behind the inputs.
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")
         name = partial(self._batch, labelled=labelled)
+        # An iterator is consumed once, so batches are named one by one.
         if isinstance(data, Iterator):
             return map(name, data)
         if isinstance(data, list | tuple):
             return list(map(name, data))
+        # Other iterables may be read several times.
         return _Batches(data, name)
 
     def _batch(self, batch: Any, *, labelled: bool) -> Any:
+        """Return a batch by input names; a single tensor stays as it is.
+
+        Args:
+            batch: a mapping, a sequence in the order of the parameters, or a tensor.
+            labelled: whether the batch is of a DataLoader, and further values are labels.
+
+        Raises:
+            DataError: the batch has more values than ``forward`` has parameters, or a tensor for
+                a parameter without one in the example inputs.
+        """
         if isinstance(batch, Mapping):
             given = dict(batch)
         elif (
             isinstance(batch, Sequence)
             and not isinstance(batch, str)
+            # Fewer values than inputs: this is one tensor, not one for each input.
             and len(batch) >= len(self.inputs)
         ):
+            # Labels of a DataLoader may make a batch longer than the parameters.
             if len(batch) > len(self.parameters) and not labelled:
                 raise DataError(
                     f"a batch holds {len(batch)} values, but forward takes"
@@ -154,6 +173,7 @@ class _Signature:
             given = dict(zip(self.parameters, batch, strict=False))
         else:
             return _readable(batch)
+        # Labels and other entries are dropped.
         if labelled:
             return {n: _readable(given[n]) for n in self.inputs if n in given}
         self._check_left_out(given)
@@ -166,6 +186,7 @@ class _Signature:
         return set(self.parameters) - set(self.inputs)
 
     def _check_left_out(self, given: Mapping[str, Any]) -> None:
+        """Raise DataError for a tensor that would become a constant of the ONNX model."""
         for name in sorted(self._constants & set(given)):
             if isinstance(given[name], torch.Tensor):
                 raise DataError(

@@ -25,6 +25,7 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     Raises:
         ConfigError: there are more names than inputs or outputs, or a name is taken.
     """
+    # Names stand in the model file, so that weights are not read.
     model = onnx.load(path, load_external_data=False)
     names: dict[str, str] = {}
     for kind, wanted, values in (
@@ -36,6 +37,7 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
                 f"{kind}_names has {len(wanted)} names, but the model has {len(values)} {kind}s",
             )
         names |= dict(zip(names_of(values), wanted, strict=False))
+    # The old names become free.
     taken = _names(model.graph) - set(names)
     for new in names.values():
         if new in taken or list(names.values()).count(new) > 1:
@@ -47,16 +49,19 @@ def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:
 
 
 def _names(graph: GraphProto) -> set[str]:
+    """Return the names of all tensors of a graph and of its subgraphs."""
     found = set(names_of(graph.initializer))
     found |= set(names_of((*graph.input, *graph.output)))
     for node in graph.node:
         found |= {*node.input, *node.output}
         for attribute in node.attribute:
+            # The graph of another attribute is empty.
             found |= _names(attribute.g)
     return found
 
 
 def _renamed(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename the tensors of a graph and of its subgraphs, in place."""
     for value in (*graph.input, *graph.output, *graph.value_info):
         value.name = names.get(value.name, value.name)
     for tensor in graph.initializer:

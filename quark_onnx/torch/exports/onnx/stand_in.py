@@ -37,6 +37,7 @@ class MarkedRounding(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         """Round the activation."""
+        # Outside of an export, the activation is rounded in torch.
         if not torch.compiler.is_exporting():
             return self.rounding(x)
         return _node(ROUNDING, (x,), self._attributes, x.dtype, x.shape)
@@ -61,6 +62,7 @@ class StandIn(nn.Module):
     def forward(self, input: torch.Tensor, *more: Any, **named: Any) -> Any:
         """Compute the layer's output."""
         layer = self.layer
+        # A float weight is traced as it is.
         if layer.quantized is None or not torch.compiler.is_exporting():
             return layer(input, *more, **named)
         if (
@@ -73,6 +75,13 @@ class StandIn(nn.Module):
     def _exported(
         self, x: torch.Tensor, more: Sequence[Any], named: Mapping[str, Any]
     ) -> Any:
+        """Compute the output with a placeholder: of the layer if it is linear, else of its weight.
+
+        Args:
+            x: input of the layer, rounded if the layer rounds it.
+            more: further positional arguments of the layer.
+            named: further keyword arguments of the layer.
+        """
         layer, attributes = self.layer, {"layer": self.name}
         assert layer.quantized is not None
         if layer.kind == "Linear":
@@ -82,8 +91,10 @@ class StandIn(nn.Module):
                 operands,
                 attributes,
                 x.dtype,
+                # (..., outputs).
                 (*x.shape[:-1], layer.shape[0]),
             )
+        # Layers of other kinds are traced with a weight from a placeholder.
         weight = _node(WEIGHT, (), attributes, layer.quantized.dtype, layer.shape)
         return layer.compute(x, weight, more, named)
 
@@ -95,6 +106,15 @@ def _node(
     dtype: torch.dtype,
     shape: Sequence[Any],
 ) -> Any:
+    """Return the output of a placeholder node.
+
+    Args:
+        kind: operator of the node.
+        inputs: tensors that the node reads.
+        attributes: the layer and the side.
+        dtype: dtype of the output.
+        shape: shape of the output; sizes may be symbolic.
+    """
     return torch.onnx.ops.symbolic(
         f"{DOMAIN}::{kind}",
         inputs,
@@ -126,12 +146,15 @@ def _moved_tensors(module: nn.Module, dtype: torch.dtype) -> dict[int, torch.Ten
     parameters = dict(module.named_parameters(recurse=False))
     for parameter in parameters.values():
         target = dtype if parameter.is_floating_point() else parameter.dtype
+        # ``to`` copies nothing if device and dtype are the same.
         moved[id(parameter)] = nn.Parameter(
             parameter.detach().to("cpu", target), requires_grad=False
         )
     holds_codes = isinstance(module, QuantizedLayer)
     for buffer in module.buffers(recurse=False):
+        # Scales of codes keep their type.
         is_cast = buffer.is_floating_point() and not holds_codes
+        # Frequencies of RoPE, for instance, lose digits in 16 bits.
         if is_cast and (parameters or buffer.dtype in _SHORT):
             moved[id(buffer)] = buffer.detach().to("cpu", dtype)
         else:
@@ -162,6 +185,7 @@ def standing_in(
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer):
             _check_has_nodes(name, module.spec)
+    # deepcopy takes these tensors in place of copies, by the identity of the originals.
     memo = dict[int, Any]()
     for module in model.modules():
         memo |= _moved_tensors(module, dtype)
@@ -176,17 +200,21 @@ def standing_in(
         dict[int, StandIn](),
         dict[str, Rounding](),
     )
+    # A module that is shared has several names.
     modules = dict(copied.named_modules(remove_duplicate=False))
     quantized = {
         name for name, module in modules.items() if isinstance(module, QuantizedLayer)
     }
     for name, module in modules.items():
         if name in quantized:
+            # One stand-in for a shared module, and one node for each call.
             if id(module) not in made:
                 if module.quantized is not None:
+                    # The weight is dequantized to the dtype of the computation.
                     module.quantized = replace(module.quantized, dtype=dtype)
                 layers[name], made[id(module)] = module, StandIn(module, name)
             set_module(copied, name, made[id(module)])
+        # Roundings within quantized layers are marked by their stand-ins.
         elif isinstance(module, Rounding) and name.rpartition(".")[0] not in quantized:
             between[name] = module
             set_module(copied, name, MarkedRounding(module, name, ""))

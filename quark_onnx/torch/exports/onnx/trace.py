@@ -44,6 +44,7 @@ class Batch:
     def in_type(self, dtype: torch.dtype) -> Batch:
         """Return a copy with floats in a dtype."""
         cast = {
+            # Token ids and masks stay integers.
             name: value.to(dtype) if value.is_floating_point() else value
             for name, value in self.tensors.items()
         }
@@ -60,6 +61,7 @@ def named(model: nn.Module, inputs: Sample) -> Batch:
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
     if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        # Arguments without names take those of ``forward``.
         parameters = inspect.signature(model.forward).parameters
         if len(inputs) > len(parameters):
             raise DataError(
@@ -79,6 +81,7 @@ def named(model: nn.Module, inputs: Sample) -> Batch:
     }
     if not tensors:
         raise DataError("inputs hold no tensor")
+    # None is the default of a parameter, which the model sets itself.
     others = present_values(without(inputs, tensors))
     for name, value in others.items():
         if not isinstance(value, bool | int | float | str):
@@ -121,8 +124,10 @@ def axes_of(batch: Batch, dynamic: bool | Axes) -> dict[str, dict[int, str]]:
 
 
 def _axes(tensor: torch.Tensor) -> dict[int, str]:
+    """Return the axes of an input that are dynamic unless a user says otherwise."""
     if not tensor.ndim:
         return {}
+    # Token ids or a mask.
     tokens = tensor.ndim == 2 and not tensor.is_floating_point()
     if tokens:
         return {0: "batch", 1: "sequence"}
@@ -144,6 +149,7 @@ class Flat(nn.Module):
             tuple(batch.tensors),
             batch.others,
         )
+        # A run tells the names and the number of outputs.
         self.outputs = list(_flat(self._run(batch.tensors)))
         if not self.outputs:
             raise ModelError(f"the model {type(model).__name__} computes no tensor")
@@ -165,10 +171,12 @@ def _flat(found: Any, name: str = "") -> dict[str, Any]:
     if isinstance(found, Mapping):
         parts = found.items()
     elif isinstance(found, tuple | list):
+        # Elements of a tuple are named by their places.
         parts = {
             f"{name or 'output'}_{place}": part for place, part in enumerate(found)
         }.items()
     else:
+        # None and other values are no outputs of a graph.
         return {}
     return merged(_flat(part, str(part_name)) for part_name, part in parts)
 
@@ -195,6 +203,7 @@ def trace(
     near.parent.mkdir(parents=True, exist_ok=True)
     with ScratchFolder(near.parent, near.name) as folder:
         path = folder / "traced.onnx"
+        # In a second file, since protobuf ends at 2 GiB.
         save_trace(flat, batch, axes, path, external=True)
         yield inlined(read(path))
 
@@ -225,6 +234,7 @@ def save_trace(  # noqa: PLR0913
     example = tuple(
         _varied(tensor, axes[name]) for name, tensor in batch.tensors.items()
     )
+    # ONNX needs different names for an input and an output.
     clash = set(flat.outputs) & set(batch.tensors)
     names = [f"{name}_out" if name in clash else name for name in flat.outputs]
     settings = {
@@ -248,6 +258,21 @@ def _exported(
     settings: dict[str, Any],
     axes: list[dict[int, str]],
 ) -> Any:
+    """Export the model with torch's exporter.
+
+    Args:
+        flat: the model.
+        example: inputs in the order of the names.
+        settings: names of inputs and outputs, and the opset.
+        axes: dynamic axes of each input.
+
+    Returns:
+        The exporter's program.
+
+    Raises:
+        MissingDependency: onnxscript is not installed, or torch is too old.
+        ModelError: torch cannot export the model.
+    """
     if not hasattr(torch.onnx, "ops"):
         raise MissingDependency(
             f"torch {torch.__version__} cannot export models that onnxruntime runs;"
@@ -259,6 +284,7 @@ def _exported(
         raise MissingDependency(
             "the export to ONNX needs onnxscript; pip install onnxscript",
         ) from error
+    # ``Flat`` has one variadic parameter, so that the shapes are one tuple.
     shapes = (tuple(axis or None for axis in axes),)
     try:
         with _quiet():
@@ -271,6 +297,7 @@ def _exported(
                 **settings,
             )
     except Exception as error:  # the exporter raises several unrelated types
+        # The first cause tells more than the exporter's own error.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__

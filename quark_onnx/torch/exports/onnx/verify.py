@@ -73,6 +73,7 @@ def verify(  # noqa: PLR0913
                 f" {error}",
             ) from error
         shown = _shown(tensors)
+        # Drawn for the first output that differs, as each draw runs the model.
         noisy = list[list[NDArray[Any]]]()
         for place, output in enumerate(session.get_outputs()):
             difference, allowed = (
@@ -88,8 +89,10 @@ def verify(  # noqa: PLR0913
                     TIMES * distance(each[place], expected[place], shown)
                     for each in noisy
                 ),
+                # A second argument: ``max`` of a single float is an error.
                 0.0,
             )
+            # Not ``>``, since NaN must fail, too.
             if not difference <= allowed:
                 raise ModelError(
                     f"output {output.name!r} of the exported model differs from torch's"
@@ -121,11 +124,13 @@ def distance(
         return float("inf")
     if shown is not None and found.shape[:2] == shown.shape:
         found, expected = found[shown], expected[shown]
+    # Integers and bools have to be equal.
     if expected.dtype.kind != "f":
         if np.array_equal(found, expected):
             return 0.0
         return float("inf")
     found, expected = found.astype(np.float64), expected.astype(np.float64)
+    # Infinities and NaN stand at the same places in both, and are left out of the norm.
     same = np.isfinite(expected)
     if not np.array_equal(found[~same], expected[~same], equal_nan=True):
         return float("inf")
@@ -133,7 +138,9 @@ def distance(
     if not error:
         return 0.0
     return error / max(
-        float(np.linalg.norm(expected[same])), float(np.finfo(np.float32).tiny)
+        # An expected output of zeros divides by the least normal number.
+        float(np.linalg.norm(expected[same])),
+        float(np.finfo(np.float32).tiny),
     )
 
 
@@ -153,6 +160,7 @@ def _samples(
         for axis, kind in axes[name].items():
             if kind == "batch":
                 tensor = torch.cat([tensor, tensor], axis)
+            # At least two stay, since a size of 1 is special in traces.
             elif tensor.shape[axis] > 2:
                 tensor = tensor.narrow(axis, 1, tensor.shape[axis] - 1).contiguous()
         varied[name] = tensor
@@ -160,16 +168,19 @@ def _samples(
 
 
 def _run(flat: Flat, tensors: Mapping[str, Any]) -> list[NDArray[Any]]:
+    """Return the outputs of torch, in the order of the ONNX model."""
     with torch.no_grad():
         return [value.numpy() for value in flat(*tensors.values())]
 
 
 def _shown(tensors: Mapping[str, Any]) -> NDArray[np.bool_] | None:
+    """Return the positions of tokens, (batch, sequence); None without a mask."""
     mask = tensors.get("attention_mask")
     return None if mask is None or mask.ndim != 2 else (mask.numpy() > 0)
 
 
 def _shapes(tensors: Mapping[str, Any]) -> str:
+    """Return the names and shapes of inputs, for errors."""
     return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
 
 
@@ -181,8 +192,10 @@ def noise(flat: Flat, dtype: torch.dtype) -> Iterator[None]:
 
     def disturb(module: nn.Module, operands: tuple[Any, ...]) -> tuple[Any, ...]:
         x, *more = operands
+        # Indices of an embedding are exact.
         if not x.is_floating_point():
             return operands
+        # A share of the greatest input, as sums round relative to it.
         drawn = torch.randn(x.shape, generator=generator).to(x.dtype)
         return (x + share * x.abs().max() * drawn, *more)
 

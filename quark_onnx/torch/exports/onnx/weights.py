@@ -41,10 +41,12 @@ def array_of(tensor: torch.Tensor, dtype: DType | None = None) -> NDArray[Any]:
         and tensor.itemsize < 4
         and tensor.dtype != torch.float16
     ):
+        # Types that numpy has by ml_dtypes alone.
         named = {torch.float8_e5m2: "fp8e5m2", torch.bfloat16: "bfloat16"}.get(
             tensor.dtype,
             "fp8e4m3",
         )
+        # The bits are reinterpreted.
         raw = tensor.view(torch.uint8 if tensor.itemsize == 1 else torch.int16)
         found: NDArray[Any] = raw.numpy().view(_numpy(format_named(named)))
         return found
@@ -55,6 +57,7 @@ def array_of(tensor: torch.Tensor, dtype: DType | None = None) -> NDArray[Any]:
 
 
 def _numpy(dtype: DType) -> np.dtype[Any]:
+    """Return the numpy type of a format's codes."""
     kind: np.dtype[Any] = dtype.numpy  # type: ignore[attr-defined]
     return kind
 
@@ -81,16 +84,20 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
         (size for size in BLOCK_SIZES if size >= quantized.shape[1]),
         BLOCK_SIZES[-1],
     )
+    # Other formats, widths and block sizes are written with DequantizeLinear.
     if (
         not isinstance(spec.dtype, Integer)
         or spec.dtype.bits not in _WIDTHS
         or group not in BLOCK_SIZES
     ):
         return None
+    # 3-bit codes are stored in 4 bits. MatMulNBits has unsigned codes.
     bits, signed = _WIDTHS[spec.dtype.bits], spec.grid.qmin < 0
     offset = 1 << bits - 1 if signed else 0
+    # In int16, since int8 codes plus 128 exceed int8.
     codes = array_of(quantized.matrix).astype(np.int16) + offset
     (n, k), blocks = codes.shape, -(-quantized.shape[1] // group)
+    # The last block is padded with the code of 0.
     codes = np.pad(
         codes,
         [(0, 0), (0, blocks * group - k)],
@@ -98,6 +105,7 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
     ).reshape(n, blocks, group)
     scale, zero = _scales(quantized)
     scale, zero = (_by_block(part, n, blocks) for part in (scale, zero + offset))
+    # Zero points of HQQ are no integers.
     whole = bool(
         (zero == np.rint(zero)).all() and zero.min() >= 0 and zero.max() < 1 << bits,
     )
@@ -109,6 +117,7 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
 
 
 def _by_block(part: NDArray[Any], rows: int, blocks: int) -> NDArray[Any]:
+    """Repeat scales or zero points of a tensor or of rows to (rows, blocks)."""
     if part.ndim != 2:
         part = part.reshape(-1, 1)
     return np.broadcast_to(part, (rows, blocks))
@@ -144,6 +153,7 @@ def write_weight(
     """
     quantized = layer.quantized
     assert quantized is not None
+    # Placeholders have (inputs, outputs) for these kinds, and outputs first for the others.
     turned, format = (
         layer.kind in ("Linear", "ConvTranspose2d"),
         quantized.spec.dtype.name,
@@ -187,12 +197,14 @@ def _dequantized(
 ) -> str:
     """Add codes with a DequantizeLinear."""
     dtype, group = stored_as(quantized.spec.dtype), quantized.spec.group
+    # ONNX has no DequantizeLinear for the type.
     if not getattr(dtype, "read", False) or dtype.bits > 16:
         raise ConfigError(
             f"layer {name!r}: no operator of ONNX reads weights of {dtype.name}",
         )
     shape, columns = quantized.shape, len(quantized.shape) == 2
     scale, zero = _scales(quantized)
+    # Zero points of HQQ are no integers.
     if not (zero == np.rint(zero)).all():
         raise ConfigError(
             f"layer {name!r}: its zero points are no integers, which {dtype.name} in ONNX wants",
@@ -220,6 +232,7 @@ def _dequantized(
     ]
     result = graph.fresh(f"{name}.weight_dequantized")
     graph.add("DequantizeLinear", inputs, [result], **attributes)
+    # Blocks span all inputs of a convolution, whose weight is reshaped afterwards.
     if group and not columns:
         result = _shaped(graph, result, shape)
         if turned:
@@ -240,6 +253,7 @@ def _looked_up(
         isinstance(spec.dtype, TwoLevel),
         isinstance(spec.dtype, FloatScaled),
     )
+    # Every code: 16 of FP4, 64 of FP6 and 256 of FP8.
     every = torch.arange(1 << max(4, spec.dtype.bits), dtype=torch.uint8).view(
         codes.dtype,
     )[None, None]
@@ -256,6 +270,7 @@ def _looked_up(
         f"{spec.dtype.name}_values",
         table,
     )
+    # (rows, blocks, 1), to be multiplied with (rows, blocks, block size).
     scales = graph.add_constant(
         f"{name}.weight_scale",
         array_of(quantized.scale)[..., None],
@@ -265,6 +280,7 @@ def _looked_up(
             f"{name}.weight_scale_2",
             array_of(quantized.whole.float()).reshape(()),
         )
+        # E4M3 codes become float32 without a table.
         scales = _result(graph, "Mul", _cast(graph, scales, _FLOAT, always=True), whole)
     elif unsigned:
         scales = _gathered(
@@ -279,6 +295,7 @@ def _looked_up(
             powers = np.ldexp(np.float32(1), np.arange(256) - BIAS).astype(np.float32)
         scales = _gathered(graph, scales, "e8m0_values", powers)
     result = _result(graph, "Mul", values, scales)
+    # (rows, blocks * block size), with the padding of the last block.
     result = _shaped(graph, result, (quantized.shape[0], -1))
     ends = [
         graph.add_constant(f"{name}.weight_{part}", np.array([n], np.int64))
@@ -302,6 +319,15 @@ def _columns(quantized: Quantized) -> list[tuple[str, int]]:
 
 
 def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str:
+    """Add a look-up of codes in a table, and return the name of the values.
+
+    Args:
+        graph: the graph, which is changed.
+        codes: name of the codes.
+        table: name of the table.
+        values: values by code.
+    """
+    # Layers of a format share the table.
     [shared] = graph.once((table,), lambda: [graph.add_constant(table, values)])
     return _result(
         graph,
@@ -313,6 +339,7 @@ def _gathered(graph: Graph, codes: str, table: str, values: NDArray[Any]) -> str
 
 def _cast(graph: Graph, tensor: str, kind: int, *, always: bool = False) -> str:
     """Cast a tensor unless it already has the type."""
+    # An unknown type is that of the float graph.
     found = graph.elem_type(tensor) or _FLOAT
     if found == kind and not always:
         return tensor
@@ -320,6 +347,7 @@ def _cast(graph: Graph, tensor: str, kind: int, *, always: bool = False) -> str:
 
 
 def _shaped(graph: Graph, tensor: str, shape: tuple[int, ...]) -> str:
+    """Add a Reshape, and return the name of the result."""
     key = "x".join(map(str, shape))
     [name] = graph.once(
         ("shape", key),
@@ -329,6 +357,7 @@ def _shaped(graph: Graph, tensor: str, shape: tuple[int, ...]) -> str:
 
 
 def _swapped(graph: Graph, tensor: str, rank: int) -> str:
+    """Add a Transpose of the first two axes, and return the name of the result."""
     return _result(graph, "Transpose", tensor, perm=[1, 0, *range(2, rank)])
 
 

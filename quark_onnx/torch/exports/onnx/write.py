@@ -46,6 +46,7 @@ def write(
     """
     roundings, became = Roundings(graph, kind), dict[str, list[str]]()
     weights = dict[str, tuple[str, str]]()
+    # A list, since the loop removes nodes.
     for node in [node for node in graph.nodes if node.domain == DOMAIN]:
         name = str(node.attribute("layer"))
         if name in between:
@@ -54,14 +55,17 @@ def write(
         layer = layers[name]
         if node.op_type == ROUNDING:
             side = str(node.attribute("side"))
+            # The copy has a MarkedRounding in place of the rounding.
             text = roundings.write(node, getattr(layer, side).rounding, name, side)
             text = text and f"{side} {text}"
         else:
             text = _product(graph, node, name, layer, form, kind)
             if not text:
                 text = _weight(graph, node, name, layer, form, kind, weights)
+        # A layer that is called several times has several nodes.
         if text and text not in became.setdefault(name, []):
             became[name].append(text)
+    # The functions describe AMD's operators to other runtimes.
     nodes = [node.to_proto() for node in graph.nodes if node.domain == VENDOR]
     graph.set_functions(
         [*definitions(nodes, graph.opset, {}), *roundings.functions.values()],
@@ -113,6 +117,7 @@ def _product(  # noqa: PLR0913
     integers = marked is not None and marked.rounding.spec.measured
     if node.op_type != LINEAR or form == "qdq":
         return ""
+    # Both operands are Q/DQ pairs then, which onnxruntime replaces by an integer product.
     if integers and not quantized.spec.group:
         return ""
     weight = nbits_weight(quantized)
@@ -123,6 +128,7 @@ def _product(  # noqa: PLR0913
                 f" {quantized.spec}; write it with form='auto' or 'qdq'",
             )
         return ""
+    # Zero points are optional.
     parts = dict(zip(("packed", "scales", "zero_points"), weight.inputs, strict=False))
     inputs = [node.inputs[0]]
     for part, array in parts.items():
@@ -130,6 +136,7 @@ def _product(  # noqa: PLR0913
             array = array.astype("float16")
         inputs.append(graph.add_constant(f"{name}.weight_{part}", array))
     if len(node.inputs) > 1:
+        # The bias is the sixth input; the inputs between are empty.
         inputs += [*[""] * (5 - len(inputs)), node.inputs[1]]
     graph.import_domain(CONTRIB)
     graph.remove([node])
@@ -155,6 +162,7 @@ def _weight(  # noqa: PLR0913
 ) -> str:
     """Write a layer with a separate weight and product; return a description."""
     assert layer.quantized is not None
+    # A layer that is called several times has one weight.
     if name not in done:
         done[name] = write_weight(graph, name, layer, kind)
     weight, text = done[name]
@@ -165,6 +173,7 @@ def _weight(  # noqa: PLR0913
     graph.replace_uses(node.outputs[0], weight)
     if form == "qdq":
         return text
+    # An embedding gathers codes, and dequantizes the rows of its tokens alone.
     for reader in graph.consumers(weight):
         if reader.op_type == "Gather" and gather_codes(graph, reader):
             return (
