@@ -301,14 +301,18 @@ class Tokens:
         for start in range(0, len(before), step):
             a = _log_probabilities(before[start : start + step])
             b = _log_probabilities(after[start : start + step])
-            self._divergence += float((np.exp(a) * (a - b)).sum())
+            # A token of probability 0 (a masked logit, -inf) adds nothing, also where -inf - -inf
+            # is NaN.
+            terms = np.where(np.isneginf(a), 0.0, np.exp(a) * (a - b))
+            self._divergence += float(terms.sum())
             self._equal += int((a.argmax(axis=1) == b.argmax(axis=1)).sum())
             self._tokens += len(a)
 
     def figures(self) -> tuple[Figure, ...]:
         if not self._tokens:
             return ()
-        divergence = max(0.0, self._divergence / self._tokens)
+        # Rounding may leave a tiny negative sum. max returns NaN only where NaN comes first.
+        divergence = max(self._divergence / self._tokens, 0.0)
         share = self._equal / self._tokens
         shown = near_limits(divergence, limits_of("language", "divergence"), 4)
         return (

@@ -145,6 +145,20 @@ def test_divergence_of_tokens_against_its_definition() -> None:
     assert verdict.band == "poor"
 
 
+def test_masked_tokens_hide_no_divergence() -> None:
+    before, after = normal(2, 4, 50, seed=1), normal(2, 4, 50, seed=2)
+    ids = {"ids": np.zeros((2, 4), np.int64)}
+    plain = judged(LINEAR, ids, {"y": before}, {"y": after}, task="language")
+    mask = np.full((2, 4, 1), -np.inf, np.float32)
+    masked = [np.concatenate([mask, each], axis=2) for each in (before, after)]
+    verdict = judged(LINEAR, ids, {"y": masked[0]}, {"y": masked[1]}, task="language")
+    expected = values(plain)["divergence"]
+    assert values(verdict)["divergence"] == pytest.approx(expected)
+    lost = np.full_like(before, np.nan)
+    verdict = judged(LINEAR, ids, {"y": before}, {"y": lost}, task="language")
+    assert math.isnan(values(verdict)["divergence"])
+
+
 def test_psnr_of_images() -> None:
     before = np.linspace(0, 1, 3 * 64 * 64, dtype=np.float32).reshape(1, 3, 64, 64)
     verdict = judged(LINEAR, IMAGE, {"y": before}, {"y": before + np.float32(0.01)})
