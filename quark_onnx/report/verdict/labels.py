@@ -308,9 +308,10 @@ def _rows(value: NDArray[Any]) -> NDArray[Any]:
 def _rank(scores: NDArray[Any], label: int) -> int:
     """Return the number of classes with a greater score than the label.
 
-    Unknown labels rank after every class.
+    Unknown labels, and labels whose score is NaN, rank after every class.
     """
-    if not 0 <= label < len(scores):
+    # NaN compares false with every score, and would rank first.
+    if not 0 <= label < len(scores) or np.isnan(scores[label]):
         # Beyond top-5 even for a model of few classes.
         return len(scores) + 5
     return int((scores > scores[label]).sum())

@@ -87,6 +87,17 @@ def test_top_1_and_top_5(tmp_path: Path) -> None:
     assert by_name["top5"] == pytest.approx((2 / 3, 2 / 3))
 
 
+def test_scores_of_nan_are_never_right(tmp_path: Path) -> None:
+    text = "g (float[N, 8] x) => (float scores) { scores = Mul (x, w) }"
+    model = parse(text, w=np.ones(8, np.float32))
+    broken = parse(text, w=np.full(8, np.nan, np.float32))
+    file = written(tmp_path / "l.csv", "name,label\n0,7\n1,7\n")
+    x = np.tile(np.arange(8, dtype=np.float32), (2, 1))
+    found = compare(model, broken, [{"x": x}], labels=file, task="classifier")
+    scores = {score.name: (score.reference, score.other) for score in found.scores}
+    assert scores == {"top1": (1.0, 0.0), "top5": (1.0, 0.0)}
+
+
 def test_labels_of_another_task(tmp_path: Path) -> None:
     model = parse("g (float[N, 4] x) => (float y) { y = Relu (x) }")
     file = written(tmp_path / "l.csv", "name,label\n0,1\n")
