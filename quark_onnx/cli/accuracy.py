@@ -15,6 +15,7 @@ from quark_onnx.cli.latency import latency_document, latency_lines, quantized_la
 from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, duration, progress_of
+from quark_onnx.cli.settings import SWITCHES
 from quark_onnx.config import to_dict
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.report import Report
@@ -77,7 +78,8 @@ def run_to_accuracy(options: Namespace) -> Answer:
         # The message of Target begins with "accuracy is ...", the name of the option.
         raise UsageError(f"--{error}") from error
     # None and False are the defaults of these options, so that anything else was given.
-    given = [name for name in _CHOSEN if getattr(options, name) not in (None, False)]
+    chosen = (*_CHOSEN, *SWITCHES)
+    given = [name for name in chosen if getattr(options, name) not in (None, False)]
     # A preset has a default value: only another one shows that the option was given.
     if options.preset != "A8W8":
         given.insert(0, "preset")
@@ -86,6 +88,11 @@ def run_to_accuracy(options: Namespace) -> Answer:
     if given:
         flag = given[0].replace("_", "-")
         raise UsageError(f"--accuracy chooses the configuration; leave out --{flag}")
+    if options.labels is not None:
+        raise UsageError(
+            "--labels does not go with --accuracy; score the result with 'quark-onnx"
+            " compare --labels'",
+        )
     start = perf_counter()
     data = data_of(options)
     found = quantize_to_accuracy(

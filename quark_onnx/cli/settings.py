@@ -259,7 +259,7 @@ _VALUES = (
     "min_sqnr",
 )
 #: Settings and their values by the option that chooses the value.
-_SWITCHES = {
+SWITCHES = {
     "no_equalize": ("equalize", False),
     "unsafe": ("safe", False),
     "keep_existing": ("keep_existing", True),
@@ -287,8 +287,8 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
         {name: getattr(options, name, None) for name in _VALUES},
     )
     # Every command with these options has all of them.
-    switched = filter(partial(getattr, options), _SWITCHES)
-    changes |= {_SWITCHES[name][0]: _SWITCHES[name][1] for name in switched}
+    switched = filter(partial(getattr, options), SWITCHES)
+    changes |= {SWITCHES[name][0]: SWITCHES[name][1] for name in switched}
     if options.exclude:
         # Patterns are added to those of the preset; other values replace the preset's.
         changes["exclude"] = (*config.exclude, *options.exclude)

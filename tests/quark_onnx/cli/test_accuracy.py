@@ -53,6 +53,9 @@ def test_an_accuracy_that_is_missed(cli: Any) -> None:
         (["--accuracy", "1%", "--preset", "XINT8"], "leave out --preset"),
         (["--accuracy", "1%", "--optimize", "cle"], "leave out --optimize"),
         (["--accuracy", "1%", "--per-tensor"], "leave out --per-tensor"),
+        (["--accuracy", "1%", "--no-equalize"], "leave out --no-equalize"),
+        (["--accuracy", "1%", "--unsafe"], "leave out --unsafe"),
+        (["--accuracy", "1%", "--labels", "l.csv"], "--labels does not go with"),
         (["--budget", "5m"], "--budget is for --accuracy"),
     ],
 )
