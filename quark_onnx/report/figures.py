@@ -60,10 +60,11 @@ def near_limits(value: float, limits: Iterable[float] = (), digits: int = 2) -> 
     ('19.9999', '20.0001', 'inf')
     """
     limits = list(limits)
+    sides = _sides(value, limits)
     # Decimals are added until the text lies on the same side of every limit as the number.
     for decimals in range(digits, _MOST_DIGITS):
         text = f"{value:.{decimals}f}"
-        if all(_side(float(text), limit) == _side(value, limit) for limit in limits):
+        if _sides(float(text), limits) == sides:
             break
     else:
         # A NaN or an infinity has ended the loop in the first round; this is a number very close to
@@ -77,9 +78,10 @@ def _with_one_zero(text: str) -> str:
     return text.removeprefix("-") if float(text) == 0 else text
 
 
-def _side(value: float, limit: float) -> int:
-    # -1, 0 or 1; 0 for NaN, which no number of decimals would help.
-    return (value > limit) - (value < limit)
+def _sides(value: float, limits: Iterable[float]) -> list[int]:
+    """Return for each limit whether a number is below (-1), at (0) or above it (1)."""
+    # 0 for NaN as well, which no number of decimals would help.
+    return [(value > limit) - (value < limit) for limit in limits]
 
 
 def percentage(share: float, limits: Iterable[float] = ()) -> str:
@@ -99,17 +101,22 @@ def percentage(share: float, limits: Iterable[float] = ()) -> str:
     # Exact: 1.0 is the entire share, and not a rounded one.
     if share in (0, 1):
         return f"{100 * share:.0f} %"
-    size = 100 * abs(share)
-    # From 99 % on one decimal shows what is missing; below, two digits in all.
-    digits = 1
-    if size < 99:
-        digits = next(
-            digits for digits in range(4) if size >= 9.5 / 10**digits or digits == 3
-        )
+    digits = _percentage_digits(100 * abs(share))
     text = percent(share, digits)
     if text[0] in "<>":
         return f"{text} %"
     return f"{near_limits(100 * share, [100 * limit for limit in limits], digits)} %"
+
+
+def _percentage_digits(size: float) -> int:
+    """Return the decimals of a percentage: two digits in all, at most three decimals."""
+    if size >= 99:
+        # One decimal shows what is missing to 100 %.
+        return 1
+    for digits in range(3):
+        if size >= 9.5 / 10**digits:
+            return digits
+    return 3
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import filterfalse
+from operator import attrgetter
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.containers import excluding, names_of, subset
 from quark_onnx.graph.states import State
-from quark_onnx.report.measure import OutputError, Total
+from quark_onnx.report.measure import OutputError, OutputTotals
 
 logger = logging.getLogger(__name__)
 
@@ -50,25 +52,27 @@ def measure_loop(
     if len(samples) < 2 or not states:
         return []
     # Each model reads its own states: errors add up from step to step as in use.
-    runs = (_Recurrent(reference, states), _Recurrent(other, states))
+    before = _Recurrent(reference, states)
+    after = _Recurrent(other, states)
     updated = {state.output for state in states}
-    totals = {value.name: Total() for value in reference.get_outputs()}
+    names = names_of(reference.get_outputs())
+    totals = OutputTotals(names)
     last = len(samples) - 1
     for step, sample in enumerate(samples):
         # A state that grows with each sample (a cache of keys and values) does not fit the recorded
         # samples.
-        if not all(run.takes(sample) for run in runs):
+        if not before.takes(sample) or not after.takes(sample):
             return []
-        expected, found = (run.step(sample, list(totals)) for run in runs)
-        for name in _measured_at(step, last, totals, updated):
-            totals[name].add(expected[name], found[name])
-    errors = [
-        # steps tells the rows apart from those of single runs, which have the same names.
-        replace(total.result(name), steps=len(samples))
-        for name, total in totals.items()
-    ]
-    # Integer outputs have a share of equal values instead, and say nothing about drift.
-    return [error for error in errors if error.sqnr is not None]
+        expected = before.step(sample, names)
+        found = after.step(sample, names)
+        totals.add(_measured_at(step, last, names, updated), expected, found)
+    errors = list[OutputError]()
+    for error in totals.results():
+        # Integer outputs have a share of equal values instead, and say nothing about drift.
+        if error.sqnr is not None:
+            # steps tells the rows apart from those of single runs, which have the same names.
+            errors.append(replace(error, steps=len(samples)))
+    return errors
 
 
 def _measured_at(
@@ -103,10 +107,10 @@ class _Recurrent:
 
     def takes(self, sample: Sample) -> bool:
         """Return whether the states have the shapes of a sample's."""
-        return all(
-            name in sample and sample[name].shape == value.shape
-            for name, value in self._carried.items()
-        )
+        for name, value in self._carried.items():
+            if name not in sample or sample[name].shape != value.shape:
+                return False
+        return True
 
     def step(self, sample: Sample, names: Sequence[str]) -> dict[str, Any]:
         """Run a sample with the states of the last one; return outputs by name."""
@@ -121,7 +125,8 @@ class _Recurrent:
 
 def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str]:
     """Return a note on every recurrent output: whether the error grows over samples."""
-    if states and not any(error.steps for error in errors):
+    looped = list(filter(attrgetter("steps"), errors))
+    if states and not looped:
         names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)
         return [
             (
@@ -129,8 +134,8 @@ def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str
                 " are no consecutive samples"
             ),
         ]
-    looped = [error for error in errors if error.steps]
-    single = {error.name: error.sqnr for error in errors if not error.steps}
+    independent = filterfalse(attrgetter("steps"), errors)
+    single = {error.name: error.sqnr for error in independent}
     notes = list[str]()
     for error in looped:
         # The figure of independent runs is the one to compare with.

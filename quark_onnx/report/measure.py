@@ -86,22 +86,20 @@ def measure(
         observe: called after each sample.
     """
     names = names_of(reference.get_outputs())
-    # Sums, and no outputs, are kept: memory does not grow with the number of samples.
-    totals = {name: Total() for name in names}
+    totals = OutputTotals(names)
     feeds: dict[str, Any] | None = None
     expected: dict[str, Any] = {}
     for sample in samples:
         feeds = _feeds(reference, sample)
         expected = _run(reference, names, feeds)
         found = _run(other, names, _feeds(other, sample))
-        for name, total in totals.items():
-            total.add(expected[name], found[name])
+        totals.add(names, expected, found)
         if observe is not None:
             observe(feeds, expected, found)
     # feeds holds the last sample, on which the float model is repeated below.
     if feeds is None:
         return []
-    results = [total.result(name) for name, total in totals.items()]
+    results = totals.results()
     # A good output is not random, so the two extra runs are spared for most models.
     poor = any(_poor(result, _GOOD) for result in results)
     if not poor or not may_be_random(reference):
@@ -116,13 +114,12 @@ def measure(
         # Both runs are of the float model on one sample: any difference is chance.
         repetition = _compared(name, once[name], repeated[name])
         if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
-            agreement = totals[name].agreement
             results[place] = OutputError(
                 name,
                 None,
                 None,
                 None,
-                agreement,
+                totals.agreement(name),
                 random=True,
             )
     return results
@@ -183,8 +180,12 @@ def _leaves(value: Any) -> list[NDArray[Any]]:
         # ZipMap of scikit-learn's exporters returns a sequence of maps: class to probability.
         return [np.asarray(list(value.values()))]
     if isinstance(value, list):
-        return flattened(_leaves(item) for item in value)
+        return flattened(map(_leaves, value))
     return [np.asarray(value)]
+
+
+def _shapes(leaves: Iterable[NDArray[Any]]) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in leaves]
 
 
 def _as_text(shapes: list[tuple[int, ...]]) -> str:
@@ -223,8 +224,8 @@ class Total:
         self.count += sum(leaf.size for leaf in before)
         # Values of different shapes have no difference: the noise is infinite, and the first shapes
         # are reported.
-        expected = [leaf.shape for leaf in before]
-        found = [leaf.shape for leaf in after]
+        expected = _shapes(before)
+        found = _shapes(after)
         if expected != found:
             self.shapes = self.shapes or (_as_text(expected), _as_text(found))
             # An empty sequence against a filled one: one value that does not agree.
@@ -289,6 +290,43 @@ class Total:
             broken=self.broken,
             shapes=self.shapes,
         )
+
+
+class OutputTotals:
+    """The errors of several outputs, accumulated sample by sample.
+
+    Sums, and no outputs, are kept: memory does not grow with the number of samples.
+
+    Args:
+        names: names of the outputs, in the order of the results.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._totals = {name: Total() for name in names}
+
+    def add(
+        self,
+        names: Iterable[str],
+        expected: Mapping[str, Any],
+        found: Mapping[str, Any],
+    ) -> None:
+        """Add some outputs of the two models on a sample.
+
+        Args:
+            names: names of the outputs to add.
+            expected: outputs of the reference by name.
+            found: outputs of the other model by name.
+        """
+        for name in names:
+            self._totals[name].add(expected[name], found[name])
+
+    def agreement(self, name: str) -> float:
+        """Return the share of equal values of an output; 1 for no values."""
+        return self._totals[name].agreement
+
+    def results(self) -> list[OutputError]:
+        """Return the error of each output over the samples."""
+        return [total.result(name) for name, total in self._totals.items()]
 
 
 def cosine_similarity(product: float, signal: float, energy: float) -> float:

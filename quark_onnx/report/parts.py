@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quark_onnx.containers import present
 from quark_onnx.report.measure import OutputError, Total
-from quark_onnx.report.verdict.boxes import DetectorLayout, detector_layout
+from quark_onnx.report.verdict.boxes import DetectorLayout, arrays_of, detector_layout
 
 #: Limit of the SQNR of a part, in dB, so that an exact part does not hide another one, nor does
 #: a part of zeros.
@@ -54,7 +54,8 @@ class JoinedParts:
             return
         name = self._layout.boxes
         # Arrays (N, anchors, 4), (N, anchors, 1) for an objectness, and (N, anchors, classes).
-        before, after = (_parts(self._layout, each[name]) for each in (expected, found))
+        before = _parts(self._layout, expected[name])
+        after = _parts(self._layout, found[name])
         if not self._totals:
             self._totals = [Total() for _ in before]
         for total, reference, other in zip(self._totals, before, after, strict=True):
@@ -84,10 +85,7 @@ def _joined_layout(
     outputs: Mapping[str, Any],
 ) -> DetectorLayout | None:
     """Return the layout of a detector that joins boxes and scores of all anchors, else None."""
-    arrays = {
-        name: value for name, value in outputs.items() if isinstance(value, np.ndarray)
-    }
-    layout = detector_layout(arrays, feeds)
+    layout = detector_layout(arrays_of(outputs), feeds)
     # A pair has separate outputs; selected boxes differ in number and order, and have no SQNR.
     if layout is None or layout.form not in ("rows", "columns"):
         return None

@@ -15,7 +15,7 @@ from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
 from quark_onnx.reported import SCHEMA, Reported, plain
-from quark_onnx.wording import tally
+from quark_onnx.wording import labelled, prefixed, tally
 
 _SHOWN = 12
 #: Maximum number of operator types in the line of a reason.
@@ -95,12 +95,11 @@ class Report(Reported):
             lines.append("          nothing in this model could be quantized")
         if self.outputs:
             lines.append(f"error     on {self._measured_on()}:")
-            lines += [f"  {output_line(output)}" for output in self.outputs]
+            lines += prefixed("  ", map(output_line, self.outputs))
         # Tensors are listed one by one, nodes by reason: a model has many float nodes for a few
         # reasons.
-        tensors = [f"{name}: {reason}" for name, reason in self.kept_tensors.items()]
         lines += section("float", group_kept(self.kept_nodes, self.kept_types))
-        lines += section("kept", tensors)
+        lines += section("kept", labelled(self.kept_tensors))
         lines += section("notes", self.notes)
         lines += section("warning", self.warnings)
         if self.verdict is not None:
@@ -205,12 +204,12 @@ def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
 
 def kept_types(*plans: Plan) -> dict[str, str]:
     """Return the operator types of float nodes, by name."""
-    return {
-        node.name: node.kind
-        for plan in plans
-        for node in plan.graph.nodes
-        if node.name in plan.kept
-    }
+    types = dict[str, str]()
+    for plan in plans:
+        for node in plan.graph.nodes:
+            if node.name in plan.kept:
+                types[node.name] = node.kind
+    return types
 
 
 def output_line(output: OutputError) -> str:

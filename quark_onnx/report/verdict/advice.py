@@ -68,17 +68,17 @@ class _Structure:
     def of(cls, model: ModelProto) -> _Structure:
         """Return the properties of a graph for advice."""
         sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-        kinds = Counter(node.op_type for node in model.graph.node)
-        depthwise = sum(
-            has_depthwise_kernel(Node(node), sizes.get(node.input[1], ()))
-            for node in model.graph.node
-            if node.op_type == "Conv"
-        )
-        # A product of two computed tensors is attention: queries by keys, or scores by values.
-        products = sum(
-            node.op_type == "MatMul" and not any(name in sizes for name in node.input)
-            for node in model.graph.node
-        )
+        kinds = Counter[str]()
+        depthwise = 0
+        products = 0
+        for node in model.graph.node:
+            kinds[node.op_type] += 1
+            if node.op_type == "Conv":
+                kernel = sizes.get(node.input[1], ())
+                depthwise += has_depthwise_kernel(Node(node), kernel)
+            elif node.op_type == "MatMul":
+                # Two computed operands are attention: queries by keys, or scores by values.
+                products += sizes.keys().isdisjoint(node.input)
         return cls(
             depthwise / max(1, kinds["Conv"]),
             products > 0 or kinds["Attention"] > 0,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import starmap
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -70,6 +72,18 @@ class DetectorLayout:
         return scores % count == 0
 
 
+def arrays_of(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the arrays among values, without sequences and maps."""
+    return {
+        name: value for name, value in values.items() if isinstance(value, np.ndarray)
+    }
+
+
+def image_inputs(feeds: Arrays) -> list[NDArray[Any]]:
+    """Return the inputs of rank four, which may be images."""
+    return [feed for feed in feeds.values() if feed.ndim == 4]
+
+
 def _width_axis(form: str) -> int:
     """Return the axis of the coordinates in an output of boxes."""
     return 1 if form == "columns" else -1
@@ -77,7 +91,7 @@ def _width_axis(form: str) -> int:
 
 def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
     """Return the box layout of a float model's outputs; None unless a detector."""
-    images = [feed for feed in feeds.values() if feed.ndim == 4]
+    images = image_inputs(feeds)
     if not images:
         return None
     shape = images[0].shape
@@ -179,7 +193,7 @@ def detections(layout: DetectorLayout, outputs: Arrays) -> list[Floats]:
         For each image of the batch, an array (boxes, 6): x1, y1, x2, y2 in pixels of the input,
             the score and the class, in descending order of scores.
     """
-    return [_suppressed(*each) for each in _candidates(layout, outputs)]
+    return list(starmap(_suppressed, _candidates(layout, outputs)))
 
 
 def _candidates(
@@ -199,11 +213,12 @@ def _candidates(
         images = _paired(layout, boxes, outputs)
     else:
         images = [_from_rows(row, layout) for row in boxes]
-    return [
+    candidates = []
+    for coordinates, scores, classes in images:
         # Corners before pixels: the test for corners does not depend on the unit.
-        (_in_pixels(_corners(coordinates), layout.size), scores, classes)
-        for coordinates, scores, classes in images
-    ]
+        corners = _corners(coordinates)
+        candidates.append((_in_pixels(corners, layout.size), scores, classes))
+    return candidates
 
 
 def _from_rows(row: Floats, layout: DetectorLayout) -> tuple[Floats, Floats, Floats]:
@@ -233,16 +248,13 @@ def _paired(
     # A detector with suppression inside may find nothing; reshape could not infer the classes then.
     if not boxes.size:
         empty = np.zeros(0)
-        return [(np.zeros((0, 4)), empty, empty) for _ in range(len(boxes))]
+        return [(np.zeros((0, 4)), empty, empty)] * len(boxes)
     # (images, boxes, classes), or (images, boxes, 1) beside an output of classes.
     scores = scores.reshape(len(boxes), boxes.shape[1], -1)
     if layout.labels:
         labels = outputs[layout.labels].astype(np.float64)
         labels = labels.reshape(len(boxes), -1)
-        return [
-            (box, score[:, 0], label)
-            for box, score, label in zip(boxes, scores, labels, strict=True)
-        ]
+        return list(zip(boxes, scores[:, :, 0], labels, strict=True))
     scores = _foreground(scores)
     return [
         (box, *_best_class(score)) for box, score in zip(boxes, scores, strict=True)
@@ -286,7 +298,7 @@ def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
         return boxes
     grids = [(size[0] // stride, size[1] // stride) for stride in _STRIDES]
     # One box for each cell of the three maps, as in YOLOX; other anchors are unknown.
-    if sum(height * width for height, width in grids) != len(boxes):
+    if sum(map(prod, grids)) != len(boxes):
         return boxes
     cells, strides = [], []
     for stride, (height, width) in zip(_STRIDES, grids, strict=True):

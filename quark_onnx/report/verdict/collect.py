@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto
 
+from quark_onnx.containers import by_name, present
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.report.figures import near_limits, percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.advice import Settings, next_steps
+from quark_onnx.report.verdict.boxes import arrays_of
 from quark_onnx.report.verdict.judges import Judge, judge_for
 from quark_onnx.report.verdict.task import Task, find_task
 from quark_onnx.report.verdict.verdict import (
@@ -77,8 +78,8 @@ class VerdictCollector:
     ) -> None:
         """Add a sample with the outputs of the two models."""
         # Sequences and maps have no judge.
-        before, after = _arrays(expected), _arrays(found)
-        given = _arrays(feeds)
+        before, after = arrays_of(expected), arrays_of(found)
+        given = arrays_of(feeds)
         self.samples += 1
         # Rows of the batch; inputs without a batch axis have fewer.
         self.rows += max((len(each) for each in given.values() if each.ndim), default=1)
@@ -137,10 +138,10 @@ class VerdictCollector:
 
     def _reservation(self, task: str, figures: Sequence[Figure], band: Band) -> str:
         """Return why a verdict is risky although the figure that decides is good."""
-        known = {figure.name: figure for figure in figures}
+        known = by_name(figures)
         # The bands without the reservations: those must be good for a reservation to explain
         # "risky".
-        bands = [_band_of(each, known.get(each.figure)) for each in THRESHOLDS[task]]
+        bands = _bands(THRESHOLDS[task], known)
         if band != "risky" or worst_band(bands) != "good":
             return ""
         if _hides_errors(task, known):
@@ -175,7 +176,7 @@ class VerdictCollector:
         errors: Sequence[OutputError],
     ) -> Band:
         """Return the worst band of the figures with a threshold."""
-        known = {figure.name: figure for figure in figures}
+        known = by_name(figures)
         thresholds = THRESHOLDS[task]
         if self.rows < _FEW_ROWS and task != "signal":
             # Few rows may agree by chance; the SQNR counts every value of an output.
@@ -183,14 +184,21 @@ class VerdictCollector:
         # NaN or infinity where the float model is finite: no figure makes that usable.
         if any(error.broken for error in errors):
             return "poor"
-        bands = [_band_of(each, known.get(each.figure)) for each in thresholds]
+        bands = _bands(thresholds, known)
         if _hides_errors(task, known) or _is_uncertain(task, known):
             bands.append("risky")
         return worst_band(bands)
 
 
-def _band_of(threshold: Threshold, figure: Figure | None) -> Band:
-    return "unknown" if figure is None else threshold.band(figure.value)
+def _bands(
+    thresholds: Iterable[Threshold], figures: Mapping[str, Figure]
+) -> list[Band]:
+    """Return the band of each threshold's figure; ``unknown`` for a missing figure."""
+    bands = list[Band]()
+    for threshold in thresholds:
+        figure = figures.get(threshold.figure)
+        bands.append("unknown" if figure is None else threshold.band(figure.value))
+    return bands
 
 
 def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
@@ -199,11 +207,13 @@ def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
     # A good SQNR on every output is evidence enough for few samples.
     if sqnr is not None and sqnr.value >= limits_of("signal", "sqnr")[0]:
         return False
-    return any(
-        figure.least is not None and threshold.band(figure.least) == "poor"
-        for threshold in THRESHOLDS[task]
-        if (figure := figures.get(threshold.figure)) is not None
-    )
+    for threshold in THRESHOLDS[task]:
+        figure = figures.get(threshold.figure)
+        if figure is None or figure.least is None:
+            continue
+        if threshold.band(figure.least) == "poor":
+            return True
+    return False
 
 
 def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
@@ -212,20 +222,13 @@ def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
     return task in _OF_CLASSES and sqnr is not None and sqnr.value < _LEAST_SQNR
 
 
-def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return the arrays among values, without sequences and maps."""
-    return {
-        name: value for name, value in values.items() if isinstance(value, np.ndarray)
-    }
-
-
 def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
     """Return the figure of every task: the SQNR, or for integers the share of equal values."""
     if not math.isnan(sqnr):
         shown = near_limits(sqnr, limits_of("signal", "sqnr"))
         return [Figure("sqnr", sqnr, f"SQNR {shown} dB")]
     # All outputs are integers, or random.
-    shares = [error.agreement for error in errors if error.agreement is not None]
+    shares = present(error.agreement for error in errors)
     if not shares:
         return []
     least = min(shares)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import grouped
+from quark_onnx.containers import among
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.report.verdict.boxes import detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
@@ -103,7 +103,7 @@ def _csv(path: Path, text: str) -> Labels:
     """Return the classes of a CSV file with the columns name (or file) and label."""
     rows = csv.DictReader(text.splitlines())
     columns = rows.fieldnames or []
-    name = next((each for each in columns if each in ("name", "file")), None)
+    name = next(iter(among(columns, ("name", "file"))), None)
     if name is None or "label" not in columns:
         raise DataError(
             f"labels {path}: the columns are {', '.join(columns) or 'none'}; they must"
@@ -125,30 +125,40 @@ def _csv(path: Path, text: str) -> Labels:
 def _coco(path: Path, text: str) -> Labels:
     """Return the boxes of a JSON file in COCO's format."""
     try:
-        document = json.loads(text)
-        # COCO's 80 identifiers reach up to 90, with gaps; models number classes without gaps.
-        order = sorted({int(each["id"]) for each in document["categories"]})
-        classes = {identifier: place for place, identifier in enumerate(order)}
-        boxes = grouped(
-            (each["image_id"], _box(each, classes))
-            for each in document["annotations"]
-            # A crowd is one box around many objects, which no detection matches.
-            if not each.get("iscrowd")
-        )
-        images = {
-            str(each["file_name"]): _Image(
-                (float(each["width"]), float(each["height"])),
-                # An image without annotations counts: its detections are all wrong. Shape (0, 5).
-                np.array(boxes.get(each["id"], []), np.float64).reshape(-1, 5),
-            )
-            for each in document["images"]
-        }
+        images = _coco_images(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"labels {path}: not in COCO's format ({type(error).__name__}: {error}); see"
             " docs/accuracy.md",
         ) from error
     return Labels(path, images=images)
+
+
+def _coco_images(document: Any) -> dict[str, _Image]:
+    """Return the images of a document in COCO's format by file name.
+
+    Raises:
+        KeyError: a key is missing; likewise ValueError, TypeError and AttributeError for values of
+            another type.
+    """
+    # COCO's 80 identifiers reach up to 90, with gaps; models number classes without gaps.
+    order = sorted({int(each["id"]) for each in document["categories"]})
+    classes = {identifier: place for place, identifier in enumerate(order)}
+    boxes = dict[Any, list[list[float]]]()
+    for annotation in document["annotations"]:
+        # A crowd is one box around many objects, which no detection matches.
+        if not annotation.get("iscrowd"):
+            image_id = annotation["image_id"]
+            box = _box(annotation, classes)
+            boxes.setdefault(image_id, []).append(box)
+    images = dict[str, _Image]()
+    for image in document["images"]:
+        name = str(image["file_name"])
+        size = (float(image["width"]), float(image["height"]))
+        # An image without annotations counts: its detections are all wrong. Shape (0, 5).
+        rows = np.array(boxes.get(image["id"], []), np.float64).reshape(-1, 5)
+        images[name] = _Image(size, rows)
+    return images
 
 
 def _box(annotation: Mapping[str, Any], classes: Mapping[int, int]) -> list[float]:
@@ -234,7 +244,8 @@ class Scorer:
         self, task: Task, expected: Outputs, found: Outputs
     ) -> list[int | None]:
         """Add the ranks of the labels of a sample's rows; return the labels."""
-        before, after = (_rows(each[task.output]) for each in (expected, found))
+        before = _rows(expected[task.output])
+        after = _rows(found[task.output])
         labels: list[int | None] = []
         for first, second in zip(before, after, strict=True):
             # One name for each row: the rows of a batch are samples.
@@ -282,14 +293,12 @@ class Scorer:
                 Score(f"top{k}", *map(float, (ranks < k).mean(axis=0)))
                 for k in (1, 5)
             ]
-        truths = [truth for truth, _, _ in self._found]
-        both = [
-            mean_average_precision(truths, [row[place] for row in self._found])
-            for place in (1, 2)
-        ]
+        truths, before, after = zip(*self._found, strict=True)
+        reference, reference_at_50 = mean_average_precision(truths, before)
+        other, other_at_50 = mean_average_precision(truths, after)
         return [
-            Score("map", both[0][0], both[1][0]),
-            Score("map50", both[0][1], both[1][1]),
+            Score("map", reference, other),
+            Score("map50", reference_at_50, other_at_50),
         ]
 
 
@@ -328,15 +337,16 @@ def mean_average_precision(
         found: for each image (n, 6): x1, y1, x2, y2, score, class.
     """
     # Classes with a true box; COCO's evaluation leaves out the others.
-    labels = sorted({float(label) for truth in truths for label in truth[:, 4]})
-    table = np.array(
-        [
-            [_average_precision(truths, found, label, least) for least in _OVERLAPS]
-            for label in labels
-        ],
-    )
-    if not table.size:
+    labels = set[float]()
+    for truth in truths:
+        labels.update(map(float, truth[:, 4]))
+    if not labels:
         return 0.0, 0.0
+    # Shape (classes, overlaps); the first overlap is 0.5.
+    table = np.zeros((len(labels), len(_OVERLAPS)))
+    for row, label in enumerate(sorted(labels)):
+        for column, least in enumerate(_OVERLAPS):
+            table[row, column] = _average_precision(truths, found, label, least)
     return float(table.mean()), float(table[:, 0].mean())
 
 

@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from quark_onnx.containers import by_name, names_of
-from quark_onnx.report.verdict.boxes import DetectorLayout, detector_layout
+from quark_onnx.report.verdict.boxes import (
+    DetectorLayout,
+    detector_layout,
+    image_inputs,
+)
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -117,7 +121,7 @@ class Task:
         read = [output]
         if layout is not None:
             # labels is empty for detectors without an output of classes.
-            read = [each for each in layout.outputs if each]
+            read = list(filter(None, layout.outputs))
         ranks = [(each, outputs[each].ndim, outputs[each].dtype.kind) for each in read]
         return cls(name, output, layout, tuple(ranks))
 
@@ -261,7 +265,7 @@ def _sums_to_one(rows: NDArray[Any]) -> bool:
 
 def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
     """Return whether maps with channels are an image or a segmentation."""
-    maps = [feed for feed in feeds.values() if feed.ndim == 4]
+    maps = image_inputs(feeds)
     # Gray or colour images, (N, C, H, W).
     if not maps or maps[0].shape[1] not in (1, 3):
         return "signal"

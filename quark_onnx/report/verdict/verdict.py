@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from quark_onnx.containers import excluding
+
 Band = Literal["good", "risky", "poor", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")
 
@@ -170,7 +172,7 @@ def worst_band(bands: Sequence[Band]) -> Band:
     >>> worst_band(["good", "unknown", "risky"]), worst_band([])
     ('risky', 'unknown')
     """
-    known = [band for band in bands if band != "unknown"]
+    known = excluding(bands, ("unknown",))
     if not known:
         return "unknown"
     # BANDS is ordered from good to poor.
