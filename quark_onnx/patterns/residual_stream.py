@@ -112,14 +112,16 @@ def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
 
 def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
     """Fold the scale and the shift of a normalization into a layer."""
+    # One value for all channels stands for a vector (channels,).
     if norm.shift is not None and norm.shift.value(graph).any():
+        shift = np.broadcast_to(norm.shift.value(graph), (size,))
         layer.add_to_bias(
             graph,
             f"shift_{norm.result}",
-            norm.shift.value(graph) @ layer.matrix(graph),
+            shift @ layer.matrix(graph),
         )
     if norm.scale is not None:
-        scale = norm.scale.value(graph)
+        scale = np.broadcast_to(norm.scale.value(graph), (size,))
         layer.weight[0].scale(graph, f"scale_{norm.result}", scale)
 
 

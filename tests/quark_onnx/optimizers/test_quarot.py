@@ -19,6 +19,7 @@ from quark_onnx.patterns.norms import norms
 from tests.models import MODELS as EVERY
 from tests.models import parse
 from tests.models import samples as feeds_of
+from tests.models import weight
 from tests.quark_onnx.optimizers.transformers import (
     Builder,
     bert,
@@ -87,6 +88,27 @@ def test_the_function_stays(name: str, online: bool) -> None:
     if online:
         products = sum(node.op_type == "MatMul" for node in result.graph.node)
         assert products > sum(node.op_type == "MatMul" for node in model.graph.node)
+
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8,)])
+def test_a_normalization_with_one_scale_and_shift_for_all_channels(
+    shape: tuple[int, ...],
+) -> None:
+    model = parse(
+        "g (float[2,8] x) => (float[2,8] y) { h = MatMul (x, u) n = LayerNormalization"
+        " <axis = -1> (h, scale, shift) q = MatMul (n, v) y = MatMul (q, w) }",
+        u=weight(8, 8),
+        v=weight(8, 8, seed=1),
+        w=weight(8, 8, seed=2),
+        scale=np.full(shape, 1.5, np.float32),
+        shift=np.full(shape, 0.5, np.float32),
+    )
+    result = rotated(model, QuaRot(), 1)
+    for feeds in feeds_of(model, 2):
+        np.testing.assert_allclose(
+            run(result, feeds), run(model, feeds), rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("online", [False, True])
