@@ -95,9 +95,9 @@ def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
     required(parameters(graph, node))
     if node.op_type in QUANTIZE:
         # The codes change for all their readers at once.
-        members = {node, *required(readers(graph, node))}
+        members = [node, *required(readers(graph, node))]
     else:
-        members = {node}
+        members = [node]
         graph.set_input(node, 0, _moved(graph, node.inputs[0], kind, new))
     for member in members:
         _set_zero_point(graph, member, kind, new)

@@ -242,6 +242,21 @@ def test_codes_that_others_read_stay() -> None:
     assert same(model, done.model, [{"x": np.float32([-1, 0.3])}])
 
 
+def test_new_zero_points_are_in_the_order_of_the_nodes() -> None:
+    names = [f"z{place}" for place in range(8)]
+    reads = " ".join(f"y{z} = DequantizeLinear (q, s, {z})" for z in names)
+    results = ", ".join(f"float[N] y{z}" for z in names)
+    model = parse(
+        f"g (float[N] x) => ({results}) {{ q = QuantizeLinear (x, s, z) {reads} }}",
+        s=np.float32(0.5),
+        z=np.uint8(128),
+        **dict.fromkeys(names, np.uint8(128)),
+    )
+    done = convert(model, "s8s8").model
+    found = [tensor.name for tensor in done.graph.initializer]
+    assert found == ["s", *(f"{name}_int8" for name in ["z", *names])]
+
+
 # domains
 
 
