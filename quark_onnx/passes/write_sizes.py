@@ -29,8 +29,10 @@ def _write(graph: Graph, node: Node) -> None:
         node,
         shape[node.attribute("axis", 0) % len(shape)],
     )
-    graph.append_input(
+    # The input of the sizes may be there under an empty name.
+    graph.fill_input(
         node,
+        1,
         graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64)),
     )
     node.drop_attribute("num_outputs")

@@ -402,6 +402,12 @@ REWRITTEN = {
         "Slice",
         2,
     ),
+    "omitted": (
+        f"{X} (float[1,3,8,8] a, float[1,3,8,8] b) {{ a, b = Split <axis = 1,"
+        " num_outputs = 2> (x, ) }",
+        "Split",
+        1,
+    ),
     "rest": (
         (
             f"{X} (float[1,6,8,3] a, float[1,6,8,3] b, float[1,6,8,2] c) {{ "
@@ -440,6 +446,7 @@ REWRITTEN = {
     ),
 }
 SINGLE = {"size": "fold_shapes", "uneven": "split", "rest": "split", "flat": "mean"}
+SINGLE |= {"omitted": "write_sizes"}
 FULL = {
     "split": "split_to_slices",
     "mean": "mean_to_pool",
