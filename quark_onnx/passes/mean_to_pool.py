@@ -6,6 +6,8 @@ ShuffleNet, AMD RyzenAI-SW quark_quantization, 2025-10-14.
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from quark_onnx.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import reduced_axes
@@ -22,6 +24,8 @@ def mean_to_pool(graph: Graph) -> int:
 
 
 def _replace(graph: Graph, node: Node) -> None:
+    # A GlobalAveragePool of integers does not exist (ONNX), a ReduceMean does.
+    only_if(graph.elem_type(node.inputs[0]) == TensorProto.FLOAT)
     only_if(len(graph.sizes(node.inputs[0])) == _RANK)
     only_if(reduced_axes(graph, node) == _SPATIAL)
     source = node.inputs[0]

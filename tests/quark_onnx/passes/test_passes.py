@@ -485,14 +485,15 @@ def test_what_an_accelerator_wants(case: str) -> None:
         "g (float[1,6,H,8] x) => (int64[4] y) { y = Shape (x) }",
         "g (float[1,6,8] x) => (float[1,6] y) { y = ReduceMean <keepdims = 0> (x, a) }",
         "g (float[1,6,8,8] x) => (float[1,6,8,1] y) { y = ReduceMean (x, a) }",
+        "g (int32[1,6,8,8] x) => (int32[1,6,1,1] y) { y = ReduceMean (x, last) }",
         "g (float[1,2,523,1] x) => (float[1,2,1,1] y) { y = GlobalAveragePool (x) }",
         "g (float[1,2,16,32] x) => (float[1,2,1,1] y) { y = GlobalAveragePool (x) }",
     ],
 )
 def test_what_stays(text: str) -> None:
-    model = parse(
-        text, opset=18, **({"a": np.array([-1], np.int64)} if ", a)" in text else {})
-    )
+    axes = {"a": np.array([-1], np.int64), "last": np.array([2, 3], np.int64)}
+    named = {name: value for name, value in axes.items() if f", {name})" in text}
+    model = parse(text, opset=18, **named)
     for name in {each.__name__ for each in LEGALIZING} - {"write_defaults"}:
         assert applied(PASSES[name], model)[0] == 0
 
