@@ -402,12 +402,6 @@ REWRITTEN = {
         "Slice",
         2,
     ),
-    "omitted": (
-        f"{X} (float[1,3,8,8] a, float[1,3,8,8] b) {{ a, b = Split <axis = 1,"
-        " num_outputs = 2> (x, ) }",
-        "Split",
-        1,
-    ),
     "rest": (
         (
             f"{X} (float[1,6,8,3] a, float[1,6,8,3] b, float[1,6,8,2] c) {{ "
@@ -446,7 +440,6 @@ REWRITTEN = {
     ),
 }
 SINGLE = {"size": "fold_shapes", "uneven": "split", "rest": "split", "flat": "mean"}
-SINGLE |= {"omitted": "write_sizes"}
 FULL = {
     "split": "split_to_slices",
     "mean": "mean_to_pool",
@@ -496,6 +489,17 @@ def test_what_stays(text: str) -> None:
     model = parse(text, opset=18, **named)
     for name in {each.__name__ for each in LEGALIZING} - {"write_defaults"}:
         assert applied(PASSES[name], model)[0] == 0
+
+
+def test_sizes_in_place_of_an_input_that_is_named_empty() -> None:
+    model = parse(
+        f"{X} (float[1,3,8,8] a, float[1,3,8,8] b) {{ a, b = Split <axis = 1,"
+        " num_outputs = 2> (x) }",
+        opset=18,
+    )
+    model.graph.node[0].input.append("")
+    done, after = applied(PASSES["write_sizes"], model)
+    assert done == 1 and len(after.graph.node[0].input) == 2
 
 
 def test_defaults_are_those_of_the_opset() -> None:
