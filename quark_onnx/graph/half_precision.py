@@ -30,6 +30,7 @@ from quark_onnx.containers import names_of, without
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import (
     all_graphs,
+    all_names,
     attributes_of,
     bodies_of,
     defined_names,
@@ -122,6 +123,9 @@ def cast_interface(
         *read_by(graph.node),
         *results_of(graph.node),
     }
+    # A name that a body defines would hide the renamed tensor there.
+    for body in bodies_of(graph.node):
+        taken |= all_names(body)
     suffix = TensorProto.DataType.Name(inside).lower()
     # The interface keeps its names; the tensors inside are renamed.
     inner_names = {
