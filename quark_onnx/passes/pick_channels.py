@@ -49,8 +49,12 @@ def _pick(graph: Graph, node: Node) -> None:
     indices = required(graph.constant(match["indices"]))
     shape = required(known_sizes(graph.shape(source)))
     places = _followed(graph, shuffle[::-1], shape)
+    axis = int(node.attribute("axis", 0))
+    size = places.shape[axis]
+    # An index out of range is left to the runtime, which reports the node.
+    only_if(np.all((-size <= indices) & (indices < size)))
     # Each picked value is named by its position in the source.
-    picked = places.take(indices, axis=int(node.attribute("axis", 0)))
+    picked = places.take(indices, axis=axis)
     channels = _channels(picked, shape)
     name = graph.add_constant(f"{result}_channels", channels)
     graph.remove([node])

@@ -53,12 +53,16 @@ OTHERS = {
         "1,8,4,6",
         FASTEST.replace("t = Transpose <perm = [1,0,2]> (a)", "t = Identity (a)"),
     ),
+    "an index out of range": ("1,8,4,6", FASTEST),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_stays(name: str) -> None:
     graph = Graph.of(shuffled(*OTHERS[name]))
+    if name == "an index out of range":
+        graph.set_constant("zero", np.int64(2))
+        graph.set_constant("one", np.int64(-3))
     graph.infer()
     assert pick_channels(graph) == 0
 
