@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, defs, numpy_helper
 
+from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.containers import names_of, subset
 from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
@@ -266,7 +267,7 @@ class _Narrow:
         assert array is not None or graph.is_input(name), name
         if array is None:
             # The default value of an input.
-            array = numpy_helper.to_array(graph.initializers[name])
+            array = values(graph.initializers[name])
         return self._fitted(array)
 
     def _fitted(self, array: NDArray[Any]) -> NDArray[Any]:

@@ -57,3 +57,19 @@ def test_through_files(
     if to != "bfloat16":
         sample = {"x": np.ones((1, 256), np.float32)}
         np.testing.assert_array_equal(run(result, sample)[0], run(small, sample)[0])
+
+
+def test_the_default_of_an_input_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = parse(
+        "g (float[N,256] x, float[256,256] w) => (float[N,256] y) { y = MatMul (x, w) }",
+        w=weight(256, 256),
+    )
+    onnx.save(
+        model, tmp_path / "in.onnx", save_as_external_data=True, location="in.bin"
+    )
+    monkeypatch.setattr(store, "LARGE_MODEL", 1000)
+    convert(tmp_path / "in.onnx", "float16", tmp_path / "out.onnx")
+    [default] = onnx.load(tmp_path / "out.onnx").graph.initializer
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(default), weight(256, 256))
