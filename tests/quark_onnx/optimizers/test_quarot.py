@@ -90,7 +90,6 @@ def test_the_function_stays(name: str, online: bool) -> None:
         assert products > sum(node.op_type == "MatMul" for node in model.graph.node)
 
 
-
 @pytest.mark.parametrize("shape", [(), (1,), (8,)])
 def test_a_normalization_with_one_scale_and_shift_for_all_channels(
     shape: tuple[int, ...],
