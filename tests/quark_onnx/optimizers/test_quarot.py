@@ -17,9 +17,8 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.patterns.norms import norms
 from tests.models import MODELS as EVERY
-from tests.models import parse
+from tests.models import parse, weight
 from tests.models import samples as feeds_of
-from tests.models import weight
 from tests.quark_onnx.optimizers.transformers import (
     Builder,
     bert,
