@@ -97,11 +97,11 @@ def describe_blocks(plans: Iterable[Plan]) -> list[str]:
     for plan in plans:
         for use, entry in plan.entries.items():
             if isinstance(entry, Quantize) and entry.note:
-                tensors[f"{entry.form}, as {entry.note}"].append(use.tensor)
-    return [
-        f"{len(names)} weights ({names[0]!r} the first): {entry_text}"
-        for entry_text, names in tensors.items()
-    ]
+                tensors[str(entry)].append(use.tensor)
+    notes = list[str]()
+    for entry_text, names in tensors.items():
+        notes.append(f"{len(names)} weights ({names[0]!r} the first): {entry_text}")
+    return notes
 
 
 def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
@@ -150,4 +150,5 @@ def _by_channel(
 
 
 def _scale_bits(spec: QuantizationSpec) -> int:
+    """Return the bits of a stored scale."""
     return 16 if spec.scale == "float16" else _FLOAT_BITS

@@ -72,14 +72,7 @@ class PlanBuilder(Plan):
         for tensor in excluding(tensors, silent):
             if not self._takes(tensor, spec):
                 continue
-            axis = None
-            # Known bounds, such as 0 to 1 of a sigmoid, are those of every channel: one scale is
-            # enough.
-            if spec.per_channel and bounds is None:
-                axis = self._channels(tensor)
-            # A reader that sums over no axis leaves the axis of the blocks open (None).
-            elif isinstance(spec.dtype, Block):
-                axis = self._axis(tensor, along)
+            axis = self._axis_of_scales(tensor, spec, bounds, along)
             if self.graph.is_constant(tensor):
                 # The values are known: clipping would only lose information.
                 # The least power of two above the range may be nearly twice the range, which wastes
@@ -88,6 +81,30 @@ class PlanBuilder(Plan):
                 self._put(node, tensor, Quantize(known, axis))
             else:
                 self._put(node, tensor, Quantize(spec, axis, bounds))
+
+    def _axis_of_scales(
+        self,
+        tensor: str,
+        spec: QuantizationSpec,
+        bounds: tuple[float, float] | None,
+        along: int | None,
+    ) -> int | None:
+        """Return the axis of an activation's channels or blocks; None for one scale.
+
+        Args:
+            tensor: name of the activation.
+            spec: quantization of the activation.
+            bounds: range of the values, if known.
+            along: axis over which the reader sums, along which blocks run.
+        """
+        # Known bounds, such as 0 to 1 of a sigmoid, are those of every channel: one scale is
+        # enough.
+        if spec.per_channel and bounds is None:
+            return self._channels(tensor)
+        # A reader that sums over no axis leaves the axis of the blocks open (None).
+        if isinstance(spec.dtype, Block):
+            return self._axis(tensor, along)
+        return None
 
     def weight(
         self,
@@ -122,6 +139,14 @@ class PlanBuilder(Plan):
         axis: int | None,
         along: int | None,
     ) -> Entry:
+        """Return the decision for a constant weight: per block, per channel or per tensor.
+
+        Args:
+            tensor: name of the weight.
+            spec: quantization of the weight.
+            axis: axis of the output channels, None where per-channel scales are impossible.
+            along: axis of the sum, None where blocks are impossible.
+        """
         channel_axis = axis if spec.per_channel else None
         if along is None:
             # Solvers that compensate errors along the sum need to know its axis.
@@ -160,17 +185,15 @@ class PlanBuilder(Plan):
         """
         spec = self.specs[node].activation
         # Rules request both factors before the bias: their decisions are final for this node.
-        entries = [self.entry(self.use(tensor, node)) for tensor in (x, w)]
-        if (
-            spec is None
-            or not self.graph.is_constant(tensor)
-            or not self._takes(tensor, spec)
-        ):
+        activation_entry = self.entry(self.use(x, node))
+        weight_entry = self.entry(self.use(w, node))
+        if spec is None or not self.graph.is_constant(tensor):
+            return
+        if not self._takes(tensor, spec):
             return
         # The scale of the bias is the product of both: one number for the activation, and one or
         # one per channel for the weight.
-        one_scale = isinstance(entries[0], Quantize) and entries[0].axis is None
-        if one_scale and all(map(_multiplies, entries)):
+        if _has_one_integer_scale(activation_entry) and _multiplies(weight_entry):
             self._put(
                 node,
                 tensor,
@@ -196,6 +219,7 @@ class PlanBuilder(Plan):
         """
         if self.specs[node].activation is None or node.kind in self.asked.silent:
             return
+        # The root of a chain: a source may itself have the scale of its own source.
         origin = self.entry(self.use(source, node))
         # Moved values may be no signal, for example indices or sizes.
         if isinstance(origin, Quantize) and not self.ineligible(result):
@@ -204,23 +228,39 @@ class PlanBuilder(Plan):
     def _share_scale(
         self, node: Node, result: str, source: str, origin: Quantize
     ) -> None:
-        """Quantize a result as its source; with the scale of the source where possible."""
-        present = self.entries.get(Use(result))
-        override = self.asked.tensors.of(result)
+        """Quantize a result as its source; with the scale of the source where possible.
+
+        Args:
+            node: the node that moves the values.
+            result: name of the result.
+            source: name of the tensor that holds the values before.
+            origin: decision at the root of the source.
+        """
         # A format of the user's choice for the result excludes the scale of the source.
-        if override is not None and override.separates:
+        if self._is_separate(result):
             self._put(node, result, Quantize(origin.spec))
         elif not origin.spec.dtype.scaled:
             # A format without a scale has no scale to share.
             if self._holds(result, origin.spec):
                 self._put(node, result, Quantize(origin.spec))
         elif origin.axis is not None:
-            # The channels may lie along another axis; a dynamic run measures no channels.
-            if present is None and self.specs[node].static:
-                self._put(node, result, Quantize(origin.spec, self._channels(result)))
-        # A dynamic scale belongs to one product, and is not shared.
-        elif not origin.spec.dynamic and _may_share(origin, present):
+            self._measure_channels(node, result, origin)
+        elif _may_share(origin, self.entries.get(Use(result))):
             self.entries[Use(result)] = SameAs(self.use(source, node))
+
+    def _is_separate(self, tensor: str) -> bool:
+        """Return whether the user's override gives a tensor a scale of its own."""
+        override = self.asked.tensors.of(tensor)
+        return override is not None and override.separates
+
+    def _measure_channels(self, node: Node, result: str, origin: Quantize) -> None:
+        """Request a scale per channel for a result whose source has one.
+
+        The channels may lie along another axis than in the source, so that no scale is shared. A
+        dynamic run measures no channels.
+        """
+        if Use(result) not in self.entries and self.specs[node].static:
+            self._put(node, result, Quantize(origin.spec, self._channels(result)))
 
     def keep(self, tensor: str, reason: str) -> None:
         """Keep a tensor float, also for readers with an entry of their own."""
@@ -269,19 +309,28 @@ class PlanBuilder(Plan):
             return
         # MatMulInteger and ConvInteger: the first input is the activation, the second the weight.
         tensor = node.inputs[0]
-        # A step before the rules may have kept the tensor float, such as an overridable
-        # initializer.
-        stays = isinstance(self.entries.get(self.use(tensor, node)), Keep)
-        if (
-            tensor in tensors
-            and not stays
-            and not self.ineligible(tensor)
-            and not self.graph.is_constant(tensor)
-        ):
+        if tensor in tensors and self._is_free(tensor, node):
             self.entries[Use(tensor, node.name)] = Quantize(spec)
 
+    def _is_free(self, tensor: str, node: Node) -> bool:
+        """Return whether ``node`` may compute a scale of a tensor at runtime."""
+        # A step before the rules may have kept the tensor float, such as an overridable
+        # initializer.
+        if isinstance(self.entries.get(self.use(tensor, node)), Keep):
+            return False
+        return not (self.ineligible(tensor) or self.graph.is_constant(tensor))
+
     def _given(self, entry: Quantize, tensor: str, reader: str) -> Entry:
-        """Apply the user's override for a tensor, as read by a node, to the rules' decision."""
+        """Apply the user's override for a tensor, as read by a node, to the rules' decision.
+
+        Args:
+            entry: the rules' decision.
+            tensor: name of the tensor.
+            reader: name of the node; empty for the producer and the readers without a name.
+
+        Returns:
+            The decision after the override; the same without an override.
+        """
         override = self.asked.tensors.of(tensor, reader)
         if override is None:
             return entry
@@ -302,16 +351,16 @@ class PlanBuilder(Plan):
         )
 
     def _put(self, node: Node, tensor: str, entry: Entry) -> None:
-        """Record a decision; after a different decision, for ``node`` alone."""
+        """Record a decision; after a different decision, for ``node`` alone.
+
+        Args:
+            node: the node that reads or computes the tensor.
+            tensor: name of the tensor.
+            entry: the rules' decision, before the user's overrides.
+        """
         shared = Use(tensor)
         if isinstance(entry, Quantize) and self.asked.tensors:
-            # Two entries: an override may name readers, and applies to no other reader then.
-            shared_entry = self._given(entry, tensor, "")
-            entry = self._given(entry, tensor, node.name)
-            # Another format for this reader, which gets the values rounded to the shared format.
-            if shared not in self.entries and shared_entry != entry:
-                self.entries[shared] = shared_entry
-                self.spoken.add(tensor)
+            entry = self._overridden(node, tensor, entry)
         present = self.entries.get(shared)
         # Readers with another format then get the values that the producer's pair has rounded.
         if self.graph.producer(tensor) is node:
@@ -323,6 +372,21 @@ class PlanBuilder(Plan):
         # The root counts: behind SameAs stands the format of another tensor.
         elif not _alike(self.entry(shared), entry):
             self.entries[Use(tensor, node.name)] = entry
+
+    def _overridden(self, node: Node, tensor: str, entry: Quantize) -> Entry:
+        """Return the decision for ``node`` after the user's overrides of the tensor.
+
+        If only ``node`` has another format, the other readers get an entry as well.
+        """
+        shared = Use(tensor)
+        # Two entries: an override may name readers, and applies to no other reader then.
+        shared_entry = self._given(entry, tensor, "")
+        own_entry = self._given(entry, tensor, node.name)
+        # Another format for this reader, which gets the values rounded to the shared format.
+        if shared not in self.entries and shared_entry != own_entry:
+            self.entries[shared] = shared_entry
+            self.spoken.add(tensor)
+        return own_entry
 
     def rounded_result(self, node: Node) -> None:
         """Request quantization of the first result where the engine has no float32."""
@@ -358,19 +422,36 @@ def _alike(present: Entry, wanted: Entry) -> bool:
     if isinstance(present, Keep):
         return True
     if isinstance(present, Quantize) and isinstance(wanted, Quantize):
-        # A reader without an axis for its blocks accepts blocks along any axis.
-        any_axis = wanted.axis is None and isinstance(wanted.spec.dtype, Block)
-        return present.spec.alike(wanted.spec) and (
-            any_axis or present.axis == wanted.axis
-        )
+        return present.spec.alike(wanted.spec) and _fits_axis(present, wanted)
     return present == wanted
 
 
+def _fits_axis(present: Quantize, wanted: Quantize) -> bool:
+    """Return whether scales or blocks run along the axis that a reader needs."""
+    # A reader without an axis for its blocks accepts blocks along any axis.
+    if wanted.axis is None and isinstance(wanted.spec.dtype, Block):
+        return True
+    return present.axis == wanted.axis
+
+
 def _may_share(origin: Quantize, present: Entry | None) -> bool:
-    """Return whether a result without, or with this decision can have the scale of its source."""
+    """Return whether a result can have the scale of its source.
+
+    Args:
+        origin: decision at the root of the source.
+        present: decision for the result, None if there is none.
+    """
+    # A dynamic scale belongs to one product, and is not shared.
+    if origin.spec.dynamic:
+        return False
     if isinstance(present, Quantize):
         return _alike(origin, present)
     return present is None
+
+
+def _has_one_integer_scale(entry: Entry) -> bool:
+    """Return whether an activation has integer codes with one static scale for the tensor."""
+    return isinstance(entry, Quantize) and entry.axis is None and _multiplies(entry)
 
 
 def _multiplies(entry: Entry) -> bool:

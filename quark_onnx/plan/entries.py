@@ -109,21 +109,27 @@ class Quantize:
         """Format, zero point, granularity and range as text."""
         spec = self.spec
         words = ["quantize", spec.dtype.name]
-        axis = []
-        if self.axis is not None:
-            axis = [f"axes from {self.axis}," if self.flat else f"axis {self.axis}"]
-        if not spec.dtype.scaled:
-            return " ".join([*words, *axis])
-        words.append("symmetric" if spec.symmetric else "asymmetric")
-        if spec.pow2:
-            words.append("pow2")
-        words += axis
+        if spec.dtype.scaled:
+            words.append("symmetric" if spec.symmetric else "asymmetric")
+            if spec.pow2:
+                words.append("pow2")
+        words.append(self._axis_text())
         if spec.block_size:
             words.append(f"blocks of {spec.block_size}")
-        words.append(self._range_text())
-        return " ".join(words)
+        if spec.dtype.scaled:
+            words.append(self._range_text())
+        return " ".join(filter(None, words))
+
+    def _axis_text(self) -> str:
+        """Return the axis of the channels or blocks as text; empty per tensor."""
+        if self.axis is None:
+            return ""
+        if self.flat:
+            return f"axes from {self.axis},"
+        return f"axis {self.axis}"
 
     def _range_text(self) -> str:
+        """Return the range, or the way to measure the range, as text."""
         if self.spec.dynamic:
             return "dynamic"
         if self.given and self.given.known:

@@ -34,9 +34,10 @@ _VENDORS = frozenset({*DOMAINS, "com.vai.quantize"})
 
 def is_quantizing(node: Node) -> bool:
     """Return whether a node reads, writes or computes quantized values."""
-    if node.domain in _VENDORS or node.op_type in _QUANTIZING:
+    if node.domain in _VENDORS:
         return True
-    return node.op_type.startswith("QLinear")
+    # By type alone: QuantizeLinear exists in the domain com.microsoft as well.
+    return node.op_type in _QUANTIZING or node.op_type.startswith("QLinear")
 
 
 def existing(graph: Graph, *, keep: bool) -> dict[str, str]:

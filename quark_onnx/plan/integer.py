@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from quark_onnx.conditions import only_if, otherwise
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
 
 
+@otherwise(False)
 def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> bool:
     """Return whether ``fusions.dynamic`` can write a layer as an integer product.
 
     The weight must be constant, with 8-bit codes and without blocks. The bias of a Conv must be
     constant to be reshaped.
     """
+    only_if(graph.is_constant(node.input(1)))
     # An integer product has one scale per output at most, which blocks along the sum exceed.
-    if not graph.is_constant(node.input(1)) or weight.block_size or not _bytes(weight):
-        return False
+    only_if(not weight.block_size)
+    only_if(_bytes(weight))
     if node.kind == "Conv":
         bias = node.input(2)
         # After a ConvInteger, BatchNormalization applies the scale and the bias of each channel.
@@ -30,13 +33,10 @@ def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpe
     ConvInteger of onnxruntime 1.32 reads a single zero point, so that a kernel with per-channel
     scales must be symmetric.
     """
-    if (
-        node.kind == "Conv"
-        and weight.per_channel
-        # Codes of a symmetric kernel have the same zero point in every channel.
-        and not weight.symmetric
-        and _bytes(weight)
-    ):
+    if node.kind != "Conv" or not _bytes(weight):
+        return weight
+    # Codes of a symmetric kernel have the same zero point in every channel.
+    if weight.per_channel and not weight.symmetric:
         return weight.with_(symmetric=True)
     return weight
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from onnx import TensorProto
 
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.config import TensorOverrides
 from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.errors import PlanError
@@ -27,6 +28,40 @@ HUGE = 1e4
 #: Reason to keep an initializer float that is an input as well.
 OVERRIDABLE = (
     "it is an input, whose stored value callers may override (keep_initializer_inputs)"
+)
+
+
+def _is_sparse(graph: Graph, tensor: str) -> bool:
+    return tensor in graph.sparse
+
+
+def _is_overridable(graph: Graph, tensor: str) -> bool:
+    """Return whether callers may override a stored value.
+
+    The codes of the stored value would ignore the value that a caller passes.
+    """
+    return tensor in graph.initializers and graph.is_input(tensor)
+
+
+def _is_empty(graph: Graph, tensor: str) -> bool:
+    return 0 in graph.sizes(tensor)
+
+
+def _holds_nonfinite(graph: Graph, tensor: str) -> bool:
+    """Return whether a constant holds NaN or an infinity.
+
+    No scale spans an infinity, and NaN has no integer code.
+    """
+    array = graph.constant(tensor)
+    return array is not None and not bool(np.isfinite(array).all())
+
+
+#: Properties for which a tensor is never quantized, with the reason; the first one is reported.
+_INELIGIBLE = (
+    (_is_sparse, "it is sparse"),
+    (_is_overridable, OVERRIDABLE),
+    (_is_empty, "it has no elements"),
+    (_holds_nonfinite, "it holds values that are not finite"),
 )
 
 
@@ -190,28 +225,23 @@ class Plan:
         return self._ineligible_value(tensor)
 
     def _ineligible_value(self, tensor: str) -> str:
-        if tensor in self.graph.sparse:
-            return "it is sparse"
-        # The codes of the stored value would ignore the value that a caller passes.
-        if tensor in self.graph.initializers and self.graph.is_input(tensor):
-            return OVERRIDABLE
-        if 0 in self.graph.sizes(tensor):
-            return "it has no elements"
-        array = self.graph.constant(tensor)
-        # No scale spans an infinity, and NaN has no integer code.
-        if array is not None and not np.isfinite(array).all():
-            return "it holds values that are not finite"
+        """Return the reason in the values or the use of a float tensor; empty without one."""
+        for holds, reason in _INELIGIBLE:
+            if holds(self.graph, tensor):
+                return reason
         why = self.shapes.reason(tensor)
         if not why:
             return ""
         return f"it {why}"
 
+    @otherwise(False)
     def is_low_bit(self, node: Node) -> bool:
         """Return whether ``node`` needs protection from too few bits: below 16, and ``safe``."""
-        spec = self.specs[node].activation
-        if spec is None or not self.safe or not self.static(node):
-            return False
-        return spec.dtype.uniform and spec.dtype.bits < 16
+        only_if(self.safe)
+        spec = required(self.specs[node].activation)
+        only_if(self.static(node))
+        only_if(spec.dtype.uniform)
+        return spec.dtype.bits < 16
 
     def static(self, node: Node) -> bool:
         """Return whether ``node``'s activation scales, if any, are known before inference."""
@@ -227,13 +257,11 @@ class Plan:
         # Formats without a scale are those of engines that compute in the format, such as bfloat16.
         return self.integer_only(node) or (spec is not None and not spec.dtype.scaled)
 
+    @otherwise(False)
     def holds_mask_constants(self, tensor: str) -> bool:
         """Return whether a constant holds values that mean "never" rather than a number."""
-        array = self.graph.constant(tensor)
-        return (
-            array is not None
-            and array.size > 0
-            # Integer constants are sizes and indices, whose magnitude has no meaning.
-            and array.dtype.kind == "f"
-            and bool(np.abs(array).max() >= HUGE)
-        )
+        array = required(self.graph.constant(tensor))
+        only_if(array.size)
+        # Integer constants are sizes and indices, whose magnitude has no meaning.
+        only_if(array.dtype.kind == "f")
+        return bool(np.abs(array).max() >= HUGE)

@@ -78,25 +78,37 @@ def select(
     if strict and config.tensors:
         _check_tensors(graph, config)
     excluded = _excluded(graph, config, strict)
-    specs = {}
+    specs = dict[Node, NodeSpec]()
     for node in graph.nodes:
         if node in excluded:
             specs[node] = NodeSpec(None, None, excluded[node])
         else:
-            # Rows of a table reach the following layers unsummed: tables have settings of their
-            # own.
-            weight = config.table if looks_up(graph, node) else config.weight
-            specs[node] = NodeSpec(config.activation, weight)
+            specs[node] = _configured(graph, node, config)
+    for override in _overrides_of(config):
+        matched = matching(graph, override, strict=strict)
+        # An override sets the format of quantized nodes, and never quantizes excluded ones.
+        for node in excluding(matched, excluded):
+            specs[node] = _overridden(specs[node], override)
+    return {node: _settled(spec, config) for node, spec in specs.items()}
+
+
+def _configured(graph: Graph, node: Node, config: QConfig) -> NodeSpec:
+    """Return the settings of a node without overrides."""
+    # Rows of a table reach the following layers unsummed: tables have settings of their own.
+    if looks_up(graph, node):
+        return NodeSpec(config.activation, config.table)
+    return NodeSpec(config.activation, config.weight)
+
+
+def _overrides_of(config: QConfig) -> list[Override]:
+    """Return the overrides of a configuration, and ``exclude`` as the last one.
+
+    The last one takes precedence, so that no override quantizes an excluded node.
+    """
     overrides = list(config.overrides)
     if config.exclude:
-        # Last, so that no override quantizes an excluded node.
         overrides.append(Override(config.exclude, keep=True))
-    for override in overrides:
-        for node in matching(graph, override, strict=strict):
-            # An override sets the format of quantized nodes, and never quantizes excluded ones.
-            if node not in excluded:
-                specs[node] = _overridden(specs[node], override)
-    return {node: _settled(spec, config) for node, spec in specs.items()}
+    return overrides
 
 
 def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
@@ -122,6 +134,7 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
 
 
 def _overridden(spec: NodeSpec, override: Override) -> NodeSpec:
+    """Return the settings of a node after an override, which changes what it names alone."""
     if override.keep:
         return NodeSpec(None, None, EXCLUDED)
     return NodeSpec(
@@ -206,15 +219,19 @@ def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]
     found = list[Node]()
     for op_type in op_types:
         hits = graph.nodes_of((op_type,))
-        inside = (node.kind == op_type for node in inner_nodes(graph.nodes))
-        if strict and not hits and not any(inside):
-            kinds = kinds_of(graph.nodes)
-            raise ConfigError(
-                "the model has no operator of type"
-                f" {op_type!r}{nearest(op_type, kinds)}",
-            )
+        if strict and not hits:
+            _check_type_inside(graph, op_type)
         found += hits
     return found
+
+
+def _check_type_inside(graph: Graph, op_type: str) -> None:
+    """Raise ConfigError unless a subgraph has an operator of a type."""
+    if op_type not in kinds_of(inner_nodes(graph.nodes)):
+        kinds = kinds_of(graph.nodes)
+        raise ConfigError(
+            f"the model has no operator of type {op_type!r}{nearest(op_type, kinds)}",
+        )
 
 
 def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
@@ -234,14 +251,31 @@ def _hint(pattern: str, names: Iterable[str]) -> str:
     """Suggest a glob if a pattern is part of a node's name, else the nearest name."""
     names = list(names)
     # A pattern with wildcards has already been tried as one.
-    plain = not pattern.startswith("re:") and set("*?[").isdisjoint(pattern)
-    hits = [name for name in names if plain and pattern in name]
-    if not hits or (len(hits) == 1 and "did you mean" in nearest(pattern, hits)):
+    if _has_wildcards(pattern):
+        return nearest(pattern, names)
+    hits = [name for name in names if pattern in name]
+    # The name itself is a better suggestion than a glob for this name alone.
+    is_near = len(hits) == 1 and "did you mean" in nearest(pattern, hits)
+    if not hits or is_near:
         return nearest(pattern, names)
     return f"; did you mean '*{pattern}*' ({counted(len(hits), 'node')})?"
 
 
+def _has_wildcards(pattern: str) -> bool:
+    """Return whether a pattern is a regular expression or a glob, and no plain name."""
+    return pattern.startswith("re:") or not set("*?[").isdisjoint(pattern)
+
+
 def _matches(pattern: str, names: Iterable[str]) -> list[str]:
+    """Return the names that a pattern matches, in their order.
+
+    Args:
+        pattern: a name, a glob, or ``"re:"`` with a regular expression.
+        names: names of nodes.
+
+    Raises:
+        ConfigError: the regular expression is not valid.
+    """
     names = list(names)
     # Names come first: a name that holds brackets would not match itself as a glob.
     if pattern in names:
@@ -278,7 +312,17 @@ def _nodes_at(
     *,
     reading: bool,
 ) -> list[Node]:
-    """Return nodes by name, or the readers or the producer of a tensor by its name."""
+    """Return nodes by name, or the readers or the producer of a tensor by its name.
+
+    Args:
+        graph: the model.
+        names: names of nodes or tensors.
+        strict: every name must stand for a node.
+        reading: a tensor stands for its readers, otherwise for its producer.
+
+    Raises:
+        ConfigError: ``strict``, and a name stands for no node.
+    """
     nodes = by_name(graph.nodes)
     result = list[Node]()
     for name in names:
@@ -292,17 +336,27 @@ def _nodes_at(
         elif beside:
             result += beside
         elif strict:
-            # A graph input as an end has no producer, and an output as a start no reader.
-            tensors = _tensors_of(graph.nodes)
-            if name in tensors:
-                raise ConfigError(
-                    f"between: no node {'reads' if reading else 'computes'} {name!r}",
-                )
-            raise ConfigError(
-                f"between: {name!r} is no node or tensor of the"
-                f" model{nearest(name, {*nodes, *tensors})}",
-            )
+            raise _unknown_end(graph, name, reading=reading)
     return result
+
+
+def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:
+    """Return the error for a start or an end of ``between`` that stands for no node.
+
+    Args:
+        graph: the model.
+        name: the start, if ``reading``, or the end.
+        reading: the name was to be that of a node, or of a tensor that a node reads.
+    """
+    tensors = _tensors_of(graph.nodes)
+    # A graph input as an end has no producer, and an output as a start no reader.
+    if name in tensors:
+        verb = "reads" if reading else "computes"
+        return ConfigError(f"between: no node {verb} {name!r}")
+    known = {*names_of(graph.nodes), *tensors}
+    return ConfigError(
+        f"between: {name!r} is no node or tensor of the model{nearest(name, known)}",
+    )
 
 
 def _tensors_of(nodes: Iterable[Node]) -> set[str]:
