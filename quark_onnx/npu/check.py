@@ -44,9 +44,8 @@ class Check:
             f"{self.kind} model for {self.target.name}: {self.errors} errors,"
             f" {warnings} warnings"
         )
-        return "\n".join(
-            [head, *(printable(str(finding)) for finding in self.findings)],
-        )
+        findings = map(printable, map(str, self.findings))
+        return "\n".join([head, *findings])
 
 
 def check(

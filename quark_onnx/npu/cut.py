@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
+from operator import attrgetter
 from pathlib import Path
 
 from onnx import ModelProto, ValueInfoProto, helper
@@ -21,6 +22,8 @@ from quark_onnx.containers import (
     excluding,
     flattened,
     names_of,
+    present,
+    subset,
     without,
 )
 from quark_onnx.errors import ConfigError, ModelError
@@ -52,11 +55,9 @@ class Parts:
 
     def __str__(self) -> str:
         sizes = f"{len(self.first.graph.node)} and {len(self.second.graph.node)} nodes"
-        checked = (
-            ""
-            if self.verified
-            else "; it runs on no random input, so that nothing was verified"
-        )
+        checked = ""
+        if not self.verified:
+            checked = "; it runs on no random input, so that nothing was verified"
         return printable(f"cut at {', '.join(self.tensors)}: {sizes}{checked}")
 
 
@@ -123,7 +124,7 @@ def _places(
     """Return the paths of the two models, which must differ."""
     places = [destination(model, first), destination(model, second)]
     # Compared as absolute paths: a relative and an absolute path may name one file.
-    written = [place.absolute() for place in places if place is not None]
+    written = list(map(Path.absolute, present(places)))
     if len(set(written)) < len(written):
         raise ConfigError(
             f"both models would be written to {places[0]}; give two names",
@@ -134,7 +135,7 @@ def _places(
 def _crossing(graph: Graph, front: set[Node], tail: Sequence[Node]) -> tuple[str, ...]:
     """Return the tensors that nodes before the cut compute, and nodes after it read."""
     names = _read_by(tail)
-    computed = flattened(node.outputs for node in among(graph.nodes, front))
+    computed = flattened(map(attrgetter("outputs"), among(graph.nodes, front)))
     # In graph order, in which a caller passes the tensors from one model to the other.
     return tuple(among(computed, names))
 
@@ -203,7 +204,7 @@ def _ends(graph: Graph, tensors: Sequence[str]) -> list[Node]:
 
 def _read_by(nodes: Iterable[Node]) -> set[str]:
     """Return the tensors that nodes or their bodies read."""
-    return set(flattened(node.reads for node in nodes))
+    return set(flattened(map(attrgetter("reads"), nodes)))
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
@@ -245,7 +246,7 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
     # Without tensors of 16 bits, upcast_to_float32 returns the same object, and the original is the
     # reference.
     plain = inlined(original)
-    wide, *parts = (upcast_to_float32(each, graph.store)[0] for each in (plain, *parts))
+    wide = upcast_to_float32(plain, graph.store)[0]
     whole = Reference(original if wide is plain else wide)
     sample = random_sample(graph if wide is plain else Graph.of(wide), whole)
     if sample is None:
@@ -253,9 +254,10 @@ def _same(graph: Graph, original: ModelProto, parts: Sequence[ModelProto]) -> bo
     # Outputs of random operators are not repeatable, and cannot be compared.
     expected, known = whole.repeatable(sample), dict(sample)
     for part in parts:
+        wide_part = upcast_to_float32(part, graph.store)[0]
         # The first part adds its outputs to ``known``, from which the second one reads.
-        asked = {value.name: known[value.name] for value in part.graph.input}
-        known |= Reference(part).outputs(asked)
+        asked = subset(known, names_of(wide_part.graph.input))
+        known |= Reference(wide_part).outputs(asked)
     for name, value in expected.items():
         if not agree(value, known[name]):
             raise ModelError(

@@ -9,7 +9,8 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import filterfalse, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
 from quark_onnx.config import QConfig
-from quark_onnx.containers import names_of
+from quark_onnx.containers import among, names_of
 from quark_onnx.errors import (
     ConfigError,
     ConstraintError,
@@ -92,17 +93,12 @@ class Bundle:
             quality.append(f"worst output: {self.report.worst_sqnr:.1f} dB")
             if self.report.verdict is not None:
                 quality += map(printable, verdict_lines(self.report.verdict))
-        head = f"{self.kind} model for {self.forecast.target.name} in {self.folder}"
-        return "\n".join(
-            [
-                head,
-                *(printable(f"legalized: {n}") for n in self.notes),
-                *quality,
-                str(self.check),
-                str(self.forecast),
-                *map(printable, step_lines(self.next_steps)),
-            ],
-        )
+        lines = [f"{self.kind} model for {self.forecast.target.name} in {self.folder}"]
+        for note in self.notes:
+            lines.append(printable(f"legalized: {note}"))
+        lines += [*quality, str(self.check), str(self.forecast)]
+        lines += map(printable, step_lines(self.next_steps))
+        return "\n".join(lines)
 
 
 def deploy(  # noqa: PLR0913
@@ -147,17 +143,13 @@ def deploy(  # noqa: PLR0913
         AccuracyError: an output has a lower signal-to-noise ratio than the minimum.
         QuarkError: the model or the data is wrong. No file is written then.
     """
-    row, settings, place = (
-        TARGETS[target],
-        QConfig.of(config).with_(target=target),
-        _place(Path(folder)),
-    )
+    row = TARGETS[target]
+    settings = QConfig.of(config).with_(target=target)
+    place = _place(Path(folder))
     kind = format_of(settings)
     if why := refusal(row, settings):
         raise ConfigError(why)
-    front, tail = (
-        (model.first, load(model.second)) if isinstance(model, Parts) else (model, None)
-    )
+    front, tail = _parts_of(model)
     # Before calibration: data must have the fixed shapes, and scales belong to the final operators.
     legal = legalize(front, target, shapes=shapes)
     # Samples are shipped in the model's own types, in which an application feeds it.
@@ -195,6 +187,15 @@ def deploy(  # noqa: PLR0913
     return bundle
 
 
+def _parts_of(
+    model: str | Path | ModelProto | Parts,
+) -> tuple[str | Path | ModelProto, ModelProto | None]:
+    """Return the model for the processor, and the model behind it, None if there is none."""
+    if isinstance(model, Parts):
+        return model.first, load(model.second)
+    return model, None
+
+
 def _quantized(
     legal: ModelProto,
     front: str | Path | ModelProto,
@@ -208,7 +209,8 @@ def _quantized(
     legalization folds them into weights.
     """
     trained = load(front)
-    folded = "BatchNormalization" in {node.op_type for node in trained.graph.node}
+    op_types = set(map(attrgetter("op_type"), trained.graph.node))
+    folded = "BatchNormalization" in op_types
     job = Job.open(legal, config, None, external=False)
     try:
         job = replace(job, trained=trained if folded else None)
@@ -232,16 +234,21 @@ def _shipped(reader: Reader, kinds: Mapping[str, int]) -> list[Sample]:
             if reader.restartable
             else [first_sample(reader)]
         )
-    types = {
-        name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items()
-    }
-    return [
-        {
-            name: np.asarray(value).astype(types[name]) if name in types else value
-            for name, value in sample.items()
-        }
-        for sample in samples
-    ]
+    return [_in_types(sample, kinds) for sample in samples]
+
+
+def _in_types(sample: Sample, kinds: Mapping[str, int]) -> Sample:
+    """Return a sample with some arrays converted.
+
+    Args:
+        sample: arrays by name.
+        kinds: types of the arrays to convert, as ``TensorProto.DataType``, by name.
+    """
+    converted = dict(sample)
+    for name in among(sample, kinds):
+        dtype = helper.tensor_dtype_to_np_dtype(kinds[name])
+        converted[name] = np.asarray(sample[name]).astype(dtype)
+    return converted
 
 
 def _place(folder: Path) -> Path:
@@ -263,7 +270,7 @@ def _place(folder: Path) -> Path:
                 " new folder",
             )
         # The test below creates missing parents, which are removed again.
-        made = [parent for parent in place.parents if not parent.exists()]
+        made = list(filterfalse(Path.exists, place.parents))
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             with ScratchFolder(place.parent, place.name):
@@ -400,11 +407,11 @@ def _write(
         for path in folder.rglob("*")
         if path.is_file()
     )
-    sums = (
-        f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}"
-        for name in names
-    )
-    _text(folder / _SUMS, "\n".join(sums) + "\n")
+    sums = ""
+    for name in names:
+        file_digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        sums += f"{file_digest}  {name}\n"
+    _text(folder / _SUMS, sums)
 
 
 def _record(folder: Path, samples: Sequence[Sample]) -> None:
@@ -416,10 +423,9 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
     # compare.py reads the outputs by position.
     for place, sample in enumerate(samples):
         _arrays(folder / "samples" / f"{place:04}.npz", sample)
-        values = {
-            f"output_{number}": value
-            for number, value in enumerate(session.run(None, dict(sample)))
-        }
+        values = dict[str, Any]()
+        for number, value in enumerate(session.run(None, dict(sample))):
+            values[f"output_{number}"] = value
         _arrays(folder / "outputs" / f"{place:04}.npz", values)
 
 
@@ -440,22 +446,13 @@ def _arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 def _header(settings: Mapping[str, Any]) -> str:
     """Return the provider options as a C++ header."""
-
-    def pairs(options: Mapping[str, str]) -> str:
-        return ", ".join(
-            f"{{{json.dumps(key)}, {json.dumps(value)}}}"
-            for key, value in options.items()
-        )
-
-    rows = "".join(
-        f"\n    {{{json.dumps(name)}, {{{pairs(row)}}}}},"
-        for name, row in settings["devices"].items()
-    )
-    names = ("model", "cache_key", "preprocess", "postprocess")
-    texts = "".join(
-        f"inline const std::string {name} = {json.dumps(settings.get(name, ''))};\n"
-        for name in names
-    )
+    rows = ""
+    for name, row in settings["devices"].items():
+        rows += f"\n    {{{json.dumps(name)}, {{{_cpp_pairs(row)}}}}},"
+    texts = ""
+    for name in ("model", "cache_key", "preprocess", "postprocess"):
+        text = json.dumps(settings.get(name, ""))
+        texts += f"inline const std::string {name} = {text};\n"
     return (
         "// Made with the model; see provider_options.json.\n#pragma once\n\n#include"
         " <string>\n#include <unordered_map>\n\nnamespace npu::options"
@@ -463,6 +460,17 @@ def _header(settings: Mapping[str, Any]) -> str:
         f" std::unordered_map<std::string, std::string>> devices = {{{rows}\n}};\n\n}} "
         " // namespace npu::options\n"
     )
+
+
+def _cpp_pairs(options: Mapping[str, str]) -> str:
+    """Return options as the initializers of a C++ map.
+
+    A string of JSON is valid in C++: both escape quotes and backslashes alike.
+    """
+    pairs = list[str]()
+    for key, value in options.items():
+        pairs.append(f"{{{json.dumps(key)}, {json.dumps(value)}}}")
+    return ", ".join(pairs)
 
 
 def _replace(made: Path, place: Path, aside: Path) -> None:

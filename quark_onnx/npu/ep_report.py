@@ -53,18 +53,15 @@ class Scored:
     wrong: tuple[tuple[str, str, str, str], ...]
 
     def __str__(self) -> str:
-        rows = [
-            f"{device}: {before} forecast, {after} reported"
-            for device, (before, after) in self.counts.items()
-        ]
+        rows = list[str]()
+        for device, (expected, counted) in self.counts.items():
+            rows.append(f"{device}: {expected} forecast, {counted} reported")
         rows.append(
             f"{self.matched - len(self.wrong)} of {self.matched} nodes are where they"
             " were forecast",
         )
-        rows += [
-            f"{name} ({kind}): forecast {before}, reported {after}"
-            for name, kind, before, after in self.wrong
-        ]
+        for name, kind, before, after in self.wrong:
+            rows.append(f"{name} ({kind}): forecast {before}, reported {after}")
         return "\n".join(rows)
 
 
@@ -89,26 +86,10 @@ def read_report(path: str | Path) -> EPReport:
         raise ConfigError(f"report {path} cannot be read: {error}") from error
     try:
         found = json.loads(text)
-        counts = _summed(
-            (row["name"], row["nodeNum"])
-            for row in found["deviceStat"]
-            # The row "all" is the total of the others.
-            if row["name"] != "all"
-        )
-        rows = [
-            (list(row["output"]), row["device"])
-            for row in found.get("nodeStat", [])
-            if _is_list(row["output"])
-        ]
-        nodes = {
-            # The report names no nodes, only their output tensors.
-            str(outputs[0]): _device(device)
-            for outputs, device in rows
-            if outputs
-        }
-        pieces = _summed(
-            (row["device"], row["count"]) for row in found.get("subgraphStat", [])
-        )
+        # The row "all" is the total of the others.
+        counts = _summed(found["deviceStat"], "name", "nodeNum", total="all")
+        nodes = _devices_of(found.get("nodeStat", []))
+        pieces = _summed(found.get("subgraphStat", []), "device", "count")
     # JSON from another program: missing keys, other types, Infinity as a count, deep nesting.
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
@@ -129,10 +110,9 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
         Numbers of nodes, and the nodes with another device than forecast.
     """
     names = dict.fromkeys([*forecast.counts, *report.counts])
-    counts = {
-        name: (forecast.counts.get(name, 0), report.counts.get(name, 0))
-        for name in names
-    }
+    counts = dict[str, tuple[int, int]]()
+    for name in names:
+        counts[name] = forecast.counts.get(name, 0), report.counts.get(name, 0)
     # Some reports list no subgraphs, which is no statement of zero.
     if report.subgraphs:
         counts["pieces on the NPU"] = (
@@ -153,14 +133,30 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
     return Scored(counts, matched, tuple(wrong))
 
 
-def _summed(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
+def _summed(
+    rows: Iterable[Any],
+    device_key: str,
+    count_key: str,
+    total: str = "",
+) -> dict[str, int]:
     """Add up counts by device; a device may have several rows, under older names.
 
+    Args:
+        rows: mappings of a report.
+        device_key: key of the device in a row.
+        count_key: key of the count in a row.
+        total: device of a row that is not counted; empty for none.
+
     Raises:
+        KeyError: a row has not these keys.
         ValueError: a count is no natural number.
     """
     found = Counter[str]()
-    for name, count in rows:
+    for row in rows:
+        name = row[device_key]
+        if total and name == total:
+            continue
+        count = row[count_key]
         # protobuf writes 64-bit integers as strings in JSON.
         number = int(count)
         if number < 0 or (isinstance(count, float) and number != count):
@@ -169,10 +165,24 @@ def _summed(rows: Iterable[tuple[Any, Any]]) -> dict[str, int]:
     return dict(found)
 
 
-def _is_list(outputs: Any) -> bool:
-    if not isinstance(outputs, list):
-        raise TypeError(f"output is {outputs!r}, not a list")
-    return True
+def _devices_of(rows: Iterable[Any]) -> dict[str, str]:
+    """Return the device of each node by the first output of the node.
+
+    The report names no nodes, only their output tensors.
+
+    Raises:
+        KeyError: a row has no device, or no outputs.
+        TypeError: the outputs of a row are no list.
+    """
+    devices = dict[str, str]()
+    for row in rows:
+        outputs = row["output"]
+        if not isinstance(outputs, list):
+            raise TypeError(f"output is {outputs!r}, not a list")
+        device = row["device"]
+        if outputs:
+            devices[str(outputs[0])] = _device(device)
+    return devices
 
 
 def _device(name: Any) -> str:

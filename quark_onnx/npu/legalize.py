@@ -103,9 +103,8 @@ def legalize(
         raise ModelError(
             f"the model runs on no random input, so that nothing can be verified; {hint}",
         )
-    quantized = any(node.op_type in QUANTIZE | DEQUANTIZE for node in graph.nodes)
     # The scales of a quantized model belong to the results of its operators, which stay.
-    if quantized:
+    if graph.nodes_of_type(QUANTIZE | DEQUANTIZE):
         passes = (fold_shapes, *CLEANING, fuse_gelu, *CANONICALIZE)
     else:
         passes = LEGALIZING

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from html import escape
+from itertools import starmap
+from operator import attrgetter
 from pathlib import Path
 
 from quark_onnx.containers import values_at
@@ -77,7 +79,7 @@ def _header(found: Preflight, name: str) -> str:
         '<p class="note">A forecast from documentation, published sources and logs; nothing'
         " was run on a processor.</p>"
     )
-    actions = [_action(mend, effect) for mend, effect in found.actions]
+    actions = list(starmap(_action, found.actions))
     judged = verdict(found.band, found.sentence, actions)
     return (
         "<header>\n<h1>What the NPU will"
@@ -123,15 +125,21 @@ class _Box:
 
     @property
     def device(self) -> str:
-        devices = {each.device for each in self.placements}
-        return next((device for device in (ABORT, NPU) if device in devices), "CPU")
+        """Device of the partition; a crash at any node decides."""
+        devices = set(map(attrgetter("device"), self.placements))
+        for device in (ABORT, NPU):
+            if device in devices:
+                return device
+        return "CPU"
 
     @property
     def lines(self) -> tuple[str, str]:
-        kinds = Counter(each.op_type for each in self.placements).most_common(3)
-        what = ", ".join(
-            f"{count} {kind}" if count > 1 else kind for kind, count in kinds
-        )
+        """The two lines of text in the box: device and size, and the operators."""
+        kinds = list[str]()
+        op_types = Counter(map(attrgetter("op_type"), self.placements))
+        for kind, count in op_types.most_common(3):
+            kinds.append(f"{count} {kind}" if count > 1 else kind)
+        what = ", ".join(kinds)
         more = ""
         # Fewer operations would show as 0.00 GOPs.
         if self.operations >= 5e6:
@@ -154,9 +162,11 @@ def _boxes(found: Preflight) -> list[_Box]:
                 rows[second], moved = rows[first] + 1, True
         if not moved:
             break
+    members = dict[int, list[int]]()
+    for place, number in enumerate(found.pieces):
+        members.setdefault(number, []).append(place)
     boxes = []
-    for number in rows:
-        places = [place for place, each in enumerate(found.pieces) if each == number]
+    for number, places in members.items():
         placements = tuple(values_at(found.placements, places))
         boxes.append(
             _Box(
@@ -171,13 +181,17 @@ def _boxes(found: Preflight) -> list[_Box]:
 
 def _drawing(found: Preflight) -> str:
     boxes = _boxes(found)
-    pictures = [_picture(found, boxes, canvas) for canvas in (_WIDE, _NARROW)]
-    drawn = "".join(picture for picture, _ in pictures)
-    notes = "".join(
-        f'<p class="note {canvas.class_}">{rest} more subgraphs are not drawn.</p>'
-        for canvas, (_, rest) in zip((_WIDE, _NARROW), pictures, strict=True)
-        if rest
-    )
+    drawn = ""
+    notes = ""
+    # Both drawings are in the page: the style sheet shows the one that fits the window.
+    for canvas in (_WIDE, _NARROW):
+        picture, omitted = _picture(found, boxes, canvas)
+        drawn += picture
+        if omitted:
+            notes += (
+                f'<p class="note {canvas.class_}">{omitted} more subgraphs are not'
+                " drawn.</p>"
+            )
     return (
         "<h2>Subgraphs</h2>\n<p>Green runs on the NPU, orange on the CPU, red"
         " crashes the compiler. Inputs are "
@@ -188,38 +202,59 @@ def _drawing(found: Preflight) -> str:
 def _picture(found: Preflight, boxes: list[_Box], canvas: _Canvas) -> tuple[str, int]:
     """Return a drawing, and the number of omitted boxes."""
     # A model in hundreds of subgraphs is drawn in part.
-    shown = [box for box in boxes if box.row < _ROWS]
-    at, parts, links = dict[int, tuple[float, float, float]](), list[str](), list[str]()
-    for row in sorted({box.row for box in shown}):
-        side = [box for box in shown if box.row == row][: canvas.side]
+    rows = dict[int, list[_Box]]()
+    for box in boxes:
+        if box.row < _ROWS:
+            rows.setdefault(box.row, []).append(box)
+    # Middle of the upper edge of a box, and its width, by the number of the box.
+    at = dict[int, tuple[float, float, float]]()
+    parts = list[str]()
+    for row in sorted(rows):
+        side = rows[row][: canvas.side]
         width = min(
             _WIDEST,
             (canvas.width - _GAP * (len(side) - 1) - 2 * canvas.margin) / len(side),
         )
         left = (canvas.width - len(side) * width - (len(side) - 1) * _GAP) / 2
         for place, box in enumerate(side):
-            x, y = left + place * (width + _GAP), row * _ROW + 2
+            x = left + place * (width + _GAP)
+            y = row * _ROW + 2
             at[box.number] = (x + width / 2, y, width)
-            # A character is about 6.4 pixels wide; the box has margins of 8 pixels. Cut before
-            # escaping, which would split entities.
-            head, what = (escape(text[: int((width - 16) / 6.4)]) for text in box.lines)
-            # The device's colour is translucent: an opaque ground hides the lines behind the box.
-            for kind in ("ground", box.device.lower()):
-                parts.append(
-                    tag("rect", x=x, y=y, width=width, height=_BOX, rx=8, class_=kind),
-                )
-            parts.append(tag("text", head, x=x + 12, y=y + 18, class_="name"))
-            parts.append(tag("text", what, x=x + 12, y=y + 35))
-    links += [
-        _link(at[first], at[second], canvas.width)
-        for first, second in found.links
+            parts += _drawn_box(box, x, y, width)
+    links = list[str]()
+    for first, second in found.links:
         # Links to boxes that are not drawn are left out.
-        if first in at and second in at
-    ]
-    rows = 1 + max((box.row for box in shown), default=0)
+        if first in at and second in at:
+            links.append(_link(at[first], at[second], canvas.width))
+    height = (1 + max(rows, default=0)) * _ROW
     title = "the subgraphs of the model"
-    picture = drawing(canvas.width, rows * _ROW, title, [*links, *parts], canvas.class_)
+    picture = drawing(canvas.width, height, title, [*links, *parts], canvas.class_)
     return picture, len(boxes) - len(at)
+
+
+def _drawn_box(box: _Box, x: float, y: float, width: float) -> list[str]:
+    """Return the SVG elements of a box: ground, colour, and two lines of text.
+
+    Args:
+        box: the partition.
+        x: left edge in pixels.
+        y: upper edge in pixels.
+        width: width in pixels.
+    """
+    parts = list[str]()
+    # The device's colour is translucent: an opaque ground hides the lines behind the box.
+    for kind in ("ground", box.device.lower()):
+        parts.append(
+            tag("rect", x=x, y=y, width=width, height=_BOX, rx=8, class_=kind),
+        )
+    # A character is about 6.4 pixels wide; the box has margins of 8 pixels. Cut before escaping,
+    # which would split entities.
+    room = int((width - 16) / 6.4)
+    head, what = box.lines
+    text = escape(head[:room])
+    parts.append(tag("text", text, x=x + 12, y=y + 18, class_="name"))
+    parts.append(tag("text", escape(what[:room]), x=x + 12, y=y + 35))
+    return parts
 
 
 def _link(

@@ -447,13 +447,11 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
     # A weight is constant, or behind a DequantizeLinear of constant codes.
     # A weight is constant, or behind a DequantizeLinear of constant codes.
     if not constant_behind(case.graph, node.input(1)):
-        listed = node.input(1) in case.graph.initializers
-        reason = (
-            "its weight is an input of the model, too"
-            if listed
-            else "its weight is computed as the model runs"
-        )
-        mend = _LEGALIZE if listed else ""
+        reason = "its weight is computed as the model runs"
+        mend = ""
+        if node.input(1) in case.graph.initializers:
+            reason = "its weight is an input of the model, too"
+            mend = _LEGALIZE
         return placement(
             node,
             CPU,

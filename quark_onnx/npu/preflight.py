@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 
 from onnx import ModelProto, TensorProto
@@ -70,14 +71,14 @@ class Group:
     @property
     def kinds(self) -> str:
         """Return the operator types with their numbers of nodes."""
-        kinds = Counter(each.op_type for each in self.placements).most_common()
+        kinds = Counter(map(attrgetter("op_type"), self.placements)).most_common()
         shown = tally(kinds[:_SHOWN])
         return shown + (", ..." if len(kinds) > _SHOWN else "")
 
     @property
     def confidence(self) -> str:
         """Return the confidence of the placements, such as "measured"."""
-        return ", ".join(dict.fromkeys(each.confidence for each in self.placements))
+        return ", ".join(dict.fromkeys(map(attrgetter("confidence"), self.placements)))
 
     def __str__(self) -> str:
         return (
@@ -274,12 +275,7 @@ def preflight(
         tuple(operations(graph, node) for node in nodes),
         tuple(values_at(numbers, nodes)),
         _links(graph, numbers),
-        {
-            device: counts[device]
-            for device in (NPU, CPU, EDGE, ABORT)
-            # 0 nodes on the NPU are a result, 0 crashes need no mention.
-            if counts[device] or device == NPU
-        },
+        _shown_counts(counts),
         bool(known),
     )
 
@@ -301,6 +297,16 @@ def _counts(case: Case, devices: dict[Node, str]) -> Counter[str]:
     elif case.kind != "BF16":
         counts.update(expected_edges(case.graph, devices))
     return counts
+
+
+def _shown_counts(counts: Counter[str]) -> dict[str, int]:
+    """Return the counts other than 0, and that of the NPU, in a fixed order."""
+    shown = dict[str, int]()
+    for device in (NPU, CPU, EDGE, ABORT):
+        # 0 nodes on the NPU are a result, 0 crashes need no mention.
+        if counts[device] or device == NPU:
+            shown[device] = counts[device]
+    return shown
 
 
 def _links(graph: Graph, numbers: dict[Node, int]) -> tuple[tuple[int, int], ...]:

@@ -159,7 +159,7 @@ class _Run:
         needed = reach(producers_of(graph, wanted), graph.leaders)
         for value in graph.inputs:
             # Inputs that only other nodes read need no value.
-            if any(node in needed for node in graph.consumers(value.name)):
+            if among(graph.consumers(value.name), needed):
                 self._values[value.name] = self._feed(value.name, feeds)
         for node in among(graph.nodes, needed):
             self._compute(node)

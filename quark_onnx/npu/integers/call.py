@@ -128,11 +128,10 @@ class Call:
         Args:
             arrays: replacements for input values, by input index.
         """
-        given = {
-            name: np.asarray(arrays.get(index, self.inputs[index]))
-            for index, name in enumerate(self.node.inputs)
-            if self.has(index)
-        }
+        given = dict[str, NDArray[Any]]()
+        for index, name in enumerate(self.node.inputs):
+            if self.has(index):
+                given[name] = np.asarray(arrays.get(index, self.inputs[index]))
         names = self.node.results
         try:
             evaluator = ReferenceEvaluator(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import lcm
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -91,11 +92,9 @@ def aligned(parts: Sequence[Fixed]) -> tuple[list[Ints], int, int]:
     Returns:
         The values, the position and the divisor.
     """
-    position, divisor = (
-        # The greatest position has the finest unit.
-        max(part.position for part in parts),
-        lcm(*(part.divisor for part in parts)),
-    )
+    # The greatest position has the finest unit.
+    position = max(map(attrgetter("position"), parts))
+    divisor = lcm(*map(attrgetter("divisor"), parts))
     found = []
     for part in parts:
         # Exact, as positions and divisors only grow.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,10 +80,8 @@ def resize(call: Call) -> list[Value]:
         if node.attribute(name, value) != value:
             raise call.refused(f"{name} is {node.attribute(name)!r}")
     old = call.graph.opset < 11  # scales came second
-    scales, sizes = (
-        call.known(place) if call.has(place) else np.empty(0)
-        for place in (1 if old else 2, 3)
-    )
+    scales = _known_or_empty(call, 1 if old else 2)
+    sizes = _known_or_empty(call, 3)
     for index, axis in enumerate(node.attribute("axes", range(rank))):
         size = call.size()[axis]
         if sizes.size:
@@ -102,6 +101,11 @@ def resize(call: Call) -> list[Value]:
             values,
         ),
     )
+
+
+def _known_or_empty(call: Call, place: int) -> NDArray[Any]:
+    """Return the value of a constant input; no values if the input is omitted."""
+    return call.known(place) if call.has(place) else np.empty(0)
 
 
 def _nearest(call: Call, size: int, output: int, scale: np.float32) -> Ints:

@@ -32,13 +32,10 @@ def placed(
         kernel: sizes of the window.
     """
     rank, turned = len(kernel), node.kind == "ConvTranspose"
-    strides, dilations = (
-        node.attribute(name, [1] * rank) for name in ("strides", "dilations")
-    )
-    pads, extra = (
-        node.attribute("pads", [0] * 2 * rank),
-        node.attribute("output_padding", [0] * rank),
-    )
+    strides = node.attribute("strides", [1] * rank)
+    dilations = node.attribute("dilations", [1] * rank)
+    pads = node.attribute("pads", [0] * 2 * rank)
+    extra = node.attribute("output_padding", [0] * rank)
     auto = node.attribute("auto_pad", "NOTSET")
     if turned:
         # The spatial sizes alone, if the attribute holds batch and channels as well.
