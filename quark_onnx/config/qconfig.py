@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,14 @@ from quark_onnx.config.spec import (
     spec_of,
 )
 from quark_onnx.config.tensors import TensorOverride, tensor_override_of
-from quark_onnx.config.text import format_call, name_tuple, parse_call
+from quark_onnx.config.text import (
+    changed_settings,
+    format_call,
+    name_tuple,
+    parse_call,
+)
 from quark_onnx.config.yaml_file import read_yaml
-from quark_onnx.containers import excluding, present
+from quark_onnx.containers import excluding, present, without
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
@@ -65,12 +71,15 @@ _SWITCHES = (
 _BIASES = ("int32", "int16")
 #: Operators that may follow their inputs: between float operators, rounding gains nothing.
 FOLLOWERS = ("Clip", "Relu", "Where")
+#: Formats of weights in integer products with dynamic activations.
+_BYTES = ("int8", "uint8")
 #: How the result is written.
 FORMS = ("qdq", "operators", "vendor")
 
 
 # Comparisons with NaN are false, so that NaN is refused like an infinite bound.
 def _is_bound(value: Any) -> bool:
+    """Return whether a value is a signal-to-noise ratio in dB that an output could reach."""
     return bool(is_number(value) and abs(value) < _GREATEST_SQNR)
 
 
@@ -149,6 +158,7 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
 
 
 def _optimizer(item: object) -> object:
+    """Return the optimizer of a text, or the object as it is."""
     return parse_optimizer(item) if isinstance(item, str) else item
 
 
@@ -308,9 +318,9 @@ class QConfig:
         if not is_dynamic(self.activation) or self.form != "operators":
             return
         # An override of some nodes may give their weights a format without an integer product.
-        overrides = [override.weight for override in self.overrides]
+        overrides = map(attrgetter("weight"), self.overrides)
         for spec in present([self.weight, *overrides]):
-            if spec.block_size or spec.dtype.name not in ("int8", "uint8"):
+            if spec.block_size or spec.dtype.name not in _BYTES:
                 raise ConfigError(
                     f"weight is {spec}; what each run computes a scale for is"
                     " multiplied with int8 or uint8 weights, with one scale for a"
@@ -318,6 +328,11 @@ class QConfig:
                 )
 
     def _check_saturation(self) -> None:
+        """Check that float16 saturates where the vendor's operator computes it.
+
+        Raises:
+            ConfigError: a format does not saturate.
+        """
         if self.form != "vendor":
             return
         for spec in present((self.activation, self.weight)):
@@ -350,13 +365,8 @@ class QConfig:
                 raise ConfigError(
                     "activation: exponent is 'best'; each run computes it, by one rule",
                 )
-            for name, known in _VENDOR_EXPONENTS.items():
-                spec = getattr(change, name)
-                if spec and self.vendor_computes and spec.exponent not in known:
-                    raise ConfigError(
-                        f"{name}: exponent is {spec.exponent!r}; AMD's operator, which"
-                        " form vendor and functions false leave it to, has floor",
-                    )
+            if self.vendor_computes:
+                _check_vendor_exponents(change)
 
     @property
     def vendor_computes(self) -> bool:
@@ -379,6 +389,11 @@ class QConfig:
 
     @classmethod
     def _named(cls, config: str | Path) -> QConfig:
+        """Return the configuration of a preset's name or of a YAML file's path.
+
+        Raises:
+            ConfigError: there is no such preset, or the file has another ending or cannot be read.
+        """
         if str(config).lower().endswith((".yaml", ".yml")):
             return load_yaml(Path(config))
         if isinstance(config, Path) or Path(config).suffix:
@@ -452,8 +467,8 @@ class QConfig:
     def measures(self) -> bool:
         """Whether calibration data is needed for scales."""
         # An override may quantize activations of a weight-only configuration.
-        specs = [self.activation, *(override.activation for override in self.overrides)]
-        return any(map(is_measured, specs))
+        overrides = map(attrgetter("activation"), self.overrides)
+        return any(map(is_measured, (self.activation, *overrides)))
 
     @property
     def rereads(self) -> bool:
@@ -464,19 +479,28 @@ class QConfig:
         )
 
     def __str__(self) -> str:
-        default = QConfig()
         lines = [
             f"activation: {self.activation or 'float'}",
             f"weight: {self.weight or 'float'}",
         ]
-        # The first two fields, activation and weight, are shown even if they are the defaults.
-        for field in fields(self)[2:]:
-            value = getattr(self, field.name)
-            if field.name != "optimizers" and value != getattr(default, field.name):
-                lines.append(f"{field.name}: {value}")
+        # Activation and weight are shown even if they are the defaults, optimizers come last.
+        shown = without(changed_settings(self), ("activation", "weight", "optimizers"))
+        for name, value in shown.items():
+            lines.append(f"{name}: {value}")
         if self.optimizers:
             lines.append(f"optimizers: {' '.join(map(format_call, self.optimizers))}")
         return "\n".join(lines)
+
+
+def _check_vendor_exponents(change: QConfig | Override) -> None:
+    """Raise ConfigError for a rule for shared exponents that AMD's operator does not have."""
+    for name, known in _VENDOR_EXPONENTS.items():
+        spec = getattr(change, name)
+        if spec is not None and spec.exponent not in known:
+            raise ConfigError(
+                f"{name}: exponent is {spec.exponent!r}; AMD's operator, which"
+                " form vendor and functions false leave it to, has floor",
+            )
 
 
 def from_dict(data: dict[str, Any]) -> QConfig:

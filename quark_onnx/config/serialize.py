@@ -20,18 +20,26 @@ def to_dict(config: QConfig) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    # All fields, also those at defaults, which a later release may change.
+    """Return a value of a configuration as dictionaries, lists, strings and numbers."""
     if isinstance(value, QConfig | Override | TensorOverride | QuantizationSpec):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return _plain_fields(value)
     if isinstance(value, tuple):
         return list(map(_plain, value))
-    if value is None or isinstance(value, str | bool | int | float):
+    if isinstance(value, str | bool | int | float | None):
         return value
     # Calibrators have a statistic, optimizers a stage; both are written as calls.
     if hasattr(value, "statistic") or hasattr(value, "stage"):
         return format_call(value)
     # Number formats are written by name.
     return str(value)
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    """Return all fields, also those at defaults, which a later release may change."""
+    plain = dict[str, Any]()
+    for field in fields(value):
+        plain[field.name] = _plain(getattr(value, field.name))
+    return plain
 
 
 def to_yaml(config: QConfig) -> str:

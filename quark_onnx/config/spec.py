@@ -147,22 +147,21 @@ class QuantizationSpec:
         require_choice(self, "scale", self.SCALES)
         # A scale that is not measured is not stored by the model either.
         if self.scale == "float16" and not self.measured:
+            why = f"{self.dtype.name} has none"
             if self.dynamic:
                 why = "each run computes it, in float32"
-            else:
-                why = f"{self.dtype.name} has none"
             raise ConfigError(f"scale is {short(self.scale)}; {why}")
         refuse(self, _CONTRADICTIONS_OF_ZERO_POINTS)
 
     def _check_codes(self) -> None:
         """Check for contradictory settings of codes."""
         # DynamicQuantizeLinear has no such attributes: its scale spans codes 0 to 255.
-        if self.dynamic and (self.pow2 or self.reduce_range):
-            changed = "pow2" if self.pow2 else "reduce_range"
-            raise ConfigError(
-                f"{changed} cannot be set: each run computes the scale, for all"
-                f" codes of {self.dtype}",
-            )
+        for name in ("pow2", "reduce_range"):
+            if self.dynamic and getattr(self, name):
+                raise ConfigError(
+                    f"{name} cannot be set: each run computes the scale, for all"
+                    f" codes of {self.dtype}",
+                )
         refuse(self, _CONTRADICTIONS_OF_CODES)
 
     def _check_exponent(self) -> None:
@@ -244,17 +243,25 @@ class QuantizationSpec:
         # Floating formats have no zero point, whatever the flag says.
         symmetric = self.symmetric or not self.dtype.uniform
         parts = [self.dtype.name, "symmetric" if symmetric else "asymmetric"]
-        flags = ("per_channel", "pow2", "narrow", "reduce_range", "dynamic")
-        parts += [flag for flag in flags if getattr(self, flag)]
+        for flag in ("per_channel", "pow2", "narrow", "reduce_range", "dynamic"):
+            if getattr(self, flag):
+                parts.append(flag)
         if self.block_size:
             parts.append(f"blocks of {self.block_size}")
         if self.scale != "float32":
             parts.append(f"{self.scale} scales")
+        parts.append(self._method)
+        return " ".join(filter(None, parts))
+
+    @property
+    def _method(self) -> str:
+        """The algorithm that chooses the scales, as text; empty for dynamic scales."""
+        # Blocks are solved on their values, whatever the calibrator.
         if self.block_size:
-            parts.append(self.solver)
-        elif not self.dynamic:
-            parts.append(format_calibrator(self.calibrator))
-        return " ".join(parts)
+            return self.solver
+        if self.dynamic:
+            return ""
+        return format_calibrator(self.calibrator)
 
 
 def is_dynamic(spec: QuantizationSpec | None) -> bool:
@@ -280,12 +287,13 @@ def _element(dtype: DType) -> str:
 
 def _rounds_all_integers(spec: QuantizationSpec) -> bool:
     """Return whether a spec has all codes of small integers, which solver hqq needs."""
-    if spec.pow2 or spec.reduce_range or spec.narrow:
+    if any((spec.pow2, spec.reduce_range, spec.narrow)):
         return False
     return isinstance(spec.dtype, Integer) and spec.dtype.bits <= 8
 
 
 def _has_no_codes(spec: QuantizationSpec) -> bool:
+    """Return whether a symmetric spec has no code above the zero point."""
     if not isinstance(spec.dtype, Integer) or not spec.symmetric:
         return False
     # For example int2 with one bit less: the codes -1 and 0, with the zero point 0.

@@ -34,6 +34,7 @@ _FINE = QuantizationSpec(INT16, per_channel=True)
 
 
 def _activations(row: DType) -> QConfig:
+    """Configure activations with one scale, if any."""
     return QConfig(
         QuantizationSpec(row),
         _FINE if row.scaled else QuantizationSpec(row),
@@ -41,18 +42,21 @@ def _activations(row: DType) -> QConfig:
 
 
 def _channels(row: DType) -> QConfig | None:
+    """Configure activations with a scale per channel; None for a format without a scale."""
     if isinstance(row, Scaled):
         return QConfig(QuantizationSpec(row, per_channel=True), _FINE)
     return None
 
 
 def _asymmetric(row: DType) -> QConfig | None:
+    """Configure activations with a free zero point, which only integers have."""
     if isinstance(row, Integer):
         return QConfig(QuantizationSpec(row, symmetric=False), _FINE)
     return None
 
 
 def _pow2(row: DType) -> QConfig | None:
+    """Configure power-of-two scales; None for a format without a scale."""
     if isinstance(row, Scaled):
         return QConfig(
             QuantizationSpec(row, pow2=True), QuantizationSpec(row, pow2=True)
@@ -61,6 +65,7 @@ def _pow2(row: DType) -> QConfig | None:
 
 
 def _half_scales(row: DType) -> QConfig | None:
+    """Configure scales stored in float16; None for formats of more than 16 bits."""
     # The scales of wider codes are too small for float16.
     if not isinstance(row, Scaled) or row.bits > 16:
         return None
@@ -69,12 +74,14 @@ def _half_scales(row: DType) -> QConfig | None:
 
 
 def _per_channel(row: DType) -> QConfig | None:
+    """Configure weights with a scale per output channel; None for a format without a scale."""
     if isinstance(row, Scaled):
         return QConfig(None, QuantizationSpec(row, per_channel=True))
     return None
 
 
 def _blocks(row: DType) -> QConfig | None:
+    """Configure weights in blocks; None for formats with blocks of their own or none."""
     # ``QuantizationSpec`` refuses blocks of these formats.
     if not isinstance(row, Scaled) or isinstance(row, Float4) or row.bits >= 32:
         return None

@@ -160,6 +160,11 @@ class TensorOverride:
         )
 
     def _format(self, value: object) -> DType:
+        """Return a number format from its name, or as it is.
+
+        Raises:
+            ConfigError: the value is no number format.
+        """
         row = DTYPES[value] if isinstance(value, str) else value
         if isinstance(row, DType):
             return row
@@ -169,6 +174,14 @@ class TensorOverride:
         )
 
     def _numbers(self, name: str) -> tuple[Any, ...]:
+        """Return a setting as a tuple of numbers: whole ones for zero points.
+
+        Args:
+            name: the setting; its value is a number, or one for each channel.
+
+        Raises:
+            ConfigError: the value holds anything else.
+        """
         value = getattr(self, name)
         # A string is no sequence of numbers: it stays one item, and is refused below.
         items = (value,)
@@ -219,7 +232,7 @@ class TensorOverride:
     @property
     def ranged(self) -> bool:
         """Whether a range is given, or a rule for ranges."""
-        return bool(self.low or self.high or self.min_range or self.snapped)
+        return any((self.low, self.high, self.min_range, self.snapped))
 
     def applied(self, spec: QuantizationSpec) -> QuantizationSpec:
         """Apply the override to the rules' spec.
@@ -228,24 +241,26 @@ class TensorOverride:
             ConfigError: the number format has no scale, and one is given.
         """
         # Only settings that differ: ``with_`` of a new format resets the rule for exponents.
-        changes: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in _FLAGS
-            if getattr(self, name) is not None
-        }
+        changes = dict[str, Any]()
+        for name in _FLAGS:
+            if getattr(self, name) is not None:
+                changes[name] = getattr(self, name)
         if self.dtype not in (None, spec.dtype):
             changes["dtype"] = self.dtype
         changed = spec
         if changes:
             changed = spec.with_(**changes)
         # Checked here, since the format may be that of the rules.
-        needs_scale = self.scale or self.low or self.high
-        if needs_scale and not isinstance(changed.dtype, Scaled):
-            raise ConfigError(
-                f"{self.where} has a scale or a range, which {changed.dtype.name} does"
-                " not have",
-            )
+        self._check_scaled(changed.dtype)
         return changed
+
+    def _check_scaled(self, dtype: DType) -> None:
+        """Raise ConfigError if a scale or a range is given for a format without a scale."""
+        needs_scale = self.scale or self.low or self.high
+        if needs_scale and not isinstance(dtype, Scaled):
+            raise ConfigError(
+                f"{self.where} has a scale or a range, which {dtype.name} does not have",
+            )
 
     def bounds(
         self,
@@ -307,13 +322,19 @@ class TensorOverrides:
             return None
         key = (tensor, reader)
         if key not in self._found:
-            merged: TensorOverride | None = None
-            for override in self._all:
-                applies = not override.readers or reader in override.readers
-                if applies and override.matches(tensor):
-                    merged = merged.merged(override) if merged else override
-            self._found[key] = merged
+            self._found[key] = self._merged(tensor, reader)
         return self._found[key]
+
+    def _merged(self, tensor: str, reader: str) -> TensorOverride | None:
+        """Merge the overrides of a tensor as read by a node, in the order of the configuration."""
+        merged: TensorOverride | None = None
+        for override in self._all:
+            # A decision for named readers is none for the producer, whose name is empty.
+            if override.readers and reader not in override.readers:
+                continue
+            if override.matches(tensor):
+                merged = merged.merged(override) if merged else override
+        return merged
 
     def unmatched(self, tensors: Iterable[str]) -> list[str]:
         """Return the patterns without a match among tensors."""

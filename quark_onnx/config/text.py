@@ -90,11 +90,12 @@ def _value(text: str) -> Any:
 
 def format_call(value: Any) -> str:
     """Return the text of an object with a name, without default settings."""
-    changed = changed_settings(value)
-    if not changed:
+    settings = list[str]()
+    for name, setting in changed_settings(value).items():
+        settings.append(f"{name}={setting}")
+    if not settings:
         return str(value.name)
-    settings = ",".join(f"{name}={setting}" for name, setting in changed.items())
-    return f"{value.name}:{settings}"
+    return f"{value.name}:{','.join(settings)}"
 
 
 def changed_settings(value: Any) -> dict[str, Any]:
