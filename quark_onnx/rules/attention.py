@@ -52,6 +52,15 @@ def decoding(node: Node, plan: PlanBuilder) -> None:
 
 
 def _project(node: Node, plan: PlanBuilder, x: str, w: str, bias: str) -> None:
+    """Quantize a projection: input (..., in), weight (in, out) per output, and bias (out,).
+
+    Args:
+        node: the attention.
+        plan: the plan.
+        x: name of the input.
+        w: name of the projection weight.
+        bias: name of the bias; empty if there is none.
+    """
     # Without a constant projection there is no integer product to gain.
     if plan.graph.is_constant(w):
         plan.activation(node, x, along=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import filterfalse
 
 import numpy as np
 
@@ -59,20 +60,36 @@ def kept_float(node: Node, plan: PlanBuilder, reason: str) -> bool:
     """Keep a node float if the engine has float arithmetic; return the decision.
 
     Without ``plan.safe``, the node is not kept.
+
+    Args:
+        node: the node.
+        plan: the plan.
+        reason: why the node degrades with few bits.
     """
-    # Where no input can be quantized the node is float anyway, and needs no reason.
-    asked = plan.specs[node].activation is not None and not all(
-        map(plan.ineligible, node.inputs),
-    )
-    if plan.safe and asked and not plan.rounds_results(node):
+    if plan.safe and _is_asked(node, plan) and not plan.rounds_results(node):
         plan.keep_node(node, reason)
     return node.name in plan.kept
+
+
+def _is_asked(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a node has an input that could be quantized.
+
+    Otherwise the node is float anyway, and needs no reason.
+    """
+    if plan.specs[node].activation is None:
+        return False
+    return not all(map(plan.ineligible, node.inputs))
 
 
 def follows_floats(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
     """Keep a node float if its type follows its inputs, and one is float; return the decision.
 
     Constants count as float. The producers of the inputs have been planned before.
+
+    Args:
+        node: a Relu, Clip or Where.
+        plan: the plan.
+        *tensors: names of the inputs that carry the signal.
     """
     # Floats are handed on from node to node: rules run in the order of the graph.
     if node.kind in plan.asked.following and not all(
@@ -83,7 +100,13 @@ def follows_floats(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
 
 
 def is_control_tensor(node: Node, plan: PlanBuilder, *tensors: str) -> bool:
-    """Keep readers of masks, positions and sizes float; return the decision."""
+    """Keep readers of masks, positions and sizes float; return the decision.
+
+    Args:
+        node: the reader.
+        plan: the plan.
+        *tensors: names of the inputs that may be such tensors.
+    """
     for tensor in tensors:
         if plan.holds_mask_constants(tensor):
             plan.keep_node(
@@ -107,28 +130,39 @@ def spare_masked(node: Node, plan: PlanBuilder) -> None:
     So are the operands of the sum that the input comes from. A value that means "never" sets the
     common exponent of its block, and the other values of the block round to 0.
     """
-    spec = plan.specs[node].activation
-    tensor = node.inputs[0]
-    # Tensors between the mask and the exponential, from the exponential backward.
-    path = list[str]()
-    if not plan.safe or spec is None or not isinstance(spec.dtype, Block):
+    if not plan.safe or not _reads_blocks(node, plan):
         return
-    carrying = plan.graph.producer_of_kind(tensor, _CARRYING)
-    while carrying is not None:
-        path.append(tensor)
-        tensor = carrying.inputs[0]
-        carrying = plan.graph.producer_of_kind(tensor, _CARRYING)
-    masking = plan.graph.producer_of_kind(tensor, _MASKING)
+    path = _carried(plan.graph, node.inputs[0])
+    masking = plan.graph.producer_of_kind(path[-1], _MASKING)
     if masking is None:
         return
     reason = (
         "a mask may be part of it, and would leave nothing of the other scores in its"
         f" blocks ({node.name})"
     )
-    for name in (*path, tensor):
+    for name in path:
         plan.keep(name, reason)
     for operand in masking.inputs:
         plan.keep_for(masking, operand, reason)
+
+
+def _reads_blocks(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether the activations of a node are in a block format."""
+    spec = plan.specs[node].activation
+    return spec is not None and isinstance(spec.dtype, Block)
+
+
+def _carried(graph: Graph, tensor: str) -> list[str]:
+    """Return the tensors from which a tensor is scaled, clipped or moved, backward.
+
+    The first one is the tensor itself, the last one may be the result of a masking operator.
+    """
+    path = [tensor]
+    carrying = graph.producer_of_kind(tensor, _CARRYING)
+    while carrying is not None:
+        path.append(carrying.inputs[0])
+        carrying = graph.producer_of_kind(path[-1], _CARRYING)
+    return path
 
 
 #: Operators that apply a mask, and operators between the mask and an exponential.
@@ -171,6 +205,7 @@ def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
 
 
 def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
+    """Return whether a node takes a root, a logarithm or the reciprocal of a tensor."""
     if reader.kind == "Div":
         return reader.inputs[1] == tensor
     if reader.kind != "Pow":
@@ -221,9 +256,7 @@ def control(graph: Graph, tensor: str) -> bool:
         node = todo.pop()
         if node.kind not in _CONTROL:
             return False
-        for name in node.inputs:
-            if not name or graph.is_constant(name):
-                continue
+        for name in filterfalse(graph.is_constant, node.operands):
             source = graph.producer(name)
             if graph.elem_type(name) not in _FLOATS:
                 # The origin of an integer or a boolean does not matter.

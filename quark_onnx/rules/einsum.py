@@ -18,15 +18,8 @@ def einsum(node: Node, plan: PlanBuilder) -> None:
     terms, result = _terms(node)
     is_product = len(node.inputs) == 2
     for place, tensor in enumerate(node.inputs):
-        term = terms[place] if place < len(terms) else ""
-        others = "".join(terms[:place] + terms[place + 1 :])
-        # Indices that this operand shares with others, and that the result lacks, are summed over.
-        summed = set(others) - set(result)
-        along = _last_axis(term, summed)
+        along, axis = _axes(terms, result, place)
         if is_product and along is not None and plan.graph.is_constant(tensor):
-            # An index of the result that no other operand has runs over output channels.
-            channels = set(result) - set(others)
-            axis = _last_axis(term, channels)
             plan.weight(node, tensor, axis=axis, along=along)
         else:
             plan.activation(node, tensor, along=along)
@@ -34,6 +27,27 @@ def einsum(node: Node, plan: PlanBuilder) -> None:
     sums = not set(result).issuperset("".join(terms))
     if plan.rounds_results(node) or not (is_product and sums):
         plan.activation(node, node.outputs[0])
+
+
+def _axes(terms: list[str], result: str, place: int) -> tuple[int | None, int | None]:
+    """Return the axis of the sum and that of the output channels of an operand.
+
+    Args:
+        terms: indices of each operand.
+        result: indices of the result.
+        place: position of the operand among the inputs.
+
+    Returns:
+        Each axis, or None where there is none.
+    """
+    # An equation with fewer terms than inputs is not valid: nothing is known of the others.
+    term = terms[place] if place < len(terms) else ""
+    others = "".join(terms[:place] + terms[place + 1 :])
+    # Indices that this operand shares with others, and that the result lacks, are summed over.
+    summed = set(others) - set(result)
+    # An index of the result that no other operand has runs over output channels.
+    channels = set(result) - set(others)
+    return _last_axis(term, summed), _last_axis(term, channels)
 
 
 def _terms(node: Node) -> tuple[list[str], str]:

@@ -16,6 +16,7 @@ from quark_onnx.rules.base import (
 
 
 def _is_constant_vector(graph: Graph, name: str) -> bool:
+    """Return whether a tensor is a constant of rank 0 or 1, such as a bias."""
     return graph.is_constant(name) and len(graph.sizes(name)) <= 1
 
 
@@ -41,6 +42,7 @@ def add(node: Node, plan: PlanBuilder) -> None:
 
 
 def _is_residual(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a normalization reads a sum, as in a transformer."""
     followers = plan.graph.followers(node)
     return any(follower.kind in NORMALIZING for follower in followers)
 
@@ -105,7 +107,11 @@ def _operands(
 ) -> None:
     """Quantize operands and the result, unless an operand is a mask.
 
-    ``quantized``: the operands to quantize, if not all.
+    Args:
+        node: the operator.
+        plan: the plan.
+        operands: names of the operands, of which none may be a mask.
+        quantized: names of the operands to quantize; None for all.
     """
     if is_control_tensor(node, plan, *operands):
         return

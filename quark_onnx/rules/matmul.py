@@ -69,20 +69,33 @@ def fused_matmul(node: Node, plan: PlanBuilder) -> None:
     """
     for letter, tensor in zip("AB", node.inputs, strict=False):
         rank = len(plan.graph.sizes(tensor))
-        # The sum runs over the last axis of A and the second to last of B, the reverse if
-        # transposed.
-        transposed = bool(node.attribute(f"trans{letter}", 0))
-        batch_last = bool(node.attribute(f"transBatch{letter}", 0))
-        along = -1 if (letter == "A") != transposed else -2
+        along = _sum_axis(node, letter, rank)
         axis = None
-        if rank == 1:
-            along = -1
-        elif rank == 2:
-            axis = -2 if along == -1 else -1
-        if batch_last and along == -2:
-            along = -rank  # the rows come before the batch axes
+        if rank == 2:
+            # The other axis of a matrix: -1 for -2, and -2 for -1.
+            axis = -3 - along
         _operand(node, plan, tensor, along=along, axis=axis)
     plan.rounded_result(node)
+
+
+def _sum_axis(node: Node, letter: str, rank: int) -> int:
+    """Return the axis of the sum of an operand of a fused MatMul, from the end.
+
+    Args:
+        node: the product.
+        letter: "A" for the left operand, "B" for the right one.
+        rank: rank of the operand; 0 if unknown.
+    """
+    if rank == 1:
+        return -1
+    # The last axis of A and the second to last of B, the reverse if transposed.
+    transposed = bool(node.attribute(f"trans{letter}", 0))
+    if (letter == "A") != transposed:
+        return -1
+    # With the batch axes in the middle, the rows come first.
+    if node.attribute(f"transBatch{letter}", 0):
+        return -rank
+    return -2
 
 
 @rule("com.microsoft::GemmFastGelu")

@@ -91,13 +91,17 @@ def gather(node: Node, plan: PlanBuilder) -> None:
     """
     table = node.inputs[0]
     if plan.fuses and not plan.static(node) and looks_up(plan.graph, node):
-        shape = plan.graph.sizes(table)
-        if len(shape) == 2:
-            plan.weight(node, table, axis=0, along=1)
+        _gather_codes(node, plan, table)
         return
     if plan.graph.is_constant(table):
         plan.activation(node, table)
     plan.same_as(node, node.outputs[0], table)
+
+
+def _gather_codes(node: Node, plan: PlanBuilder, table: str) -> None:
+    """Quantize a table (entries, features) with scales or blocks per entry."""
+    if len(plan.graph.sizes(table)) == 2:
+        plan.weight(node, table, axis=0, along=1)
 
 
 @rule("Resize", "Upsample")

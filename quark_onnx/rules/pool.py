@@ -5,6 +5,8 @@ An average uses only a small part of the input's range.
 
 from __future__ import annotations
 
+from quark_onnx.conditions import only_if, otherwise
+from quark_onnx.containers import excluding
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.traversal import reach
 from quark_onnx.plan import PlanBuilder
@@ -32,12 +34,7 @@ def average(node: Node, plan: PlanBuilder) -> None:
             "onnxruntime's integer average pooling counts beyond the padding with"
             " ceil_mode",
         )
-    elif (
-        plan.aligns
-        and plan.safe
-        and plan.integer_only(node)
-        and _makes_scores(plan.graph, node)
-    ):
+    elif _is_too_coarse(node, plan):
         # Constraint C2 of the target: input and result of a pool have one position.
         reason = (
             "the target wants the scale of its input for its result, too coarse for the"
@@ -50,13 +47,23 @@ def average(node: Node, plan: PlanBuilder) -> None:
         plan.activation(node, node.inputs[0], node.outputs[0])
 
 
+@otherwise(False)
+def _is_too_coarse(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a result with the scale of the input degrades the model's scores."""
+    only_if(plan.aligns)
+    only_if(plan.safe)
+    only_if(plan.integer_only(node))
+    return _makes_scores(plan.graph, node)
+
+
 def _makes_scores(graph: Graph, node: Node) -> bool:
     """Return whether a result only reaches the outputs, by moves of values or a softmax."""
     downstream = reach([node], graph.followers)
-    return all(
-        reader is node or reader.kind in REARRANGING or reader.kind in _SCORES
-        for reader in downstream
-    )
+    # ``reach`` includes the node itself, which is a pool.
+    for reader in excluding(downstream, [node]):
+        if reader.kind not in REARRANGING and reader.kind not in _SCORES:
+            return False
+    return True
 
 
 @rule("LpPool", "GlobalLpPool")

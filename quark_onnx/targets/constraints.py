@@ -223,18 +223,23 @@ class Shift:
         # A free mover follows the others, and bounds none of them.
         if self.free:
             return False
-        raised = False
-        plus = values_at(floors, self.plus)
-        # C9 bounds single positions, with nothing subtracted.
-        base = floors[self.minus[0]] if self.minus else 0
-        # With several factors either may move: no bound follows for a single one.
-        if self.least is not None and (self.smallest or len(plus) == 1):
-            short = [key for key in self.plus if floors[key] < base + self.least]
-            raised |= _set(floors, short, base + self.least)
+        raised = self._lift_plus(floors)
         if self.most is not None and self.minus:
-            total = self._sum(plus)
+            base = floors[self.minus[0]]
+            total = self._sum(values_at(floors, self.plus))
             raised |= _set(floors, self.minus, max(base, total - self.most))
         return raised
+
+    def _lift_plus(self, floors: Positions) -> bool:
+        """Propagate the lower bound of the subtracted tensor to the added ones."""
+        # With several factors either may move: no bound follows for a single one.
+        if self.least is None or not (self.smallest or len(self.plus) == 1):
+            return False
+        # C9 bounds single positions, with nothing subtracted.
+        base = floors[self.minus[0]] if self.minus else 0
+        bound = base + self.least
+        short = [key for key in self.plus if floors[key] < bound]
+        return _set(floors, short, bound)
 
     def rise(self, at: Positions) -> bool:
         """Satisfy the constraint by finer scales alone."""

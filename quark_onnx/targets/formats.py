@@ -27,17 +27,19 @@ def format_of(config: QConfig) -> str:
     weight = config.weight
     if activation is None or weight is None:
         return _integer_name(activation, weight)
-    if _is_integer(activation) and _is_integer(weight):
-        # Only XINT8 has power-of-two scales; A8W8 of the targets has float scales.
-        if activation.pow2 and weight.pow2:
-            return "XINT8"
-        return _integer_name(activation, weight)
-    names = [
-        _CUSTOMARY.get(spec.dtype.name, spec.dtype.name.upper())
-        for spec in (activation, weight)
-    ]
-    # One name if both formats are equal, such as BF16.
-    return "_".join(dict.fromkeys(names))
+    if not (_is_integer(activation) and _is_integer(weight)):
+        names = map(_customary_name, (activation, weight))
+        # One name if both formats are equal, such as BF16.
+        return "_".join(dict.fromkeys(names))
+    # Only XINT8 has power-of-two scales; A8W8 of the targets has float scales.
+    if activation.pow2 and weight.pow2:
+        return "XINT8"
+    return _integer_name(activation, weight)
+
+
+def _customary_name(spec: QuantizationSpec) -> str:
+    """Return the name of a number format under which vendors know the format."""
+    return _CUSTOMARY.get(spec.dtype.name, spec.dtype.name.upper())
 
 
 def _integer_name(

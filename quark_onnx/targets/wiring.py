@@ -126,12 +126,17 @@ _EQUAL = {
 
 
 def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
+    """Return the constraints at a node; none if a position is unknown.
+
+    Args:
+        node: the node.
+        wiring: source of the keys of positions.
+        gates: keys of the inputs of hard sigmoids, by which a swish is recognized.
+    """
     kind = node.kind
     name = node.name
     o = wiring.result(node)
-    inputs = [
-        wiring.read(node, place) for place, tensor in enumerate(node.inputs) if tensor
-    ]
+    inputs = _keys_read(node, wiring)
     # amd-quark skips a check as well if a position is missing.
     if o is None or not inputs or inputs[0] is None:
         return []
@@ -148,22 +153,35 @@ def _of(node: Node, wiring: Wiring, gates: set[Key]) -> list[Constraint]:
         constraints = _elementwise(kind, name, both, o, gates)
     elif kind in ("Conv", "Gemm") and len(both) == 2:
         constraints = _product(node, wiring, both, o)
-    # 0 <= i <= 15, o >= 7 and o <= i + 14; the reference's bound of 31 on 14 + i - o cannot bind.
     elif is_hard_sigmoid(node):
-        constraints = [
-            Shift("C9", name, (i,), (), 0, 15, i),
-            Shift("C9", name, (o,), (), 7, None, o),
-            Shift(
-                "C9",
-                name,
-                (i,),
-                (o,),
-                -14,
-                None,
-                o,
-            ),
-        ]
+        constraints = _gate(name, i, o)
     return constraints
+
+
+def _keys_read(node: Node, wiring: Wiring) -> list[Key | None]:
+    """Return the keys of the inputs that are not omitted."""
+    keys = list[Key | None]()
+    for place, tensor in enumerate(node.inputs):
+        if tensor:
+            keys.append(wiring.read(node, place))
+    return keys
+
+
+def _gate(name: str, i: Key, o: Key) -> list[Constraint]:
+    """Return the constraints of a hard sigmoid.
+
+    0 <= i <= 15, o >= 7 and o <= i + 14; the reference's bound of 31 on 14 + i - o cannot bind.
+
+    Args:
+        name: name of the node.
+        i: key of the input.
+        o: key of the result.
+    """
+    return [
+        Shift("C9", name, (i,), (), 0, 15, i),
+        Shift("C9", name, (o,), (), 7, None, o),
+        Shift("C9", name, (i,), (o,), -14, None, o),
+    ]
 
 
 def _elementwise(
@@ -173,6 +191,15 @@ def _elementwise(
     o: Key,
     gates: set[Key],
 ) -> list[Constraint]:
+    """Return the constraints of an Add, Sub or Mul of two tensors with positions.
+
+    Args:
+        kind: the operator.
+        name: name of the node.
+        inputs: keys of the operands.
+        o: key of the result.
+        gates: keys of the inputs of hard sigmoids.
+    """
     constraints = list[Constraint]()
     if kind == "Mul":
         constraints.append(
@@ -224,6 +251,14 @@ def _product(
     both: tuple[Key, ...],
     o: Key,
 ) -> list[Constraint]:
+    """Return the constraints of a Conv or Gemm.
+
+    Args:
+        node: the node.
+        wiring: source of the keys of positions.
+        both: keys of the input and the weight.
+        o: key of the result.
+    """
     name = node.name
     w = both[1]
     constraints: list[Constraint] = [
