@@ -13,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from quark_onnx.containers import present
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.matching import only_reader, other_input
 from quark_onnx.graph.segment import segment
 from quark_onnx.npu.integers.fixed import Fixed
 
@@ -106,11 +107,12 @@ class Call:
         """
         graph, result = self.graph, self.node.outputs[0]
         # The Mul must be the only reader: any other reader would get the uncorrected result.
-        readers = graph.consumers(result)
-        if [node.kind for node in readers] != ["Mul"]:
+        reader = only_reader(graph, result)
+        if reader is None or reader.kind != "Mul":
             return False
-        factors = [name for name in readers[0].inputs if name != result]
-        return all(_is_constant(graph, name) for name in factors)
+        factor = other_input(reader, result)
+        # The square of a result is no correction: its factor is the result itself.
+        return factor != result and _is_constant(graph, factor)
 
     def refused(self, reason: str) -> ModelError:
         """Return the error for a node that cannot be simulated."""

@@ -531,6 +531,20 @@ def test_a_factor_that_the_model_has_is_not_applied_twice(written: str) -> None:
     assert exact.tolist() == engine.tolist() == oracle(model, feeds)["y_codes"].tolist()
 
 
+def test_the_square_of_an_average_is_no_correction() -> None:
+    """Nine codes of 100: 100**2 / 128 = 78.1; with the engine's factor 98.4**2 / 128 = 75.7."""
+    model = qdq(
+        parse(
+            "g (float[1,1,3,3] x) => (float y)"
+            " { h = GlobalAveragePool (x) y = Mul (h, h) }"
+        ),
+        {"x": 0, "y": -7},
+    )
+    feeds = {"x": np.full((1, 1, 3, 3), 100, np.float32)}
+    assert simulate(model, feeds).codes["y_codes"].item() == 78
+    assert simulate(model, feeds, average="dpu").codes["y_codes"].item() == 76
+
+
 def test_the_engine_has_a_sixth_of_its_own() -> None:
     """2731 / 2**14, so that a gate is greater by 1/8192.
 
