@@ -280,6 +280,12 @@ def better_mx(
 
 
 def _better(blocks: Floats, element: MiniFloat) -> Floats:
+    """Return finite blocks under the better of two shared exponents.
+
+    Args:
+        blocks: (..., block_size).
+        element: floating element type.
+    """
     plain = _exponent(blocks)
     power = _power(plain + 1)
     last = element.largest * _power(plain - element.emax)
@@ -400,6 +406,13 @@ def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int
 
 
 def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.float32]:
+    """Return blocks as float32 in the shape of the tensor, without the padding.
+
+    Args:
+        blocks: (..., blocks, block_size).
+        shape: shape of the tensor, with the axis of the blocks last.
+        axis: the axis of the blocks in the tensor.
+    """
     flat = blocks.reshape(
         *blocks.shape[:-2],
         blocks.shape[-2] * blocks.shape[-1],

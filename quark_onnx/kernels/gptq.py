@@ -177,6 +177,15 @@ def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Do
 
 
 def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
+    """Return the first factor that exists, with damping that grows tenfold after each failure.
+
+    Args:
+        attempt: computes the factor for a share of damping.
+        damping: first share.
+
+    Raises:
+        numpy.linalg.LinAlgError: no factor exists, as the Hessian is not finite.
+    """
     share = damping
     while True:
         try:
@@ -192,6 +201,13 @@ def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
 
 
 def _factor(base: Doubles, index: NDArray[np.int64], share: float) -> Doubles:
+    """Return Hinv, (groups, inputs, inputs), for a share of damping.
+
+    Args:
+        base: Hessians in units of their mean diagonal, (groups, inputs, inputs).
+        index: 0, 1, ..., inputs - 1.
+        share: damping that is added to the diagonal.
+    """
     damped = base.copy()
     damped[:, index, index] += share
     # H = L L^T, so that H^-1 = L^-T L^-1, whose upper Cholesky factor is Hinv of the paper.

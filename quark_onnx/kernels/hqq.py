@@ -283,6 +283,7 @@ def _tight(
 
 
 def _codes(steps: Float32, zero: Float32, bits: int) -> Float32:
+    """Return codes of values in steps of the scale, as floats, for zero points of any kind."""
     codes: Float32 = np.clip(
         np.rint(steps + zero),
         0,

@@ -86,6 +86,7 @@ class Levels:
         return below * self.scale, np.minimum(below + 1, self.greatest) * self.scale
 
     def _around(self, units: Floats) -> tuple[Floats, Floats]:
+        """Return the levels below and above each weight, in units of the scale."""
         # Index of the last level at or below each weight.
         place = np.searchsorted(self.levels, units, side="right") - 1
         # Beyond the ends both neighbours are the last two levels, so that rounding saturates.

@@ -145,6 +145,16 @@ def _check_crossing(
     crossing: Sequence[str],
     tensors: Sequence[str],
 ) -> None:
+    """Check the tensors that cross the cut.
+
+    Args:
+        graph: the whole model.
+        crossing: tensors that the first part computes and the second one reads.
+        tensors: the tensors that the user names; empty for a cut after the last layers.
+
+    Raises:
+        ConfigError: a tensor crosses that is not named, or that is no tensor.
+    """
     # A skip connection around the named tensors crosses the cut as well.
     missing = excluding(crossing, tensors)
     if tensors and missing:
@@ -208,6 +218,7 @@ def _read_by(nodes: Iterable[Node]) -> set[str]:
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
+    """Return the declaration of a tensor at the cut, with its type and shape."""
     return helper.make_tensor_value_info(name, graph.elem_type(name), graph.shape(name))
 
 

@@ -343,6 +343,14 @@ def _write(
     model: ModelProto,
     samples: Sequence[Sample],
 ) -> None:
+    """Write all files of a bundle, the checksums last.
+
+    Args:
+        folder: an empty folder.
+        bundle: the reports and settings.
+        model: the model for the processor.
+        samples: samples to ship with their outputs on the CPU.
+    """
     target, kind = bundle.forecast.target, bundle.kind
     # One file: the loaders and the checksums need no weights beside the model.
     with staged(model, folder / _MODEL, external=False):

@@ -51,6 +51,7 @@ def format_steps(
 
 
 def _is_better(other: Preflight, found: Preflight) -> bool:
+    """Return whether a forecast has fewer subgraphs without a smaller share, or avoids a crash."""
     # Any format without a crash is better than one with a crash.
     if found.aborts:
         return True
@@ -58,6 +59,7 @@ def _is_better(other: Preflight, found: Preflight) -> bool:
 
 
 def _step(other: Preflight, found: Preflight, effect: str) -> NextStep:
+    """Return a step to another format, with the forecast for it and the present one."""
     return NextStep(
         f"--preset {other.kind}",
         f"{effect}; forecast: {other.sentence} (now {found.sentence})",

@@ -237,6 +237,7 @@ def _batch(graph: Graph, name: str) -> int:
 
 
 def _crash(_case: Case, node: Node) -> NodePlacement | None:
+    """Report a node that crashes the compiler in any model."""
     mend = "run this model on the CPU, or cut it in front of the LSTM"
     return placement(
         node, ABORT, "the compiler crashes at it", mend, "measured", _ONNXSIM
@@ -244,6 +245,7 @@ def _crash(_case: Case, node: Node) -> NodePlacement | None:
 
 
 def _branch(case: Case, node: Node) -> NodePlacement | None:
+    """Report an If that the compiler cannot compile, as shapes depend on data."""
     # An If with static shapes runs.
     # An If with static shapes runs.
     if not _first_dynamic(case, node):
@@ -271,6 +273,10 @@ def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
 
 
 def _ignored_pads(_case: Case, node: Node) -> NodePlacement | None:
+    """Report a pool whose automatic padding the converter ignores.
+
+    The shape that the converter infers then differs from ONNX's, which ends the process.
+    """
     if not _has_automatic_pads(node):
         return None
     reason = f"auto_pad is {node.attribute('auto_pad')}, which is ignored"
@@ -290,6 +296,7 @@ def _first_dynamic(case: Case, node: Node) -> str:
 
 
 def _shape(case: Case, node: Node) -> NodePlacement | None:
+    """Keep a node with a dynamic shape on the CPU."""
     name = _first_dynamic(case, node)
     if not name:
         return None
@@ -334,6 +341,7 @@ def _factored(case: Case, node: Node) -> Node:
 
 
 def _gate(case: Case, node: Node) -> NodePlacement | None:
+    """Keep gates with power-of-two scales on the CPU, with their factors."""
     if _factored(case, node).kind not in ("HardSigmoid", "Sigmoid"):
         return None
     reason = "a gate with power-of-two scales"
@@ -351,6 +359,7 @@ def _gate(case: Case, node: Node) -> NodePlacement | None:
 
 
 def _mean(case: Case, node: Node) -> NodePlacement | None:
+    """Keep means with power-of-two scales on the CPU, with their factors."""
     if _factored(case, node).kind != "ReduceMean":
         return None
     reason = "a mean with power-of-two scales; GlobalAveragePool runs there"
@@ -358,6 +367,7 @@ def _mean(case: Case, node: Node) -> NodePlacement | None:
 
 
 def _ranks(case: Case, node: Node) -> NodePlacement | None:
+    """Keep a reshape or transpose of more than four dimensions on the CPU."""
     ranks = [len(case.graph.sizes(name)) for name in case.around(node)]
     greatest = max(ranks, default=0)
     # The channel shuffles of ShuffleNetV2 have five dimensions: 3 nodes per shuffle are on the CPU
@@ -437,6 +447,7 @@ def _is_depthwise_3x3(graph: Graph, node: Node) -> bool:
 
 
 def _results(case: Case, node: Node) -> NodePlacement | None:
+    """Keep a node with several results on the CPU; the converter writes a Split as slices."""
     if len(node.results) > 1 and node.kind != "Split":
         return placement(node, CPU, "it has more than one result", "", "read", _VAIP)
     return None
@@ -509,10 +520,12 @@ def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
 
 
 def _not_on_images(case: Case, node: Node) -> bool:
+    """Return True if the result has no four dimensions."""
     return len(case.graph.sizes(node.outputs[0])) != _RANK
 
 
 def _bounded(case: Case, node: Node) -> bool:
+    """Return True for a Clip with both bounds, as constants."""
     # Both bounds must be present: an omitted one is an empty name, which is no constant.
     # Both bounds must be present: an omitted one is an empty name, which is no constant.
     if case.graph.opset >= _BOUNDS_OPSET:

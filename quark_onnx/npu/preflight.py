@@ -281,6 +281,7 @@ def preflight(
 
 
 def _placements(case: Case, nodes: Sequence[Node]) -> list[NodePlacement]:
+    """Return the placement of each node; one reason may apply to all nodes."""
     # One reason for all nodes: rules of single nodes do not matter then.
     refusal = whole_model(case)
     if refusal is not None:

@@ -86,6 +86,7 @@ def grid_findings(node: Node, grid: Grid) -> Iterator[Finding]:
 
 
 def _unlike(pairs: Pairs) -> Iterator[Finding]:
+    """Yield DQ nodes whose scale is not that of the Q node that wrote the codes."""
     # With dedicated pairs, the refinement of amd-quark may move the scale of one node alone.
     written = {node.outputs[0]: pairs.grid(node).scale for node in pairs.quantizing}
     for node in pairs.dequantizing:
@@ -99,6 +100,7 @@ def _unlike(pairs: Pairs) -> Iterator[Finding]:
 
 
 def _rounded_between(pairs: Pairs) -> Iterator[Finding]:
+    """Yield operators whose result is rounded before an activation that could be fused."""
     graph = pairs.graph
     for node in graph.nodes_of(_WITH_ACTIVATION):
         dequantizing = graph.consumers(pairs.codes_of(node))

@@ -167,6 +167,11 @@ class _Run:
         return Simulation(self._codes, outputs, tuple(self._inexact))
 
     def _feed(self, name: str, feeds: Mapping[str, Array]) -> Value:
+        """Return the value of an input: floats as float64, other arrays as they are.
+
+        Raises:
+            DataError: the input has no value, or a value that is not finite.
+        """
         if name not in feeds:
             raise DataError(f"the input {name!r} has no value{nearest(name, feeds)}")
         array = np.asarray(feeds[name])
@@ -182,12 +187,18 @@ class _Run:
         return Real(array.astype(np.float64), given=True)
 
     def _result(self, name: str) -> Array:
+        """Return a computed tensor as an array: integers and booleans as they are, else float32."""
         value = self._values[name]
         if isinstance(value, np.ndarray):
             return value
         return reals(value).astype(np.float32)
 
     def _compute(self, node: Node) -> None:
+        """Compute the results of a node from values that are known.
+
+        Raises:
+            ModelError: the node cannot be simulated, or an integer does not fit.
+        """
         inputs = tuple(map(self._read, node.inputs))
         call = Call(self._graph, node, inputs, self._engine)
         try:
@@ -200,6 +211,7 @@ class _Run:
         )
 
     def _read(self, name: str) -> Value | None:
+        """Return the value of an input: computed, given or constant; None if omitted."""
         if not name:
             return None
         if name in self._values:
@@ -207,6 +219,7 @@ class _Run:
         return self._graph.constant(name)
 
     def _found(self, call: Call) -> list[Value]:
+        """Return the results of a node by the arithmetic of its operator."""
         node = call.node
         if node.op_type in QUANTIZE:
             return [self._quantized(call)]
@@ -223,6 +236,12 @@ class _Run:
         return operator(call)
 
     def _quantized(self, call: Call) -> Value:
+        """Return the codes of a QuantizeLinear, or the given ones in their place.
+
+        Raises:
+            DataError: given codes have another type or shape.
+            ModelError: the scale has no position, or codes are no integers.
+        """
         name, (grid, position) = call.node.outputs[0], self._grid(call)
         kind, value = (
             np.dtype(helper.tensor_dtype_to_np_dtype(grid.elem_type)),
@@ -259,6 +278,7 @@ class _Run:
         return given
 
     def _dequantized(self, call: Call) -> Value:
+        """Return codes less their zero point, at the position of the scale."""
         codes, (grid, position) = call.known(0), self._grid(call)
         assert grid.zero_point is not None
         return Fixed(

@@ -110,6 +110,7 @@ def _names(graph: Graph) -> Iterator[Finding]:
 
 
 def _shapes(graph: Graph) -> Iterator[Finding]:
+    """Yield inputs with dynamic dimensions or with a batch other than 1."""
     for value in graph.fed:
         shape = graph.shape(value.name)
         if shape is None:
@@ -123,6 +124,7 @@ def _shapes(graph: Graph) -> Iterator[Finding]:
 
 
 def _attributes(graph: Graph) -> Iterator[Finding]:
+    """Yield convolutions and pools whose attributes are left to their defaults."""
     for node in graph.nodes:
         rule, names = _ASKED.get(node.kind, ("", ()))
         automatic = node.attribute("auto_pad", "NOTSET") in _AUTOMATIC
@@ -135,6 +137,7 @@ def _attributes(graph: Graph) -> Iterator[Finding]:
 
 
 def _shared(graph: Graph) -> Iterator[Finding]:
+    """Yield the first further layer that reads a weight or bias of another layer."""
     readers: dict[str, list[Node]] = defaultdict(list)
     for node in graph.nodes_of(_WITH_PARAMETERS):
         for name in node.inputs[1:3]:

@@ -84,6 +84,15 @@ def _called(kind: int) -> str:
 
 
 def _run(tail: ModelProto, arrays: Mapping[str, Any]) -> None:
+    """Run the tail once.
+
+    Args:
+        tail: the model that runs last.
+        arrays: inputs and outputs of the first model, by name.
+
+    Raises:
+        ModelError: the tail cannot be opened or run.
+    """
     try:
         session = open_session(tail, what="the model behind")
         session.run(

@@ -270,6 +270,7 @@ class Shift:
 
     @property
     def _ends(self) -> str:
+        """The bounds as text; one of them may be missing."""
         if self.least is None:
             return f"at most {self.most}"
         if self.most is None:
@@ -374,11 +375,23 @@ class Constraints:
                 return
 
     def _nearest(self, at: Positions) -> Positions:
+        """Return positions after the cheapest moves, which constraints may undo for each other.
+
+        Args:
+            at: position of each key; unchanged.
+        """
         settled = dict(at)
         self._repeat(lambda constraint: constraint.settle(settled), _FEW)
         return settled
 
     def _coarser(self, at: Positions) -> Positions:
+        """Return positions after moves to coarser scales, from lower bounds on.
+
+        Lower bounds only rise, and positions then only fall, so that both end.
+
+        Args:
+            at: position of each key; unchanged.
+        """
         # First the bounds alone, to a fixpoint: positions that start at their bounds never need to
         # rise.
         floors: Positions = dict.fromkeys(self.keys, LEAST)
@@ -391,6 +404,11 @@ class Constraints:
         return settled
 
     def _finer(self, at: Positions) -> Positions:
+        """Return positions after moves to finer scales, which clip more.
+
+        Args:
+            at: position of each key; unchanged.
+        """
         settled = dict(at)
         # Start from the coarsest position of each tied group.
         self._repeat(lambda constraint: constraint.lower(settled), 1)
@@ -399,6 +417,7 @@ class Constraints:
 
 
 def _listed(constraints: Sequence[Constraint]) -> str:
+    """Return constraints as text: six at most, without repetition, and the number of the others."""
     names: dict[str, None] = {}
     for constraint in constraints:
         # Several constraints of one rule at a node, such as the three of C9, are one line.

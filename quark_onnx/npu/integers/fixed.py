@@ -185,5 +185,6 @@ def rounded(number: Fixed, position: int, rounding: Rounding) -> Ints:
 
 
 def _fits(magnitude: int) -> None:
+    """Raise OverflowError for a magnitude of 2**60 or more."""
     if magnitude >= _LIMIT:
         raise OverflowError(f"it needs integers of {magnitude.bit_length() + 1} bits")

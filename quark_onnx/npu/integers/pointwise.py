@@ -117,6 +117,7 @@ def _hard_sigmoid(x: Fixed, alpha: float, beta: float) -> Fixed:
 
 
 def _clipped(x: Fixed, low: float, high: float) -> Fixed:
+    """Return numbers between bounds, exactly."""
     # Bounds that no value reaches are left out: at the position of x, the greatest float32 would
     # overflow.
     most = float(np.abs(x.reals()).max(initial=0))
@@ -130,6 +131,7 @@ def _clipped(x: Fixed, low: float, high: float) -> Fixed:
 
 
 def _number(value: float) -> Fixed:
+    """Return a float as an exact number of one element, after rounding to float32."""
     return Fixed.exactly(np.asarray(np.float32(value)))
 
 

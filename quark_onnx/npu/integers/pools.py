@@ -37,6 +37,12 @@ def max_pool(call: Call) -> list[Value]:
 
 
 def _greatest(call: Call, values: NDArray[T]) -> NDArray[T]:
+    """Return the maximum of each window.
+
+    Args:
+        call: the pool.
+        values: (batch, channels, ...).
+    """
     # (taps, batch, channels, ...): the maximum runs over the taps.
     rows, _ = _windows(call, values)
     # Padding never is the maximum: the least value of the tensor, or 0 if that is less, stands
@@ -160,6 +166,14 @@ def _mean(
     keepdims: bool,
     factor: tuple[int, int, int],
 ) -> Fixed:
+    """Return the average over some axes, exactly or with the engine's factor.
+
+    Args:
+        call: the node.
+        axes: axes to average over, counted from the front.
+        keepdims: keep the axes with a size of 1.
+        factor: R, k and n of ``engine_factor``.
+    """
     x = call.fixed(0)
     count = prod(values_at(x.values.shape, axes))
     sums = Fixed(x.values.sum(axis=axes, keepdims=keepdims), x.position, x.divisor)

@@ -50,6 +50,14 @@ def _convolved(
     window: Window,
     output: tuple[int, ...],
 ) -> Doubles:
+    """Return the sums of a convolution, (batch, channels, *output).
+
+    Args:
+        x: integers as float64, (batch, channels, ...).
+        weight: integers as float64, (groups, outputs, inputs, *kernel).
+        window: geometry of the kernel.
+        output: spatial sizes of the output.
+    """
     groups, outputs = weight.shape[:2]
     # (groups, outputs, taps) @ (groups, taps, positions) for each slab of output positions.
     rows, count = weight.reshape(groups, outputs, -1), places(len(x), output)
@@ -80,6 +88,7 @@ def gemm(call: Call) -> list[Value]:
 
 
 def _operand(call: Call, place: int, transposed: str) -> Fixed:
+    """Return a factor of a Gemm, transposed if the attribute is set."""
     operand = call.fixed(place)
     if call.node.attribute(transposed, 0):
         return operand.shaped(np.transpose)
@@ -93,6 +102,13 @@ def matmul(call: Call) -> list[Value]:
 
 
 def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
+    """Add the bias of a Conv or Gemm, if there is one.
+
+    Args:
+        call: the node, with the bias as its third input.
+        sums: sums of products.
+        shape: shape to which the bias is reshaped; None to broadcast from the last axis.
+    """
     if not call.has(2):
         return sums
     bias = times(call.fixed(2), _factor(call, "beta"))
@@ -102,6 +118,7 @@ def _biased(call: Call, sums: Fixed, shape: tuple[int, ...] | None) -> Fixed:
 
 
 def _factor(call: Call, name: str) -> Fixed:
+    """Return alpha or beta of a Gemm as a number of one element; 1 if absent."""
     return Fixed.exactly(np.float32(call.node.attribute(name, 1.0)))
 
 
