@@ -94,17 +94,43 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
     images = image_inputs(feeds)
     if not images:
         return None
-    shape = images[0].shape
-    # Gray, RGB and RGBA images as (N, C, H, W); otherwise (N, H, W, C), as TensorFlow exports them.
-    channels_first = shape[1] in (1, 3, 4)
-    size = (shape[2], shape[3]) if channels_first else (shape[1], shape[2])
+    size = _image_size(images[0])
     # Separate outputs come first: a pair is certain, one output with scores is a guess.
+    return _paired_layout(outputs, size) or _single_layout(outputs, size)
+
+
+def _image_size(image: NDArray[Any]) -> tuple[int, int]:
+    """Return height and width of an image of rank four."""
+    shape = image.shape
+    # Gray, RGB and RGBA images as (N, C, H, W); otherwise (N, H, W, C), as TensorFlow exports them.
+    if shape[1] in (1, 3, 4):
+        return shape[2], shape[3]
+    return shape[1], shape[2]
+
+
+def _paired_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | None:
+    """Return the layout of boxes and scores in two outputs; None without such outputs.
+
+    Args:
+        outputs: the outputs by name.
+        size: (height, width) of the input image.
+    """
     for name, value in outputs.items():
         if not _are_boxes(value):
             continue
         scores, labels = _companions(name, value, outputs)
         if scores:
             return DetectorLayout("pair", name, scores, labels, size, 4)
+    return None
+
+
+def _single_layout(outputs: Arrays, size: tuple[int, int]) -> DetectorLayout | None:
+    """Return the layout of boxes and scores in one output; None without such an output.
+
+    Args:
+        outputs: the outputs by name.
+        size: (height, width) of the input image.
+    """
     for name, value in outputs.items():
         form = _single_form(value)
         if form is not None:
@@ -121,21 +147,47 @@ def _are_boxes(value: NDArray[Any]) -> bool:
 
 
 def _companions(name: str, boxes: NDArray[Any], outputs: Arrays) -> tuple[str, str]:
-    """Return the outputs with scores and classes of boxes; empty where missing."""
-    # boxes: (N, count, 4), or (count, 4) of a model for one image; scores may be (N, count), (N,
-    # count, classes) or (count,).
-    count = boxes.shape[-2]
-    scores = labels = ""
+    """Return the outputs with scores and classes of boxes.
+
+    Args:
+        name: name of the output with the boxes.
+        boxes: the boxes: (N, count, 4), or (count, 4) of a model for one image.
+        outputs: all outputs by name.
+
+    Returns:
+        The first output with scores, and the first with classes; empty where missing.
+    """
+    scores = list[str]()
+    labels = list[str]()
     for other, value in outputs.items():
-        per_box = value.shape[: boxes.ndim - 1] == boxes.shape[:-1]
-        if other == name or not (per_box or value.shape == (count,)):
+        if other == name or not _is_per_box(value, boxes):
             continue
-        is_integer = value.dtype.kind in "iu"
-        if is_integer and value.ndim < boxes.ndim:
-            labels = labels or other
-        elif value.dtype.kind == "f" and value.shape[-1:] != (4,):
-            scores = scores or other
-    return scores, labels
+        if _may_be_labels(value, boxes):
+            labels.append(other)
+        elif _may_be_scores(value):
+            scores.append(other)
+    return next(iter(scores), ""), next(iter(labels), "")
+
+
+def _is_per_box(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
+    """Return whether an output has values for each box.
+
+    Args:
+        value: the output, (N, count, ...), or (count,) without the axis of images.
+        boxes: the boxes, (N, count, 4) or (count, 4).
+    """
+    leading = value.shape[: boxes.ndim - 1]
+    return leading == boxes.shape[:-1] or value.shape == boxes.shape[-2:-1]
+
+
+def _may_be_labels(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
+    """Return whether an output per box may hold classes: integers, one for each box."""
+    return value.dtype.kind in "iu" and value.ndim < boxes.ndim
+
+
+def _may_be_scores(value: NDArray[Any]) -> bool:
+    """Return whether an output per box may hold scores: floats that are no boxes."""
+    return value.dtype.kind == "f" and value.shape[-1:] != (4,)
 
 
 def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] | None:
@@ -200,25 +252,34 @@ def _candidates(
     layout: DetectorLayout,
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
-    """Return boxes (n, 4), scores (n,) and classes (n,) of every image."""
-    # float16 cannot hold all pixel positions of a large image.
-    boxes = outputs[layout.boxes].astype(np.float64)
-    if boxes.ndim != 3:
-        boxes = boxes[None]
-    if layout.form == "columns":
-        boxes = boxes.transpose(0, 2, 1)
-    if layout.form == "selected":
-        images = [(row[:, :4], row[:, 4], row[:, 5]) for row in boxes]
-    elif layout.form == "pair":
-        images = _paired(layout, boxes, outputs)
-    else:
-        images = [_from_rows(row, layout) for row in boxes]
+    """Return boxes (n, 4), scores (n,) and classes (n,) of every image.
+
+    Boxes are corners in pixels of the input image.
+    """
     candidates = []
-    for coordinates, scores, classes in images:
+    for coordinates, scores, classes in _images(layout, outputs):
         # Corners before pixels: the test for corners does not depend on the unit.
         corners = _corners(coordinates)
         candidates.append((_in_pixels(corners, layout.size), scores, classes))
     return candidates
+
+
+def _images(
+    layout: DetectorLayout,
+    outputs: Arrays,
+) -> list[tuple[Floats, Floats, Floats]]:
+    """Return boxes, scores and classes of every image, the boxes as the model has them."""
+    # float16 cannot hold all pixel positions of a large image.
+    boxes = outputs[layout.boxes].astype(np.float64)
+    if boxes.ndim != 3:
+        boxes = boxes[None]
+    if layout.form == "selected":
+        return [(row[:, :4], row[:, 4], row[:, 5]) for row in boxes]
+    if layout.form == "pair":
+        return _paired(layout, boxes, outputs)
+    if layout.form == "columns":
+        boxes = boxes.transpose(0, 2, 1)
+    return [_from_rows(row, layout) for row in boxes]
 
 
 def _from_rows(row: Floats, layout: DetectorLayout) -> tuple[Floats, Floats, Floats]:
@@ -262,24 +323,39 @@ def _paired(
 
 
 def _foreground(scores: Floats) -> Floats:
-    """Return scores in [0, 1] without the background class."""
-    # Values outside [0, 1] are logits: of a sigmoid for one class, else of a softmax.
-    if scores.size and (scores.min() < 0 or scores.max() > 1):
-        if scores.shape[-1] == 1:
-            return np.asarray(1 / (1 + np.exp(-scores)))
-        # Less the maximum, exp cannot overflow.
-        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        scores = powers / powers.sum(axis=-1, keepdims=True)
-    anchors, classes = scores.shape[-2:]
+    """Return scores in [0, 1] without the background class.
+
+    Args:
+        scores: logits or probabilities, (images, boxes, classes).
+    """
+    shares = _as_shares(scores)
+    if not _have_background(shares):
+        return shares
+    # A softmax over classes includes the background, the class of most anchors.
+    means = shares.reshape(-1, shares.shape[-1]).mean(axis=0)
+    return np.delete(shares, int(means.argmax()), axis=-1)
+
+
+def _as_shares(scores: Floats) -> Floats:
+    """Return scores in [0, 1]: logits of one class by a sigmoid, of several by a softmax."""
+    # Only values outside [0, 1] are logits; NaN is neither below nor above.
+    if not scores.size or not (scores.min() < 0 or scores.max() > 1):
+        return scores
+    if scores.shape[-1] == 1:
+        return np.asarray(1 / (1 + np.exp(-scores)))
+    # Less the maximum, exp cannot overflow.
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def _have_background(shares: Floats) -> bool:
+    """Return whether the classes of scores (images, boxes, classes) include the background."""
+    anchors, classes = shares.shape[-2:]
     # Few boxes are selected ones, among which the background is not the usual class.
     if classes < 2 or anchors < _ANCHORS:
-        return scores
+        return False
     # Independent sigmoids do not sum to 1, and have no background class.
-    if not np.allclose(scores.sum(axis=-1), 1, atol=1e-2):
-        return scores
-    # a softmax over classes includes the background, the class of most anchors
-    means = scores.reshape(-1, classes).mean(axis=0)
-    return np.delete(scores, int(means.argmax()), axis=-1)
+    return np.allclose(shares.sum(axis=-1), 1, atol=1e-2)
 
 
 def _best_class(scores: Floats) -> tuple[Floats, Floats]:

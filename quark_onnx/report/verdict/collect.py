@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -207,13 +208,11 @@ def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
     # A good SQNR on every output is evidence enough for few samples.
     if sqnr is not None and sqnr.value >= limits_of("signal", "sqnr")[0]:
         return False
-    for threshold in THRESHOLDS[task]:
-        figure = figures.get(threshold.figure)
-        if figure is None or figure.least is None:
-            continue
-        if threshold.band(figure.least) == "poor":
-            return True
-    return False
+    lower_bounds = list[Figure]()
+    for figure in figures.values():
+        if figure.least is not None:
+            lower_bounds.append(replace(figure, value=figure.least))
+    return "poor" in _bands(THRESHOLDS[task], by_name(lower_bounds))
 
 
 def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:

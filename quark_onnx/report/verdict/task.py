@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,11 +131,10 @@ class Task:
             value = outputs.get(name)
             if value is None or (value.ndim, value.dtype.kind) != (rank, kind):
                 return False
-            # a detector may find nothing
-            # An empty array has no class, no vector and no image.
-            if self.layout is None and not value.size:
-                return False
-        return self.layout is None or self.layout.fits(outputs)
+        if self.layout is not None:
+            return self.layout.fits(outputs)
+        # An empty array has no class, no vector and no image. A detector may find nothing.
+        return all(outputs[name].size for name, _, _ in self.ranks)
 
 
 def find_task(
@@ -212,7 +211,7 @@ def _kind(
     if not value.size or value.dtype.kind != "f":
         return "signal"
     if len(shape) == 2:
-        return _vector_kind(name, value.reshape(shape), feeds, traits)
+        return _vector_kind(_Vectors(name, value.reshape(shape), feeds, traits))
     if len(shape) == 3:
         return _sequence_kind(shape, feeds, traits)
     return _map_kind(value, feeds) if len(shape) == 4 else "signal"
@@ -228,29 +227,77 @@ def _sequence_kind(shape: tuple[int, ...], feeds: Arrays, traits: Traits) -> str
     return "embedding" if shape[2] >= _VECTOR_WIDTH else "signal"
 
 
-def _vector_kind(
-    name: str,
-    rows: NDArray[Any],
-    feeds: Arrays,
-    traits: Traits,
-) -> str:
-    """Return whether vectors are a classifier's or an embedding's."""
-    width = rows.shape[1]
-    if width < 2 or not np.isfinite(rows).all():
-        return "signal"
-    # The strongest signs come first; names decide where values do not.
-    if name in traits.probabilities or _sums_to_one(rows):
-        return "classifier"
-    # Normalized vectors are embeddings at smaller widths, too.
-    if width >= _VECTOR_WIDTH // 2 and _are_unit_vectors(rows):
-        return "embedding"
-    if width in _COMMON_CLASSES or _CLASS_NAMES.search(name):
-        return "classifier"
-    if width >= _VECTOR_WIDTH and width % _VECTOR_DIVISOR == 0:
-        return "embedding"
-    # Images, sound or text: vectors of numbers for such inputs are mostly scores of classes.
-    senses = any(feed.ndim >= 3 for feed in feeds.values()) or traits.token_input
-    return "classifier" if senses and not _VECTOR_NAMES.search(name) else "signal"
+@dataclass(frozen=True)
+class _Vectors:
+    """An output with a vector for each sample, and the signs of its task.
+
+    Attributes:
+        name: name of the output.
+        rows: the vectors, shape (samples, width).
+        feeds: the inputs.
+        traits: properties of the model.
+    """
+
+    name: str
+    rows: NDArray[Any]
+    feeds: Arrays
+    traits: Traits
+
+    @property
+    def width(self) -> int:
+        """Return the number of values in a vector."""
+        return int(self.rows.shape[1])
+
+    def are_unusable(self) -> bool:
+        """Return whether the values are single or not finite."""
+        return self.width < 2 or not np.isfinite(self.rows).all()
+
+    def are_probabilities(self) -> bool:
+        """Return whether a Softmax or Sigmoid computes the output, or its rows sum to 1."""
+        return self.name in self.traits.probabilities or _sums_to_one(self.rows)
+
+    def are_normalized(self) -> bool:
+        """Return whether vectors have length 1; half the width of an embedding suffices then."""
+        return self.width >= _VECTOR_WIDTH // 2 and _are_unit_vectors(self.rows)
+
+    def are_named_classes(self) -> bool:
+        """Return whether the width or the name is that of classes."""
+        known_width = self.width in _COMMON_CLASSES
+        return known_width or _CLASS_NAMES.search(self.name) is not None
+
+    def have_embedding_width(self) -> bool:
+        """Return whether the width is usual for an embedding."""
+        return self.width >= _VECTOR_WIDTH and self.width % _VECTOR_DIVISOR == 0
+
+    def describe_senses(self) -> bool:
+        """Return whether the model reads images, sound or text, and no name speaks of vectors.
+
+        Vectors of numbers for such inputs are mostly scores of classes.
+        """
+        if _VECTOR_NAMES.search(self.name):
+            return False
+        return any(feed.ndim >= 3 for feed in self.feeds.values()) or bool(
+            self.traits.token_input
+        )
+
+
+#: Signs of the task of vectors. The strongest come first; names decide where values do not.
+_SIGNS_OF_VECTORS: tuple[tuple[Callable[[_Vectors], bool], str], ...] = (
+    (_Vectors.are_unusable, "signal"),
+    (_Vectors.are_probabilities, "classifier"),
+    (_Vectors.are_normalized, "embedding"),
+    (_Vectors.are_named_classes, "classifier"),
+    (_Vectors.have_embedding_width, "embedding"),
+    (_Vectors.describe_senses, "classifier"),
+)
+
+
+def _vector_kind(vectors: _Vectors) -> str:
+    """Return the task of vectors by the first sign."""
+    for has_sign, task in _SIGNS_OF_VECTORS:
+        if has_sign(vectors):
+            return task
+    return "signal"
 
 
 def _are_unit_vectors(rows: NDArray[Any]) -> bool:
@@ -264,7 +311,7 @@ def _sums_to_one(rows: NDArray[Any]) -> bool:
 
 
 def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
-    """Return whether maps with channels are an image or a segmentation."""
+    """Return whether maps with channels, (N, C, H, W), are an image or a segmentation."""
     maps = image_inputs(feeds)
     # Gray or colour images, (N, C, H, W).
     if not maps or maps[0].shape[1] not in (1, 3):
@@ -274,5 +321,6 @@ def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
     if channels in (1, 3) and height >= pixels:
         return "image"
     # Smaller maps with many channels are features.
-    large = height >= channels and height * _SEGMENT_SCALE >= pixels
-    return "segmentation" if large and 2 <= channels <= _SEGMENTS else "signal"
+    if height < max(channels, pixels / _SEGMENT_SCALE):
+        return "signal"
+    return "segmentation" if 2 <= channels <= _SEGMENTS else "signal"
