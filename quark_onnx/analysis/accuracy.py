@@ -35,6 +35,7 @@ from quark_onnx.progress import Progress, time_limit
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
 from quark_onnx.report import section
+from quark_onnx.report.verdict import Verdict
 from quark_onnx.reported import Reported
 from quark_onnx.steps import Calibration, destination, keeps_weights_beside, reader_for
 
@@ -408,17 +409,26 @@ class _Ladder:
 
     def _loss(self, found: Comparison) -> float | None:
         """Return the loss of the verdict's first figure in percent."""
-        verdict = found.verdict
-        figure = None if verdict is None or not verdict.figures else verdict.figures[0]
-        if figure is not None and figure.name in _SHARES and not isnan(figure.value):
-            return 100.0 * (1.0 - figure.value)
+        share = _share_of(found.verdict)
+        if share is not None:
+            return 100.0 * (1.0 - share)
         if self._target.percent:
-            task = "unknown" if verdict is None else verdict.task
+            task = "unknown" if found.verdict is None else found.verdict.task
             raise ConfigError(
                 f"accuracy is {self._target.value:g}%, and the outputs have no share"
                 f" that agrees (task {task}); give decibels, such as 25dB, or --task",
             )
         return None
+
+
+def _share_of(verdict: Verdict | None) -> float | None:
+    """Return the first figure of a verdict in [0, 1]; None if the figure is no share."""
+    if verdict is None or not verdict.figures:
+        return None
+    figure = verdict.figures[0]
+    if figure.name not in _SHARES or isnan(figure.value):
+        return None
+    return figure.value
 
 
 __all__ = ["AccuracyResult", "Attempt", "Target", "quantize_to_accuracy", "steps_of"]

@@ -11,7 +11,7 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
 from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ModelError
-from quark_onnx.report.measure import Total, measure
+from quark_onnx.report.measure import OutputTotals, measure
 from quark_onnx.report.parts import JoinedParts
 from quark_onnx.steps import Reference
 
@@ -109,21 +109,20 @@ class _Errors:
     """The errors of the outputs of one model, sample by sample."""
 
     def __init__(self, names: list[str]) -> None:
-        self._totals = {name: Total() for name in names}
+        self._names = names
+        self._totals = OutputTotals(names)
         self._parts = JoinedParts()
 
     def add(self, sample: Any, expected: list[Any], found: list[Any]) -> None:
         """Add the outputs of the float and of the quantized model on a sample."""
-        before = dict(zip(self._totals, expected, strict=True))
-        after = dict(zip(self._totals, found, strict=True))
-        for name, total in self._totals.items():
-            total.add(before[name], after[name])
+        before = dict(zip(self._names, expected, strict=True))
+        after = dict(zip(self._names, found, strict=True))
+        self._totals.add(self._names, before, after)
         self._parts.add(sample, before, after)
 
     def worst(self) -> float:
         """Return the SQNR of the worst output in dB."""
-        results = (total.result(name) for name, total in self._totals.items())
-        worst = self._parts.least_sqnr(results)
+        worst = self._parts.least_sqnr(self._totals.results())
         # Only outputs that have an SQNR on the first sample are compared.
         assert worst is not None
         return worst

@@ -364,12 +364,14 @@ def _unfused(model: ModelProto) -> Counter[str]:
             quantized.update(node.input)
     kinds: Counter[str] = Counter()
     for node in model.graph.node:
-        if node.op_type in _FUSED or not node.input or not node.output:
-            continue
         # An operator between a dequantization and a quantization runs in float, and both
-        # conversions cost time.
-        if node.input[0] in dequantized and node.output[0] in quantized:
+        # conversions cost time. The first tensors are the data.
+        follows = not dequantized.isdisjoint(node.input[:1])
+        precedes = not quantized.isdisjoint(node.output[:1])
+        if follows and precedes:
             kinds[node.op_type] += 1
+    for fused in _FUSED:
+        del kinds[fused]  # a Counter ignores missing keys
     return kinds
 
 

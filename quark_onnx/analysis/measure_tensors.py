@@ -27,7 +27,10 @@ from quark_onnx.errors import DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import rename_entries
 from quark_onnx.graph.shapes import untyped
-from quark_onnx.report.measure import OutputError, Total
+from quark_onnx.report.measure import OutputError, OutputTotals
+
+#: Types of tensors that are compared. UNDEFINED: the type was not inferred, and may be float.
+_MEASURED_TYPES = frozenset({*FLOATS, TensorProto.UNDEFINED})
 
 
 @dataclass
@@ -127,59 +130,105 @@ def measure_tensors(
         ModelError: onnxruntime cannot load or run a model.
     """
     reading = other[0]
-    # Integer tensors (shapes, indices) are paired to lead the walk further, and have no noise.
-    watched = {
-        name: _watch(reference[0], reading, pair)
-        for name, pair in matching.pairs.items()
-        if reference[0].graph.elem_type(name) in (*FLOATS, TensorProto.UNDEFINED)
-    }
+    watched = dict[str, ObservedPair]()
+    for name, pair in matching.pairs.items():
+        # Integer tensors (shapes, indices) are paired to lead the walk further, and have no noise.
+        if reference[0].graph.elem_type(name) in _MEASURED_TYPES:
+            watched[name] = _watch(reference[0], reading, pair)
     # Both sides of each grid: the value that consumers read, and the operator's result before the
     # grid.
     needed = list[str]()
+    # Raw tensor of the quantized model -> name of the new input that replaces it for all of its
+    # readers.
+    fed = dict[str, str]()
     for watch in watched.values():
         needed += [watch.view.value, watch.view.raw]
+        if _replaceable(watch, reading):
+            fed[watch.view.raw] = f"{watch.view.raw}::float"
     # Three sessions stay open: the float model, the quantized model, and the quantized model on
     # float inputs (local).
     before = Side("float", reference[1], watched, optimize=True)
     after = Side("quantized", other[1], needed)
-    # Raw tensor of the quantized model -> name of the new input that replaces it for all of its
-    # readers.
-    fed = {
-        watch.view.raw: f"{watch.view.raw}::float"
-        for watch in watched.values()
-        if _replaceable(watch, reading)
-    }
     local = Side("quantized", replaced(other[1], fed), needed)
-    totals = {value.name: Total() for value in reference[1].graph.output}
+    outputs = names_of(reference[1].graph.output)
+    totals = OutputTotals(outputs)
     count = 0
     for index, sample in enumerate(samples):
         expected = before.run(sample, index)
         found = after.run(sample, index)
         # Errors of the outputs include integer ones, which watched lacks.
-        for name, total in totals.items():
-            total.add(expected[name], found[name])
-        for name, watch in watched.items():
-            # The first sample that cannot be compared ends the comparison of a tensor for good.
-            if not watch.reason:
-                watch.reason = _observe(watch, reading, expected[name], found)
-        feeds = {
-            fed[watch.view.raw]: _fed(watch, expected, found)
-            for watch in watched.values()
-            if watch.view.raw in fed
-        }
+        totals.add(outputs, expected, found)
+        _observe_sample(watched, reading, expected, found)
+        feeds = _replacements(watched, fed, expected, found)
         alone = local.run({**sample, **feeds}, index)
-        # those that cannot be observed have a reason now
-        for name, watch in watched.items():
-            if not watch.reason:
-                # Without a replacement the second run computes with quantized inputs, and says
-                # nothing about the operator alone.
-                replaceable = watch.view.raw in fed
-                _observe_alone(watch, expected[name], alone if replaceable else {})
+        _observe_sample_alone(watched, fed, expected, alone)
         count += 1
     if not count:
         raise DataError("no sample was given; at least one is needed")
-    outputs = [total.result(name) for name, total in totals.items()]
-    return Measured(count, watched, outputs)
+    return Measured(count, watched, totals.results())
+
+
+def _observe_sample(
+    watched: Mapping[str, ObservedPair],
+    reading: Reading,
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+) -> None:
+    """Observe the tensors on a sample; the first failure ends the comparison of a tensor.
+
+    Args:
+        watched: the pairs under observation, by tensor of the float model.
+        reading: the quantized model.
+        expected: tensors of the float model by name.
+        found: tensors of the quantized model by name.
+    """
+    for name, watch in watched.items():
+        if not watch.reason:
+            watch.reason = _observe(watch, reading, expected[name], found)
+
+
+def _replacements(
+    watched: Mapping[str, ObservedPair],
+    fed: Mapping[str, str],
+    expected: Mapping[str, Any],
+    found: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the values of the new inputs of the quantized model on a sample.
+
+    Args:
+        watched: the pairs under observation, by tensor of the float model.
+        fed: tensor of the quantized model -> new input that replaces the tensor.
+        expected: tensors of the float model by name.
+        found: tensors of the quantized model by name.
+    """
+    feeds = dict[str, Any]()
+    for watch in watched.values():
+        if watch.view.raw in fed:
+            feeds[fed[watch.view.raw]] = _fed(watch, expected, found)
+    return feeds
+
+
+def _observe_sample_alone(
+    watched: Mapping[str, ObservedPair],
+    fed: Mapping[str, str],
+    expected: Mapping[str, Any],
+    alone: Mapping[str, Any],
+) -> None:
+    """Observe the tensors on a sample whose replaced tensors were float.
+
+    Args:
+        watched: the pairs under observation, by tensor of the float model. Those that cannot be
+            compared have a reason by now.
+        fed: tensor of the quantized model -> new input that replaced the tensor.
+        expected: tensors of the float model by name.
+        alone: tensors of the quantized model by name.
+    """
+    for name, watch in watched.items():
+        if not watch.reason:
+            # Without a replacement the second run computes with quantized inputs, and says nothing
+            # about the operator alone.
+            replaceable = watch.view.raw in fed
+            _observe_alone(watch, expected[name], alone if replaceable else {})
 
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:

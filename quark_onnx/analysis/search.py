@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import isnan
+from math import inf, isnan
 from numbers import Real
 from pathlib import Path
 from time import perf_counter
@@ -133,12 +133,14 @@ class SearchResult(Reported):
         # One pass over candidates by falling score; O(n), as the last one on the front is the
         # smallest so far.
         front = list[Candidate]()
+        smallest: float = inf
         for candidate in self.candidates:  # in falling order of scores
             if candidate.bytes is None or candidate.pruned:
                 continue
             # Each candidate on the front is smaller than all better ones.
-            if not front or candidate.bytes < (front[-1].bytes or 0):
+            if candidate.bytes < smallest:
                 front.append(candidate)
+                smallest = candidate.bytes
         return front
 
     def lines(self) -> list[str]:

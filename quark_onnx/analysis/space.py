@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from re import split
@@ -163,21 +163,17 @@ class Space:
             _preset_name(preset, place): self._config(preset)
             for place, preset in enumerate(self.presets or ())
         }
-        calibrators = [
-            _naming("calibrators", _calibrator, choice) for choice in self.calibrators
-        ]
-        chains = [
-            _naming("optimizers", _optimizers, choice) for choice in self.optimizers
-        ]
+        calibrators = map(
+            partial(_naming, "calibrators", _calibrator), self.calibrators
+        )
+        chains = map(partial(_naming, "optimizers", _optimizers), self.optimizers)
         return {
             "preset": presets,
-            # Labels are keys: equal choices, written in two ways, fall together.
-            "calibrator": {PLAIN: None}
-            | {format_call(calibrator): calibrator for calibrator in calibrators},
-            "granularity": {PLAIN: None}
-            | {_GRANULARITIES[choice]: choice for choice in self.per_channel},
-            "optimizers": {PLAIN: ()}
-            | {"+".join(map(format_call, chain)): chain for chain in chains},
+            "calibrator": _by_label(None, format_call, calibrators),
+            "granularity": _by_label(
+                None, _GRANULARITIES.__getitem__, self.per_channel
+            ),
+            "optimizers": _by_label((), _chain_label, chains),
         }
 
     def _config(self, preset: Any) -> QConfig:
@@ -247,6 +243,28 @@ class Space:
             probes.remove(first)
             probes.insert(1, first)
         return probes, others
+
+
+def _by_label(
+    plain: Any, label_of: Callable[[Any], str], choices: Iterable[Any]
+) -> dict[str, Any]:
+    """Return the choices of an axis by their labels, after the plain choice.
+
+    Args:
+        plain: the choice that keeps the preset's setting.
+        label_of: function from a choice to its label.
+        choices: the other choices.
+    """
+    labelled: dict[str, Any] = {PLAIN: plain}
+    for choice in choices:
+        # Labels are keys: equal choices, written in two ways, fall together.
+        labelled[label_of(choice)] = choice
+    return labelled
+
+
+def _chain_label(chain: Iterable[Any]) -> str:
+    """Return the label of a chain of optimizers."""
+    return "+".join(map(format_call, chain))
 
 
 def _calibrator(choice: Any) -> Any:

@@ -317,18 +317,23 @@ def _check_journal(path: Path, content: bytes) -> None:
     if not lines and not b'{"op_code":'.startswith(content[:11]):
         raise _no_journal(path)
     for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        # RecursionError: deeply nested brackets in a file that is no journal.
-        except (ValueError, RecursionError):
-            entry = None
-        if isinstance(entry, dict) and {"op_code", "worker_id"} <= set(entry):
+        if _is_entry(line):
             continue
         if number == 1:
             raise _no_journal(path)
         raise ConfigError(
             f"journal {path}: line {number} is damaged; remove it to go on",
         )
+
+
+def _is_entry(line: bytes) -> bool:
+    """Return whether a line is an operation of Optuna's journal: a JSON object with its keys."""
+    try:
+        entry = json.loads(line)
+    # RecursionError: deeply nested brackets in a file that is no journal.
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(entry, dict) and {"op_code", "worker_id"} <= set(entry)
 
 
 def _no_journal(path: Path) -> ConfigError:

@@ -99,15 +99,14 @@ def family(op_type: str) -> tuple[str, str]:
     ('product', 'reduce', 'activation')
     """
     # The longest prefix wins: "MaxPool" is a pooling, and no "Max".
-    fitting = [
-        (len(p), name, title)
-        for name, title, begins in FAMILIES
-        for p in begins
-        if op_type.startswith(p)
-    ]
-    if not fitting:
-        return _OTHER
-    return max(fitting)[1:]
+    longest = 0
+    found = _OTHER
+    for name, title, prefixes in FAMILIES:
+        for prefix in filter(op_type.startswith, prefixes):
+            if len(prefix) > longest:
+                longest = len(prefix)
+                found = (name, title)
+    return found
 
 
 def along(found: Analysis, width: float, height: float, class_: str) -> str:
@@ -124,14 +123,14 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
     """
     # Exact tensors (infinite) and lost ones (minus infinite) have no point.
     shown = [tensor for tensor in found.tensors if math.isfinite(tensor.sqnr)]
-    ratios = [min(t.sqnr, _CEILING) for t in shown] + [
-        min(t.sqnr_local or 0.0, _CEILING) for t in shown if t.sqnr_local
-    ]
+    ratios = list[float]()
+    for tensor in shown:
+        ratios.append(min(tensor.sqnr, _CEILING))
+        if tensor.sqnr_local:
+            ratios.append(min(tensor.sqnr_local, _CEILING))
     # Multiples of 5 dB, with room for numbers below the points.
-    lo, hi = (
-        math.floor((min(ratios, default=0.0) - 4) / 5) * 5,
-        math.ceil((max(ratios, default=40.0) + 2) / 5) * 5,
-    )
+    lo = math.floor((min(ratios, default=0.0) - 4) / 5) * 5
+    hi = math.ceil((max(ratios, default=40.0) + 2) / 5) * 5
     left, right, top, bottom = 44.0, width - 12, 32.0, height - 40
     x = linear(0, max(1, len(found.tensors) - 1), left + 8, right - 8)
     y = linear(lo, hi, bottom, top)
