@@ -6,11 +6,11 @@ import math
 import shlex
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from quark_onnx import analysis
 from quark_onnx.analysis import Analysis
-from quark_onnx.analysis.findings import Cause, TensorError
+from quark_onnx.analysis.findings import Cause, TensorError, Unmatched
 from quark_onnx.analysis.page import write_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, cell, columns, entry
@@ -150,12 +150,17 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
             f"{rescaled} of them have channels on other scales, as equalization leaves"
             " them; these were taken out"
         )
-    if not found.unmatched:
-        return
-    yield f"not compared: {len(found.unmatched)}"
-    shown = found.unmatched if verbose else found.unmatched[:3]
-    yield from (f"  {entry.name}: {entry.reason}" for entry in shown)
-    more = len(found.unmatched) - len(shown)
+    if found.unmatched:
+        yield f"not compared: {len(found.unmatched)}"
+        yield from _uncompared(found.unmatched, verbose=verbose)
+
+
+def _uncompared(unmatched: Sequence[Unmatched], *, verbose: bool) -> Iterator[str]:
+    """Yield tensors without a comparison, with the reasons; the first three unless verbose."""
+    shown = unmatched if verbose else unmatched[:3]
+    for each in shown:
+        yield f"  {each.name}: {each.reason}"
+    more = len(unmatched) - len(shown)
     if more:
         yield f"  ... and {more} more; --verbose has them all"
 

@@ -163,18 +163,16 @@ def _row(output: OutputError) -> tuple[str, str, str, str]:
 
 def _missed(outputs: list[OutputError], options: Namespace) -> AccuracyError | None:
     bound = options.min_sqnr
-    # Outputs without an SQNR (integers, random) do not miss a gate in dB.
-    below = [
-        o
-        for o in outputs
-        if bound is not None and o.sqnr is not None and o.sqnr < bound
-    ]
-    if not below:
+    if bound is None:
         return None
-    missed = "; ".join(
-        # With the bound as a limit, 19.999 dB does not round to the 20 dB that were missed.
-        f"output {o.name!r} has {decibels(o.sqnr or 0.0, bound)} dB SQNR"
-        for o in below
-    )
+    missed = list[str]()
+    for output in outputs:
+        # Outputs without an SQNR (integers, random) do not miss a gate in dB.
+        if output.sqnr is not None and output.sqnr < bound:
+            # With the bound as a limit, 19.999 dB does not round to the 20 dB that were missed.
+            shown = decibels(output.sqnr, bound)
+            missed.append(f"output {output.name!r} has {shown} dB SQNR")
+    if not missed:
+        return None
     step = analysis_step(options.reference, options.other, options)
-    return AccuracyError(f"{missed}: below --min-sqnr {bound:g}", [step])
+    return AccuracyError(f"{'; '.join(missed)}: below --min-sqnr {bound:g}", [step])

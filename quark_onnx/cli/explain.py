@@ -44,17 +44,20 @@ def run(options: Namespace) -> Answer:
     plan = api.plan_for(options.model, config)
     # Operator type -> (number of quantized nodes, number of nodes).
     operators, kept, _ = summarize(plan)
-    done = sum(share[0] for share in operators.values())
-    total = sum(share[1] for share in operators.values())
-    quantized = f"{done} of {total} nodes would be quantized"
-    if operators:
-        quantized += ": " + ", ".join(
-            f"{kind} {share[0]}/{share[1]}" for kind, share in operators.items()
-        )
+    done = 0
+    total = 0
+    shares = list[str]()
+    for kind, (quantized, count) in operators.items():
+        done += quantized
+        total += count
+        shares.append(f"{kind} {quantized}/{count}")
+    summary = f"{done} of {total} nodes would be quantized"
+    if shares:
+        summary += f": {', '.join(shares)}"
     lines = [
         entry("model", [str(options.model)]),
         entry("config", str(config).splitlines()),
-        entry("plan", [quantized]),
+        entry("plan", [summary]),
         "",
         explain(plan),
     ]

@@ -594,10 +594,8 @@ def _answer(
             f" of {options.evaluate}",
         )
     for task, metrics in scores.items():
-        lines += [
-            f"{task}: {name} {was:.4f} float, {now:.4f} quantized"
-            for name, (was, now) in metrics.items()
-        ]
+        for name, (was, now) in metrics.items():
+            lines.append(f"{task}: {name} {was:.4f} float, {now:.4f} quantized")
     lines += _export_lines(options)
     verdict = found.verdict
     if verdict is not None:
@@ -607,16 +605,24 @@ def _answer(
         "output": options.output,
         "exports": options.export or ["hf_format"],
         **found.to_dict(),
-        "tasks": {
-            task: {
-                name: {"before": was, "after": now}
-                for name, (was, now) in metrics.items()
-            }
-            for task, metrics in scores.items()
-        },
+        "tasks": _scores_document(scores),
         "mixture": None if mixture is None else _mixture_document(mixture),
     }
     return Answer("\n".join(lines), document)
+
+
+def _scores_document(scores: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores on tasks as part of a JSON document.
+
+    Args:
+        scores: task -> metric -> the scores of the float and of the quantized model.
+    """
+    document = dict[str, Any]()
+    for task, metrics in scores.items():
+        document[task] = {}
+        for name, (was, now) in metrics.items():
+            document[task][name] = {"before": was, "after": now}
+    return document
 
 
 def _export_lines(options: Namespace) -> list[str]:
@@ -692,18 +698,19 @@ def _mixed(mixture: Any) -> str:
 
 
 def _mixture_document(mixture: Any) -> dict[str, Any]:
-    groups = [
-        {
-            "layers": list(group.layers),
-            "weights": group.weights,
-            "scheme": group.chosen.scheme,
-            "options": {
-                each.scheme: {"bits": each.bits, "divergence": each.divergence}
-                for each in group.options
+    groups = list[dict[str, Any]]()
+    for group in mixture.groups:
+        choices = dict[str, Any]()
+        for each in group.options:
+            choices[each.scheme] = {"bits": each.bits, "divergence": each.divergence}
+        groups.append(
+            {
+                "layers": list(group.layers),
+                "weights": group.weights,
+                "scheme": group.chosen.scheme,
+                "options": choices,
             },
-        }
-        for group in mixture.groups
-    ]
+        )
     return {"bits": mixture.bits, "divergence": mixture.divergence, "groups": groups}
 
 

@@ -149,29 +149,46 @@ def shell_line(words: Sequence[str]) -> str:
 
 
 def _with_command(step: NextStep, options: Namespace) -> NextStep:
-    changes, without = shlex.split(step.options), list[str]()
+    changes = shlex.split(step.options)
     # More data or other code: no option makes such a change.
     if not changes:
         return step
-    # --image-size is what makes the data a folder of images.
-    images = getattr(options, "image_size", None) is not None
-    data_changes = changes_data(step)
-    if data_changes and not images and changes[0] != "--layout":
-        return step  # the arrays must be made anew
-    # For arrays, the same change is --input-layout nhwc, or leaving it out.
-    if changes[0] == "--layout" and not images:
-        known = options.input_layout is not None
-        without = ["--input-layout"] if known else []
-        changes = [] if known else ["--input-layout", "nhwc"]
-    # The advice knows that the channels look swapped, and not their present order.
-    if changes[-1:] == ["swapped"]:
-        changes[-1] = "rgb" if options.image_color == "bgr" else "bgr"
-    if any(word in _SCALING for word in changes):
-        without = list(_SCALING)
-    elif not data_changes:
+    if not changes_data(step):
         without = _doubtful(changes, options)
+    # --image-size is what makes the data a folder of images.
+    elif getattr(options, "image_size", None) is not None:
+        changes, without = _changes_of_images(changes, options)
+    elif changes[0] == "--layout":
+        changes, without = _changes_of_arrays(options)
+    else:
+        return step  # the arrays must be made anew
     command = next_command(options.words, options.parser, changes, without)
     return replace(step, command=command)
+
+
+def _changes_of_images(
+    changes: Sequence[str], options: Namespace
+) -> tuple[list[str], list[str]]:
+    """Return the options to set, and those to leave out, for another reading of images.
+
+    Args:
+        changes: the proposed options with their values.
+        options: the options of the command.
+    """
+    changes = list(changes)
+    # The advice knows that the channels look swapped, and not their present order.
+    if changes[-1] == "swapped":
+        changes[-1] = "rgb" if options.image_color == "bgr" else "bgr"
+    if set(_SCALING).isdisjoint(changes):
+        return changes, []
+    return changes, list(_SCALING)
+
+
+def _changes_of_arrays(options: Namespace) -> tuple[list[str], list[str]]:
+    """Return the options to set, and those to leave out, for the other layout of arrays."""
+    if options.input_layout is None:
+        return ["--input-layout", "nhwc"], []
+    return [], ["--input-layout"]
 
 
 def _doubtful(changes: Sequence[str], options: Namespace) -> list[str]:

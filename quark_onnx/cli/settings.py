@@ -270,6 +270,20 @@ SWITCHES = {
 }
 
 
+#: Formats of the nodes that mixed precision changes, by option.
+_MIXED = {"auto_exclude": "float", "auto_mixed": "16bit"}
+
+
+def _mixing(options: Namespace) -> list[AutoMixedPrecision]:
+    """Return the optimizers that ``add_mixing_options`` asks for; a command may lack these."""
+    optimizers = list[AutoMixedPrecision]()
+    for name, kind in _MIXED.items():
+        target = getattr(options, name, None)
+        if target is not None:
+            optimizers.append(AutoMixedPrecision(target=target, to=kind))
+    return optimizers
+
+
 def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     """Return the effective configuration.
 
@@ -292,11 +306,7 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     if options.exclude:
         # Patterns are added to those of the preset; other values replace the preset's.
         changes["exclude"] = (*config.exclude, *options.exclude)
-    mixing = tuple(
-        AutoMixedPrecision(target=target, to=kind)
-        for name, kind in (("auto_exclude", "float"), ("auto_mixed", "16bit"))
-        if (target := getattr(options, name, None)) is not None
-    )
+    mixing = _mixing(options)
     if mixing or options.optimize:
         changes["optimizers"] = (*mixing, *config.optimizers, *(options.optimize or ()))
     if options.weights_only:
