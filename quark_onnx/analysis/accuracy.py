@@ -244,7 +244,18 @@ def _read(
     judges: Spool,
     progress: bool | None,
 ) -> None:
-    """Read the data once, and hold samples out."""
+    """Read the data once, and hold samples out.
+
+    Args:
+        model: the float model.
+        data: the calibration data, as the caller gave it.
+        calibration: gets the samples to calibrate on.
+        judges: gets the held-out samples.
+        progress: whether to show progress.
+
+    Raises:
+        DataError: a sample does not fit the model, or none is left to judge by.
+    """
     reader = reader_for(Graph.of(inlined(load(model))), data)
     with data_errors(), Progress(progress, reader.length, "reading", "sample") as bar:
         for index, sample in enumerate(reader):
@@ -360,7 +371,13 @@ class _Ladder:
         return perf_counter() - self._start + fastest < self._budget
 
     def _attempt(self, name: str, config: QConfig, *, first: bool) -> Attempt | None:
-        """Quantize and evaluate a configuration; return None if the budget ran out."""
+        """Quantize and evaluate a configuration; return None if the budget ran out.
+
+        Args:
+            name: name of the configuration.
+            config: the configuration.
+            first: True for the first attempt, which has no time limit.
+        """
         start = perf_counter()
         limit = None
         if self._budget is not None and not first:

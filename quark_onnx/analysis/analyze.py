@@ -296,7 +296,14 @@ def _explained(
     measured: Measured,
     weights: list[WeightError],
 ) -> list[TensorError]:
-    """Add causes to errors."""
+    """Add causes to errors.
+
+    Args:
+        reference: the float model.
+        errors: errors of the tensors in the order of execution, without causes.
+        measured: the measurements behind the errors.
+        weights: errors of the constants.
+    """
     between = _Between(reference, set(names_of(errors)))
     grids = dict[str, float | None]()  # noise of each grid; None if it is not known
     # None marks a format whose noise was not measured; tensors that stay float are absent, and add
@@ -355,7 +362,13 @@ class _Between:
 
 
 def _pictured(found: Analysis, reference: Reading, measured: Measured) -> Analysis:
-    """Add histograms to the worst tensors and the related weights."""
+    """Add histograms to the worst tensors and the related weights.
+
+    Args:
+        found: the analysis without histograms.
+        reference: the float model.
+        measured: the measurements, with the histograms of the tensors.
+    """
     # Histograms of weights are computed here, for the pictured nodes alone: each reads the whole
     # weight.
     worst = set(names_of(found.ranking[:PICTURED]))

@@ -296,6 +296,11 @@ def _outlier_channel(evidence: Evidence, grid: Grid, share: float) -> Cause | No
     """Return an outlier channel as a cause: its range makes the tensor's scale coarse.
 
     None if the grid has other scales than one for the tensor, or if no channel is far wider.
+
+    Args:
+        evidence: observations of the tensor.
+        grid: grid of the tensor.
+        share: share of rounding in the tensor's noise.
     """
     statistic = evidence.statistic
     if not grid.bits or not grid.uniform or grid.axis is not None:
@@ -334,7 +339,13 @@ def _is_equalizable(op_type: str) -> bool:
 
 
 def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
-    """Return the cause for a wide range with few values at its ends; None otherwise."""
+    """Return the cause for a wide range with few values at its ends; None otherwise.
+
+    Args:
+        evidence: observations of the tensor.
+        grid: grid of the tensor.
+        share: share of rounding in the tensor's noise.
+    """
     error = evidence.error
     histogram = evidence.statistic.histogram
     if not grid.uniform or not grid.bits:
@@ -420,7 +431,14 @@ def _of_weight(
     share: float,
     least: float,
 ) -> Cause:
-    """Return the rounding of a weight as a cause, with the amplification by the operator."""
+    """Return the rounding of a weight as a cause, with the amplification by the operator.
+
+    Args:
+        weight: error of the weight.
+        evidence: observations of the tensor that the weight's operator computes.
+        share: share of the weight in the tensor's noise.
+        least: minimum share of a cause.
+    """
     cause = _weight_cause(weight, share)
     # Dead channels name the cause where they make most of the weight's noise.
     of_dead = share * weight.dead_noise
@@ -487,7 +505,13 @@ def _weight_cause(weight: WeightError, share: float) -> Cause:
 
 
 def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[Cause]:
-    """Yield a saturated bias, or a bias with too coarse a step."""
+    """Yield a saturated bias, or a bias with too coarse a step.
+
+    Args:
+        weight: error of the bias.
+        evidence: observations of the tensor that the bias is added to.
+        least: minimum share of a cause.
+    """
     share = min(1.0, evidence.heavier * evidence.of_bias(weight) / evidence.noise)
     text = (
         f"bias is coarse: {weight.sqnr:.1f} dB, the worst at channel"

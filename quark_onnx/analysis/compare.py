@@ -161,7 +161,21 @@ def _compared(  # noqa: PLR0913
     scorer: Scorer | None,
     check: PreprocessingCheck | None,
 ) -> tuple[Comparison, Any]:
-    """Return the comparison and the first sample."""
+    """Return the comparison and the first sample.
+
+    Args:
+        before: the reference.
+        after: the other model.
+        data: samples, as the caller gave them.
+        limit: maximum number of samples; None for all.
+        task: name of the task, or ``auto``.
+        scorer: scorer on labels; None without labels.
+        check: check of the preprocessing; None if the data was checked before.
+
+    Raises:
+        ModelError: a model cannot be run, or a shape differs.
+        DataError: the data does not fit the reference.
+    """
     collector = VerdictCollector(before, task)
     # Sessions, and their memory, are shared by the measurement and the check of the preprocessing.
     sessions = _opened(before, after)

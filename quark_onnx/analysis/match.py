@@ -173,7 +173,13 @@ class _Walk:
         return next(iter(names), "")
 
     def _certain(self, node: Node, tensor: str, raw: str) -> bool:
-        """Return whether two tensors are the same beyond doubt."""
+        """Return whether two tensors are the same beyond doubt.
+
+        Args:
+            node: node of the float model that computes ``tensor``.
+            tensor: tensor of the float model.
+            raw: tensor of the quantized model before its grid, of the same name.
+        """
         if self.reference.graph.is_output(tensor):
             # tools keep the names of inputs and outputs
             return True
@@ -283,7 +289,13 @@ class _Walk:
         return pair.raw if pair is not None else None
 
     def _fits(self, node: Node, inputs: list[str | None], reader: Node) -> bool:
-        """Return True if a node has the operator and reads the counterparts of the inputs."""
+        """Return True if a node has the operator and reads the counterparts of the inputs.
+
+        Args:
+            node: node of the float model.
+            inputs: counterparts of the inputs of ``node``; None where unknown.
+            reader: node of the quantized model.
+        """
         kind, operands = self.other.operands(reader)
         if kind != node.op_type or not operands:
             return False
@@ -351,6 +363,14 @@ class _Walk:
         return self.reference.graph.elem_type(tensor) in (*FLOATS, 0)
 
     def _pair(self, tensor: str, raw: str, how: str, *, fused: str = "") -> None:
+        """Record a pair of tensors.
+
+        Args:
+            tensor: tensor of the float model.
+            raw: tensor of the quantized model before its grid.
+            how: name or structure.
+            fused: the float operator if it has no node of its own.
+        """
         self.found.pairs[tensor] = Pair(tensor, raw, how, fused)
 
 

@@ -232,7 +232,13 @@ def _observe_sample_alone(
 
 
 def _watch(reference: Reading, other: Reading, pair: Pair) -> ObservedPair:
-    """Return a pair of tensors with the statistic that samples fill."""
+    """Return a pair of tensors with the statistic that samples fill.
+
+    Args:
+        reference: the float model.
+        other: the quantized model.
+        pair: the matched tensors.
+    """
     view = other.view(pair.raw)
     axis = _channel_axis(reference.graph, pair.tensor)
     # Statistics per channel of the grid where there is one.
@@ -289,6 +295,11 @@ def _fed(
     """Return the replacement of a tensor: float values of the same shape and scale.
 
     Other tensors keep the quantized model's values.
+
+    Args:
+        watch: the pair under observation.
+        expected: tensors of the float model by name.
+        found: tensors of the quantized model by name.
     """
     # A tensor must be fed in every run, since it is an input now; where the float values do not
     # fit, the tensor's own values change nothing.
@@ -307,7 +318,14 @@ def _observe(
     expected: Any,
     found: Mapping[str, Any],
 ) -> str:
-    """Observe a sample; return a reason if it cannot be compared."""
+    """Observe a sample; return a reason if it cannot be compared.
+
+    Args:
+        watch: the pair under observation.
+        reading: the quantized model.
+        expected: value of the tensor in the float model; a sequence or a map has no comparison.
+        found: tensors of the quantized model by name.
+    """
     seen = found[watch.view.value]
     if not isinstance(expected, np.ndarray) or not isinstance(seen, np.ndarray):
         return "it is a sequence or a map"
@@ -331,7 +349,14 @@ def _observe_alone(
     expected: NDArray[Any],
     alone: Mapping[str, Any],
 ) -> None:
-    """Observe a sample on which the tensor's inputs were float."""
+    """Observe a sample on which the tensor's inputs were float.
+
+    Args:
+        watch: the pair under observation.
+        expected: value of the tensor in the float model.
+        alone: tensors of the quantized model on float inputs, by name; empty if the tensor was not
+            replaced.
+    """
     rounded = alone.get(watch.view.value)
     watch.statistic.observe_alone(expected, _computed(watch, expected, alone), rounded)
 
@@ -341,7 +366,13 @@ def _computed(
     expected: NDArray[Any],
     found: Mapping[str, Any],
 ) -> NDArray[Any] | None:
-    """Return the tensor before its grid, unless a different operator computes it."""
+    """Return the tensor before its grid, unless a different operator computes it.
+
+    Args:
+        watch: the pair under observation.
+        expected: value of the tensor in the float model.
+        found: tensors of the quantized model by name.
+    """
     fused = watch.pair.fused
     if watch.view.scale is not None or fused not in ("", "Relu", "Clip", *FOLDED):
         return None

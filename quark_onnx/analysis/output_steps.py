@@ -35,7 +35,13 @@ def _widest(
     output: str,
     steps: Mapping[str, float | None],
 ) -> float | None:
-    """Return the widest step on the way back to tensors that have one."""
+    """Return the widest step on the way back to tensors that have one.
+
+    Args:
+        graph: the float model.
+        output: name of the output.
+        steps: step of each compared tensor; None without a uniform grid.
+    """
 
     def sources(tensor: str) -> Iterable[str]:
         # A tensor with a step ends the walk: its own grid decides, whatever is before it.

@@ -474,7 +474,13 @@ class Search:
         done: set[str],
         found: list[tuple[Trial, Record]],
     ) -> Trial | None:
-        """Return the first new trial within the budget; trials beyond it are noted."""
+        """Return the first new trial within the budget; trials beyond it are noted.
+
+        Args:
+            trials: the trials in their order.
+            done: keys of configurations that must not be tried again.
+            found: the finished trials with their records.
+        """
         for trial in trials:
             key = config_key(trial.config)
             if key in done:
@@ -520,7 +526,16 @@ class Search:
             raise
 
     def _measured(self, asked: Asked, start: float) -> Record:
-        """Quantize and judge a candidate; return its record."""
+        """Quantize and judge a candidate; return its record.
+
+        Args:
+            asked: the candidate.
+            start: time at which the work on the candidate began, by ``perf_counter``.
+
+        Raises:
+            ConfigError: the metric returned no number.
+            TimeLimitError: the time of the candidate is over.
+        """
         judged, pruned = 0, False
         try:
             config = asked.trial.config
@@ -574,7 +589,12 @@ def _preset(trial: Trial) -> str:
 
 
 def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
-    """Estimate the runtime of a trial in seconds from earlier trials."""
+    """Estimate the runtime of a trial in seconds from earlier trials.
+
+    Args:
+        trial: the trial.
+        found: the finished trials with their records, at least one.
+    """
     alike = [record.seconds for other, record in found if _takes_as_long(other, trial)]
     if alike:
         # The longest of equal work: a candidate that is too slow wastes the rest of the budget.

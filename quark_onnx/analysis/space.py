@@ -321,7 +321,16 @@ def _preset_name(preset: object, place: int) -> str:
 
 
 def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:
-    """Call a function; an error names the wrong setting of the space."""
+    """Call a function; an error names the wrong setting of the space.
+
+    Args:
+        setting: name of the setting, with which the message begins.
+        make: function that parses or checks a value.
+        value: the value.
+
+    Raises:
+        ConfigError: the value is wrong.
+    """
     try:
         return make(value)
     except ConfigError as error:

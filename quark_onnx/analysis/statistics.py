@@ -106,7 +106,12 @@ class TensorStatistic:
         return a, b
 
     def _add(self, a: NDArray[np.float64], b: NDArray[np.float64]) -> None:
-        """Add float and quantized values to the sums and the extremes of each channel."""
+        """Add float and quantized values to the sums and the extremes of each channel.
+
+        Args:
+            a: float values, (channels, values).
+            b: quantized values, (channels, values).
+        """
         error = b - a
         sums = {
             "signal": _dot(a, a),
@@ -311,6 +316,12 @@ def _noise(
     exact: NDArray[np.float64],
     where: NDArray[np.bool_],
 ) -> float:
-    """Return the sum of squared errors at some places, without those of masks."""
+    """Return the sum of squared errors at some places, without those of masks.
+
+    Args:
+        values: the values.
+        exact: the float values, in float64.
+        where: places to count.
+    """
     error = np.where(where, values.astype(np.float64) - exact, 0.0)
     return float(np.sum(np.square(error), where=np.abs(error) < _MASK))

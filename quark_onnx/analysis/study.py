@@ -162,7 +162,13 @@ class Study:
         return Asked(self, trial, asked)
 
     def tell(self, asked: optuna.Trial, trial: Trial, record: Record) -> None:
-        """Store a record; the record is on the disk on return."""
+        """Store a record; the record is on the disk on return.
+
+        Args:
+            asked: the trial as Optuna knows it.
+            trial: the configuration.
+            record: the measurements.
+        """
         states = self._optuna.trial.TrialState
         with self.quiet():
             # For readers of the journal and of the dashboard; this package reads the record.

@@ -105,6 +105,13 @@ def _compared(
 
     Returns:
         The error; or a reason why it was not compared; or an empty text without a relevant error.
+
+    Args:
+        reference: the float model.
+        other: the quantized model.
+        node: node of the float model.
+        place: index of the constant among the inputs of ``node``.
+        operand: the counterpart in the quantized model, which is constant.
     """
     # Shapes: the float constant, the dequantized values; a quantized Gemm may store the transpose.
     codes = other.stored(operand)
@@ -187,7 +194,13 @@ def _channel_rows(values: Floats, axis: int | None) -> Floats:
 
 
 def _inputs_per_channel(node: Node, values: Floats, axis: int | None) -> int:
-    """Return the number of input channels along a row; 1 if factors per input are unknown."""
+    """Return the number of input channels along a row; 1 if factors per input are unknown.
+
+    Args:
+        node: the node that reads the weight.
+        values: the weight.
+        axis: axis of the output channels; None if unknown.
+    """
     grouped = int(node.attribute("group", 1)) != 1
     # Grouped convolutions: the same row index is another input channel in each group.
     if axis is None or axis > 1 or values.ndim < 2 or grouped:
@@ -287,7 +300,14 @@ def _grid(
     values: Floats,
     rescaled: bool,
 ) -> tuple[Grid, float, float]:
-    """Return the grid of codes, the share of saturated codes and of clipped values."""
+    """Return the grid of codes, the share of saturated codes and of clipped values.
+
+    Args:
+        other: the quantized model.
+        codes: name and scale of the codes; None without codes.
+        values: the float values.
+        rescaled: True if the float values have other channel scales.
+    """
     if codes is None:
         return Grid("", granularity=""), 0.0, 0.0
     tensor, scale = codes

@@ -530,7 +530,14 @@ def _schemes(options: Namespace) -> list[str]:
 
 
 def _mixture(options: Namespace, module: Any, source: Any, config: Any) -> Any:
-    """Return the scheme by layer; None for a single scheme."""
+    """Return the scheme by layer; None for a single scheme.
+
+    Args:
+        options: the options of the command.
+        module: the module of the pipeline.
+        source: the float model.
+        config: configuration with the first of the schemes.
+    """
     schemes = _schemes(options)
     if len(schemes) == 1:
         return None
@@ -572,6 +579,14 @@ def _answer(
     mixture: Any,
     scores: dict[str, Any],
 ) -> Answer:
+    """Return the answer of ``llm ptq``.
+
+    Args:
+        options: the options of the command.
+        found: result of the pipeline.
+        mixture: the scheme by layer; None for a single scheme.
+        scores: task -> metric -> the scores of the float and of the quantized model.
+    """
     report = found.report
     lines = [
         (

@@ -119,6 +119,14 @@ def _tell(trial: Any) -> None:
 
 
 def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
+    """Return the answer of ``llm search``, and write the best checkpoint.
+
+    Args:
+        options: the options of the command.
+        found: result of the search.
+        source: the float model.
+        flow: the module of the pipeline.
+    """
     page = options.journal / "search.html"
     lines = [
         f"{trial.candidate}: {trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"

@@ -48,7 +48,15 @@ def drawing(
     parts: Iterable[str],
     class_: str = "",
 ) -> str:
-    """Return a drawing of the full available width."""
+    """Return a drawing of the full available width.
+
+    Args:
+        width: width in units of the drawing, which is scaled to the page.
+        height: height in units of the drawing.
+        title: name of the drawing for screen readers.
+        parts: elements of the drawing.
+        class_: CSS class; empty for none.
+    """
     attributes = {"class_": class_} if class_ else {}
     # The first child "title" is the name that screen readers announce.
     label = tag("title", escape(title))

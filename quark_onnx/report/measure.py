@@ -131,7 +131,14 @@ def observe_runs(
     samples: Iterable[Mapping[str, NDArray[Any]]],
     observe: Observe,
 ) -> None:
-    """Run two sessions on equal samples, and pass the outputs to ``observe``."""
+    """Run two sessions on equal samples, and pass the outputs to ``observe``.
+
+    Args:
+        reference: session on the float model.
+        other: session on the other model.
+        samples: inputs by name.
+        observe: called after each sample.
+    """
     names = names_of(reference.get_outputs())
     for sample in samples:
         feeds = _feeds(reference, sample)

@@ -93,7 +93,15 @@ def _joined_layout(
 
 
 def _parts(layout: DetectorLayout, output: NDArray[Any]) -> list[NDArray[Any]]:
-    """Return the coordinates, the objectness if there is one, and the class scores."""
+    """Return the coordinates, the objectness if there is one, and the class scores.
+
+    Args:
+        layout: a layout of the form rows or columns.
+        output: the joined output, (N, anchors, values) or (N, values, anchors).
+
+    Returns:
+        Arrays (N, anchors, values of the part).
+    """
     # (N, values, anchors) becomes (N, anchors, values).
     rows = output.transpose(0, 2, 1) if layout.form == "columns" else output
     ends = [_COORDINATES]

@@ -106,7 +106,16 @@ def _bars(  # noqa: PLR0913
     hi: float | None,
     step: float,
 ) -> list[str]:
-    """Return bars; a bar across the grid's end counts as inside."""
+    """Return bars; a bar across the grid's end counts as inside.
+
+    Args:
+        values: the histogram.
+        x: scale of the values.
+        y: scale of the logarithms (base 10) of the counts.
+        lo: least value of the grid; None without a fixed grid.
+        hi: greatest value of the grid; None without a fixed grid.
+        step: step of the grid; 0 without one.
+    """
     inside, beyond = list[str](), list[str]()
     for left, right, count in zip(
         values.edges,
@@ -144,7 +153,14 @@ def _common_label(left: float, right: float) -> tuple[float, str]:
 
 
 def _ends(x: Scale, lo: float, hi: float, step: float | None) -> list[str]:
-    """Return the ends of a grid in a histogram, and the codes between where there are few."""
+    """Return the ends of a grid in a histogram, and the codes between where there are few.
+
+    Args:
+        x: scale of the values.
+        lo: least value of the grid.
+        hi: greatest value of the grid.
+        step: step of the grid; None without one.
+    """
     parts = [
         tag("line", class_="end", x1=x(end), x2=x(end), y1=_TOP - 6, y2=_BOTTOM)
         for end in (lo, hi)

@@ -186,7 +186,14 @@ def along(found: Analysis, width: float, height: float, class_: str) -> str:
 
 
 def _points(found: Analysis, x: Scale, y: Scale, lo: float) -> list[str]:
-    """Return the points of the tensors and the line through them, with numbers for the worst."""
+    """Return the points of the tensors and the line through them, with numbers for the worst.
+
+    Args:
+        found: the analysis.
+        x: scale of the places in the order of execution.
+        y: scale of the ratios in dB.
+        lo: ratio at the lower end of the axis, in dB.
+    """
     numbers = {
         tensor.name: place for place, tensor in enumerate(found.ranking[:_NUMBERED], 1)
     }

@@ -176,7 +176,16 @@ def _plot(  # noqa: PLR0913
     best: Candidate,
     front: Sequence[Candidate],
 ) -> str:
-    """Return a plot of scores by another measure, with the Pareto front as steps."""
+    """Return a plot of scores by another measure, with the Pareto front as steps.
+
+    Args:
+        title: title of the plot.
+        unit: title of the horizontal axis, with its unit.
+        candidates: the candidates by falling score, which are numbered from 1.
+        measure: the horizontal value of a candidate.
+        best: the best candidate.
+        front: the Pareto front, to be joined by steps; empty for none.
+    """
     xs = list(map(measure, candidates))
     scores = [candidate.score or 0.0 for candidate in candidates]
     x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
@@ -211,7 +220,13 @@ def _steps(points: list[Position]) -> str:
 
 
 def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> str:
-    """Return the style of a point; empty for candidates that others surpass."""
+    """Return the style of a point; empty for candidates that others surpass.
+
+    Args:
+        candidate: the candidate.
+        best: the best candidate.
+        front: the Pareto front.
+    """
     if candidate is best:
         return "best"
     return "front" if candidate in front else ""
@@ -249,6 +264,15 @@ def _axes(
     y: Scale,
     unit: str,
 ) -> list[str]:
+    """Return the axes of a plot with ticks and titles.
+
+    Args:
+        xs: horizontal values.
+        scores: vertical values in dB.
+        x: horizontal scale.
+        y: vertical scale.
+        unit: title of the horizontal axis, with its unit.
+    """
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     parts = [tag("text", "SQNR, dB", x=0, y=12)]
     for value in ticks(*_bounds(scores), 5):

@@ -157,6 +157,13 @@ def _weights_of(tensor: TensorError, found: Analysis) -> list[WeightError]:
 
 
 def _item(place: int, tensor: TensorError, weights: list[WeightError]) -> str:
+    """Return the entry of a tensor in the ranking: ratios, causes and plots.
+
+    Args:
+        place: place in the ranking, from 1.
+        tensor: error of the tensor.
+        weights: weights to plot beside the tensor.
+    """
     ratios = {
         "SQNR": tensor.sqnr,
         "inputs": tensor.sqnr_inputs,
@@ -311,7 +318,13 @@ def actions(found: Analysis) -> list[Action]:
 
 
 def _action(remedy: str, options: str, nodes: list[str]) -> Action:
-    """Return a remedy with options and affected nodes."""
+    """Return a remedy with options and affected nodes.
+
+    Args:
+        remedy: the remedy in words.
+        options: options of the command line; ``--exclude`` alone is followed by the nodes.
+        nodes: names of the affected nodes, at least one.
+    """
     if options == "--exclude":
         # A command with more names would not fit on the page; "and N more" tells of the others.
         options = shlex.join(["--exclude", *nodes[:_CAUSES]])

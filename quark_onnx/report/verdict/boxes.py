@@ -304,7 +304,13 @@ def _paired(
     boxes: Floats,
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
-    """Return boxes, scores and classes of every image where boxes and scores are two outputs."""
+    """Return boxes, scores and classes of every image where boxes and scores are two outputs.
+
+    Args:
+        layout: the layout of the outputs.
+        boxes: boxes, (images, boxes, 4).
+        outputs: outputs by name.
+    """
     scores = outputs[layout.scores].astype(np.float64)
     # A detector with suppression inside may find nothing; reshape could not infer the classes then.
     if not boxes.size:
@@ -413,7 +419,16 @@ def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
 
 
 def _suppressed(boxes: Floats, scores: Floats, classes: Floats) -> Floats:
-    """Return the boxes after non-maximum suppression by class, as (boxes, 6)."""
+    """Return the boxes after non-maximum suppression by class, as (boxes, 6).
+
+    Args:
+        boxes: corners in pixels, (n, 4).
+        scores: scores in [0, 1], (n,).
+        classes: classes, (n,).
+
+    Returns:
+        At most ``MOST_BOXES`` rows x1, y1, x2, y2, score, class, in descending order of scores.
+    """
     keep = scores >= LEAST_SCORE
     # Stable: of equal scores, the first anchor comes first, in both models.
     order = np.argsort(-scores[keep], kind="stable")[:_CANDIDATES]

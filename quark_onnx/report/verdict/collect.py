@@ -77,7 +77,13 @@ class VerdictCollector:
         expected: Mapping[str, Any],
         found: Mapping[str, Any],
     ) -> None:
-        """Add a sample with the outputs of the two models."""
+        """Add a sample with the outputs of the two models.
+
+        Args:
+            feeds: inputs by name.
+            expected: outputs of the float model by name.
+            found: outputs of the quantized model by name.
+        """
         # Sequences and maps have no judge.
         before, after = arrays_of(expected), arrays_of(found)
         given = arrays_of(feeds)
@@ -138,7 +144,16 @@ class VerdictCollector:
         )
 
     def _reservation(self, task: str, figures: Sequence[Figure], band: Band) -> str:
-        """Return why a verdict is risky although the figure that decides is good."""
+        """Return why a verdict is risky although the figure that decides is good.
+
+        Args:
+            task: name of the task.
+            figures: the measured values.
+            band: band of the verdict.
+
+        Returns:
+            A clause for the end of the sentence; empty without a reservation.
+        """
         known = by_name(figures)
         # The bands without the reservations: those must be good for a reservation to explain
         # "risky".
@@ -176,7 +191,13 @@ class VerdictCollector:
         figures: Iterable[Figure],
         errors: Sequence[OutputError],
     ) -> Band:
-        """Return the worst band of the figures with a threshold."""
+        """Return the worst band of the figures with a threshold.
+
+        Args:
+            task: name of the task.
+            figures: the measured values.
+            errors: errors of the outputs.
+        """
         known = by_name(figures)
         thresholds = THRESHOLDS[task]
         if self.rows < _FEW_ROWS and task != "signal":
@@ -252,7 +273,13 @@ def _sentence(task: str, figures: Sequence[Figure]) -> str:
 
 
 def _measured_on(samples: int, held_out: int, *, calibrated: bool) -> str:
-    """Return a description of the samples."""
+    """Return a description of the samples.
+
+    Args:
+        samples: number of samples that were run.
+        held_out: number of them that calibration did not use.
+        calibrated: whether the others were used for calibration; False if unknown.
+    """
     if not calibrated:
         return f"{samples} samples"
     # All held out is the usual, unbiased case; mixed samples name their bias.

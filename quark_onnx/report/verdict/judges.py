@@ -31,7 +31,14 @@ class Judge(Protocol):
     """A comparison of a float and a quantized model's outputs."""
 
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
-        """Add one sample."""
+        """Add one sample.
+
+        Args:
+            feeds: inputs by name.
+            expected: outputs of the float model by name.
+            found: outputs of the quantized model by name; ranks and types are those of
+                ``expected``.
+        """
 
     def figures(self) -> tuple[Figure, ...]:
         """Return the figures over the samples; empty if nothing was comparable."""

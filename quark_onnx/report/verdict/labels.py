@@ -243,7 +243,13 @@ class Scorer:
     def _add_classes(
         self, task: Task, expected: Outputs, found: Outputs
     ) -> list[int | None]:
-        """Add the ranks of the labels of a sample's rows; return the labels."""
+        """Add the ranks of the labels of a sample's rows; return the labels.
+
+        Args:
+            task: the task, whose output holds the scores.
+            expected: outputs of the float model by name.
+            found: outputs of the quantized model by name.
+        """
         before = _rows(expected[task.output])
         after = _rows(found[task.output])
         labels: list[int | None] = []
@@ -256,7 +262,13 @@ class Scorer:
         return labels
 
     def _add_boxes(self, task: Task, expected: Outputs, found: Outputs) -> None:
-        """Add the boxes of a sample's images, of the labels and of both models."""
+        """Add the boxes of a sample's images, of the labels and of both models.
+
+        Args:
+            task: the task, with the layout of the boxes.
+            expected: outputs of the float model by name.
+            found: outputs of the quantized model by name.
+        """
         assert task.layout is not None and self._placement is not None
         before = detections(task.layout, expected)
         after = detections(task.layout, found)
@@ -356,7 +368,14 @@ def _average_precision(
     label: float,
     least: float,
 ) -> float:
-    """Return the average precision of a class: the maximum precision at 101 recalls."""
+    """Return the average precision of a class: the maximum precision at 101 recalls.
+
+    Args:
+        truths: for each image (n, 5): x1, y1, x2, y2, class.
+        found: for each image (n, 6): x1, y1, x2, y2, score, class.
+        label: the class, for which there is at least one true box.
+        least: minimum overlap (IoU) of a right detection.
+    """
     right = [truth[truth[:, 4] == label][:, :4] for truth in truths]
     # All detections of the class, over all images, by falling score.
     ranked: list[tuple[float, int, Floats]] = []

@@ -117,7 +117,14 @@ class Task:
         outputs: Arrays,
         layout: DetectorLayout | None = None,
     ) -> Task:
-        """Return a task for outputs of the given ranks and types."""
+        """Return a task for outputs of the given ranks and types.
+
+        Args:
+            name: name of the task.
+            output: the judged output.
+            outputs: outputs on the first sample, by name.
+            layout: layout of a detector's outputs.
+        """
         read = [output]
         if layout is not None:
             # labels is empty for detectors without an output of classes.
@@ -204,7 +211,14 @@ def _kind(
     feeds: Arrays,
     traits: Traits,
 ) -> str:
-    """Return the task by rank, type and name of an output."""
+    """Return the task by rank, type and name of an output.
+
+    Args:
+        name: name of the output.
+        value: the output on one sample.
+        feeds: inputs by name.
+        traits: properties of the model.
+    """
     shape = squeezed(value)
     if value.dtype.kind in "iu" and _CLASS_NAMES.search(name):
         return "classifier"
@@ -218,7 +232,13 @@ def _kind(
 
 
 def _sequence_kind(shape: tuple[int, ...], feeds: Arrays, traits: Traits) -> str:
-    """Return whether vectors per token are a language model's or an encoder's."""
+    """Return whether vectors per token are a language model's or an encoder's.
+
+    Args:
+        shape: shape of the output, (N, positions, width).
+        feeds: inputs by name.
+        traits: properties of the model.
+    """
     tokens = feeds.get(traits.token_input)
     if tokens is None or tokens.shape != shape[:2]:
         return "signal"
@@ -311,7 +331,12 @@ def _sums_to_one(rows: NDArray[Any]) -> bool:
 
 
 def _map_kind(value: NDArray[Any], feeds: Arrays) -> str:
-    """Return whether maps with channels, (N, C, H, W), are an image or a segmentation."""
+    """Return whether maps with channels, (N, C, H, W), are an image or a segmentation.
+
+    Args:
+        value: the output.
+        feeds: inputs by name.
+    """
     maps = image_inputs(feeds)
     # Gray or colour images, (N, C, H, W).
     if not maps or maps[0].shape[1] not in (1, 3):
