@@ -336,6 +336,9 @@ def _bits(graph: Graph, tensor: str) -> int:
     kind = graph.elem_type(node.inputs[0])
     if not kind:
         return 0
+    # numpy stores a 4-bit code in a byte.
+    if kind in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
+        return 4
     return 8 * tensor_dtype_to_np_dtype(kind).itemsize
 
 

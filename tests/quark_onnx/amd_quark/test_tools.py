@@ -219,6 +219,15 @@ def test_widths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_weights_of_4_bits_are_none_of_8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    narrow = Native(weight=QuantizationSpec("int4"))
+    source = saved(tmp_path / "a.onnx", quantize(classifier(), DATA, narrow).model)
+    assert main("print_a16w8_a8w8_nodes", [source]) == 0
+    assert capsys.readouterr().out == "A16W8: 0 nodes\nA8W8: 0 nodes\n"
+
+
 def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = normal(4, 5), normal(4, 5, seed=1)
     for folder, array in (("float", a), ("quantized", b)):
