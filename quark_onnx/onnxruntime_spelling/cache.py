@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from quark_onnx.config import TensorOverride
 from quark_onnx.containers import by_name
@@ -60,6 +63,22 @@ def read_cache(request: Request) -> bool:
     return True
 
 
+def _zero_point(
+    node: NodeProto,
+    constants: Mapping[str, TensorProto],
+) -> NDArray[Any] | None:
+    """Return the zero point of a QuantizeLinear; None if it is computed.
+
+    An omitted one is 0 of uint8, as ONNX defines: a model may have pairs before it is quantized.
+    """
+    name = node.input[2] if len(node.input) > 2 else ""
+    if not name:
+        return np.zeros((), np.uint8)
+    if name not in constants:
+        return None
+    return numpy_helper.to_array(constants[name])
+
+
 def write_cache(
     path: str | Path,
     model: ModelProto,
@@ -95,9 +114,9 @@ def write_cache(
             continue
         # float64, so that the ends are rounded to float32 once.
         scale = numpy_helper.to_array(constants[node.input[1]]).astype(np.float64)
-        zero = numpy_helper.to_array(constants[node.input[2]])
+        zero = _zero_point(node, constants)
         # float8 has no integer codes, and per-channel scales are those of weights.
-        if scale.size == 1 and zero.dtype.kind in "iu":
+        if scale.size == 1 and zero is not None and zero.dtype.kind in "iu":
             ends = np.array(
                 [np.iinfo(zero.dtype).min, np.iinfo(zero.dtype).max],
                 np.float64,

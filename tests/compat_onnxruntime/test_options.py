@@ -19,6 +19,7 @@ import quark_onnx.compat_onnxruntime as ours
 from quark_onnx.onnxruntime_spelling import translate_dynamic, translate_static
 from tests.compat_onnxruntime import networks
 from tests.compat_onnxruntime.patterns import reader
+from tests.models import parse
 
 
 @pytest.fixture
@@ -77,6 +78,23 @@ def test_a_cache_of_onnxruntime_is_read(folder: Path) -> None:
             calibration_cache_path=cache,
             calibrate_method=theirs.CalibrationMethod.Entropy,
         )
+
+
+def test_a_cache_of_a_model_that_has_a_pair_without_a_zero_point(folder: Path) -> None:
+    text = """g (float[N,4] x) => (float[N,4] y) <float s = {0.1}, float[4,4] w = {
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}>
+        { q = QuantizeLinear (x, s) d = DequantizeLinear (q, s) y = MatMul (d, w) }"""
+    source, cache = str(folder / "pair.onnx"), folder / "ranges.json"
+    onnx.save(parse(text), source)
+    samples = [{"x": np.ones((1, 4), np.float32)}]
+    ours.quantize_static(
+        source,
+        str(folder / "a.onnx"),
+        reader(theirs, samples),
+        calibration_cache_path=cache,
+    )
+    low, high = theirs.load_tensors_data(cache)["x"].range_value
+    assert (low, high) == (0, np.float32(25.5))
 
 
 def test_without_data_and_cache_it_is_an_error(folder: Path) -> None:
