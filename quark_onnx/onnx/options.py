@@ -61,7 +61,8 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
     """
     # Kept whole: formats of single tensors read BFPAttributes and MXAttributes much later.
     draft.options = options
-    for name, value in options.items():
+    # Parameters change what a choice has added: their order in the dictionary does not count.
+    for name, value in sorted(options.items(), key=_is_parameter):
         row = TABLE.get(name)
         if row is None:
             logger.warning(
@@ -85,6 +86,11 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
                 value,
                 row.text,
             )
+
+
+def _is_parameter(option: tuple[str, Any]) -> bool:
+    """Return False for options that choose what other options parametrize."""
+    return option[0] not in ("UseMatMulNBits", "UseGPTQ")
 
 
 def _cle(parameter: str) -> effects.Apply:

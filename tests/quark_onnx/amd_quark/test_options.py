@@ -21,6 +21,7 @@ from quark_onnx.onnx import (
     CachedDataReader,
     CalibMethod,
     Int8Spec,
+    Int16,
     Int16Spec,
     ModelQuantizer,
     PathDataReader,
@@ -282,6 +283,22 @@ def test_matmul_nbits() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("choice", "parameters"),
+    [
+        ("UseMatMulNBits", {"MatMulNBitsParams": {"GroupSize": 32}}),
+        ("UseGPTQ", {"GPTQParams": {"PercDamp": 0.5}}),
+    ],
+)
+def test_parameters_may_come_before_their_choice(
+    choice: str, parameters: dict[str, Any]
+) -> None:
+    model = transformer()
+    usual = config_of(model, **{choice: True}, **parameters)
+    assert config_of(model, **parameters, **{choice: True}) == usual
+    assert config_of(model, **{choice: True}) != usual
+
+
 def test_conversions_come_first(tmp_path: Path) -> None:
     model = classifier()
     config = QConfig(
@@ -309,6 +326,16 @@ def test_a_config_survives_its_dictionary() -> None:
     again = QConfig.from_dict(config.to_dict())
     assert native(again.draft(), model) == native(config.draft(), model)
     assert again.to_dict() == config.to_dict()
+
+
+def test_a_number_format_of_a_layer_survives_its_dictionary() -> None:
+    model = classifier()
+    config = QConfig(
+        QLayerConfig(XInt8Spec(), weight=Int8Spec()),
+        layer_type_config={Int16: ["Conv"]},
+    )
+    again = QConfig.from_dict(config.to_dict())
+    assert native(again.draft(), model) == native(config.draft(), model)
 
 
 def test_a_configuration_of_the_layers_between_two_nodes() -> None:

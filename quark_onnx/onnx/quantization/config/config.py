@@ -268,11 +268,7 @@ def _override(config: Any, **where: Any) -> Override:
     # None as a key of layer_type_config or specific_layer_config leaves its layers float.
     if config is None:
         return Override(**where, keep=True)
-    if isinstance(config, DataType):  # the older form
-        config = QLayerConfig(
-            QTensorConfig(data_type=config),
-            weight=QTensorConfig(data_type=config),
-        )
+    config = _in_todays_form(config)
     if not isinstance(config, QLayerConfig):
         raise ConfigError(
             f"{config!r} is no QLayerConfig; layers are configured by one, or left float by None",
@@ -282,6 +278,16 @@ def _override(config: Any, **where: Any) -> Override:
         **where,
         activation=config.native_activation(),
         weight=None if weight is None else legacy.narrowed(weight),
+    )
+
+
+def _in_todays_form(config: Any) -> Any:
+    """Return the layer configuration of a number format, the older form; others unchanged."""
+    if not isinstance(config, DataType):
+        return config
+    return QLayerConfig(
+        QTensorConfig(data_type=config),
+        weight=QTensorConfig(data_type=config),
     )
 
 
@@ -326,10 +332,11 @@ def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
 
 def _written(configs: dict[Any, list[str]]) -> list[Any]:
     # Pairs, as a key of JSON cannot be a configuration.
-    return [
-        [None if config is None else config.to_dict(), names]
-        for config, names in configs.items()
-    ]
+    pairs: list[Any] = []
+    for config, names in configs.items():
+        layer = _in_todays_form(config)
+        pairs.append([None if layer is None else layer.to_dict(), names])
+    return pairs
 
 
 def _read(pairs: list[Any]) -> dict[Any, list[str]]:
