@@ -46,7 +46,7 @@ def quantize_static(
         QuarkError: the model, the data or a setting is wrong; no file is written.
     """
     # Arguments of the function are the fields of the older configuration, one to one.
-    config = QuantizationConfig(**_known(settings))
+    config = QuantizationConfig(**_known("quantize_static", settings))
     data = choose_data(model_input, calibration_data_reader, calibration_data_path)
     result = run(config.draft(), model_input, data, model_output)
     return handed_back(result, model_output)
@@ -71,13 +71,18 @@ def quantize_dynamic(
         QuarkError: the model or a setting is wrong; no file is written.
     """
     # No data: scales of activations are computed by each run.
-    config = QuantizationConfig(**{**_known(settings), "use_dynamic_quant": True})
+    known = _known("quantize_dynamic", settings)
+    config = QuantizationConfig(**{**known, "use_dynamic_quant": True})
     result = run(config.draft(), model_input, None, model_output)
     return handed_back(result, model_output)
 
 
-def _known(settings: dict[str, Any]) -> dict[str, Any]:
+def _known(function: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Rename settings with older names.
+
+    Args:
+        function: name of the called function, for the message.
+        settings: its keyword arguments.
 
     Raises:
         ConfigError: an argument is unknown.
@@ -88,7 +93,7 @@ def _known(settings: dict[str, Any]) -> dict[str, Any]:
         today = _OLDER.get(name, name)
         if today not in known:
             raise ConfigError(
-                f"quantize_static has no argument {name!r}{nearest(name, [*known, *_OLDER])}",
+                f"{function} has no argument {name!r}{nearest(name, [*known, *_OLDER])}",
             )
         result[today] = value
     return result

@@ -116,3 +116,12 @@ def test_enumerations_are_read_and_written_by_name(kind: Any) -> None:
         assert kind.from_string(member.name) is member
     with pytest.raises(ValueError, match="is none of: Q"):
         kind.from_string("int8")
+
+
+@pytest.mark.parametrize("name", ["quantize_static", "quantize_dynamic"])
+def test_an_unknown_argument_is_one_of_the_called_function(name: str) -> None:
+    function = getattr(import_module("quark_onnx.onnx"), name)
+    with pytest.raises(
+        ConfigError, match=f"^{name} has no argument 'per_chanel'.*per_channel"
+    ):
+        function("model.onnx", per_chanel=True)
