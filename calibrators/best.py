@@ -20,7 +20,7 @@ import numpy as np
 
 from calibrators.affine import params_for
 from calibrators.base import Calibrator, register
-from calibrators.grid import Floats, Grid, Range
+from calibrators.grid import Floats, Grid, Range, stacked
 from calibrators.grouped import GROUPS, GroupedHistogram
 from calibrators.histogram_row import HistogramRow
 from calibrators.minmax import MinMax
@@ -62,26 +62,15 @@ class Best:
             Percentile().range(statistic.whole(), grid),
             Range(*statistic.means()),
         ]
-        # Shape (rows, candidates).
-        lo = np.stack([candidate.lo for candidate in candidates], axis=1)
-        hi = np.stack([candidate.hi for candidate in candidates], axis=1)
+        lo, hi = stacked(candidates)
         # A percentile can leave nothing but zero: the full range stands in for an empty one.
         empty = lo == hi
         lo = np.where(empty, lo[:, :1], lo)
         hi = np.where(empty, hi[:, :1], hi)
         rows = range(len(statistic.lo))
-        best = np.array(
-            [
-                _least(
-                    statistic,
-                    row,
-                    Range(lo[row], hi[row]),
-                    grid,
-                )
-                for row in rows
-            ],
-            np.int64,
-        )
+        best = np.zeros(len(rows), np.int64)
+        for row in rows:
+            best[row] = _least(statistic, row, Range(lo[row], hi[row]), grid)
         return Range(lo[rows, best], hi[rows, best])
 
 

@@ -48,18 +48,13 @@ class Entropy:
 
     def range(self, statistic: Histogram, grid: Grid) -> Range:
         """Return the interval for ``grid`` to cover, per row."""
-        bound = np.array(
-            [
-                self._threshold(magnitude.astype(np.float64), lo, hi, width, grid)
-                for magnitude, lo, hi, width in zip(
-                    statistic.magnitude(),
-                    statistic.lo,
-                    statistic.hi,
-                    statistic.width,
-                    strict=True,
-                )
-            ],
-        )
+        counts = statistic.magnitude()
+        bound = np.zeros(len(counts))
+        for row, (lo, hi, width) in enumerate(
+            zip(statistic.lo, statistic.hi, statistic.width, strict=True)
+        ):
+            magnitude = counts[row].astype(np.float64)
+            bound[row] = self._threshold(magnitude, lo, hi, width, grid)
         return Range(
             np.maximum(statistic.lo, -bound),
             np.minimum(statistic.hi, bound),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -95,6 +96,13 @@ class Range:
                 0.0,
             ),
         )
+
+
+def stacked(candidates: Sequence[Range]) -> tuple[Floats, Floats]:
+    """Return the ends of several ranges of the same rows, each of shape (rows, candidates)."""
+    lo = np.stack([candidate.lo for candidate in candidates], axis=1)
+    hi = np.stack([candidate.hi for candidate in candidates], axis=1)
+    return lo, hi
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,7 @@ class Histogram:
         """Count neighbouring values in different counters.
 
         After a ReLU many neighbours are zero. A processor that increments one counter again and
-        again waits
-        each time for the previous store.
+        again waits each time for the previous store.
         """
         # One-sided rows, as after a ReLU, have room for four sets instead of two.
         offsets = _SIGNED if signed else _UNSIGNED

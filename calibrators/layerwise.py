@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from calibrators.base import is_number, register, require
-from calibrators.grid import Floats, Grid, Range
+from calibrators.grid import Floats, Grid, Range, stacked
 from calibrators.histogram import Histogram
 from calibrators.histogram_row import HistogramRow
 from calibrators.percentile import Percentile
@@ -62,7 +62,8 @@ class LayerwisePercentile:
     def percentiles(self) -> tuple[float, ...]:
         """Percentiles to try, in falling order: of two equally good ones, the wider range wins."""
         # A geometric series cannot start at 0, the clipped share of the percentile 100.
-        first, last = (max(100 - end, _FINEST) for end in (self.greatest, self.least))
+        first = max(100 - self.greatest, _FINEST)
+        last = max(100 - self.least, _FINEST)
         between = 100 - np.geomspace(first, last, self.count)[1:-1]
         # The ends are returned as given: 100 - geomspace would round them.
         return (float(self.greatest), *map(float, between), float(self.least))
@@ -77,14 +78,11 @@ class LayerwisePercentile:
             _extended(Percentile(percentile).range(statistic, grid), statistic)
             for percentile in self.percentiles
         ]
-        # Shape (rows, candidates).
-        lo = np.stack([candidate.lo for candidate in candidates], axis=1)
-        hi = np.stack([candidate.hi for candidate in candidates], axis=1)
+        lo, hi = stacked(candidates)
         rows = range(len(statistic.lo))
-        best = np.array(
-            [HistogramRow(statistic, row, grid).best(lo[row], hi[row]) for row in rows],
-            np.int64,
-        )
+        best = np.zeros(len(rows), np.int64)
+        for row in rows:
+            best[row] = HistogramRow(statistic, row, grid).best(lo[row], hi[row])
         return Range(lo[rows, best], hi[rows, best])
 
 

@@ -23,8 +23,7 @@ def rows(
     """Reshape an array to (rows, n), with a scale per row.
 
     One row per tensor, one per index of ``axis``, or one per block of values along ``axis``. The
-    last
-    block of a line is padded with zeros, which every range contains anyway.
+    last block of a line is padded with zeros, which every range contains anyway.
 
     Args:
         array: any shape.

@@ -28,10 +28,8 @@ class MinMSE:
     """The interval of least mean squared error.
 
     Float scales are searched over shrinking intervals, each end on its own if the grid is
-    asymmetric.
-    Power-of-two scales are all tried, from the largest useful one downwards, with several zero
-    points
-    if the grid is asymmetric.
+    asymmetric. Power-of-two scales are all tried, from the largest useful one downwards, with
+    several zero points if the grid is asymmetric.
 
     Attributes:
         steps: number of shrunk intervals that are tried for each end.

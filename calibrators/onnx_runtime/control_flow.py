@@ -84,9 +84,10 @@ class Control:
     @property
     def reads(self) -> set[str]:
         """Names of the outer tensors for the node and the bodies."""
-        return {name for name in self.inputs if name}.union(
-            *(body.borrowed for body in self.bodies.values()),
-        )
+        names = set(filter(None, self.inputs))
+        for body in self.bodies.values():
+            names |= body.borrowed
+        return names
 
     def play(self, values: Mapping[str, Any]) -> Steps:
         """Yield the attribute and the inputs of each body to run; receive the body's outputs.
@@ -94,7 +95,9 @@ class Control:
         Args:
             values: at least the inputs of the node, by name.
         """
-        given = [values[name] if name else None for name in self.inputs]
+        given: list[Any] = []
+        for name in self.inputs:
+            given.append(values[name] if name else None)
         if self.kind == "If":
             yield ("then_branch" if np.all(given[0]) else "else_branch"), []
         elif self.kind == "Loop":
@@ -105,15 +108,10 @@ class Control:
     def _scan(self, given: list[Any]) -> Steps:
         # Inputs of a Scan: N state variables, then M sequences.
         states = given[: len(given) - self.scanned]
-        sequences = [
+        sequences = []
+        for value, axis in zip(given[len(states) :], self.axes, strict=True):
             # A view; each slice is copied below, as onnxruntime takes contiguous arrays.
-            np.moveaxis(value, axis, 0)
-            for value, axis in zip(
-                given[len(states) :],
-                self.axes,
-                strict=True,
-            )
-        ]
+            sequences.append(np.moveaxis(value, axis, 0))
         for step in range(len(sequences[0])):
             slices = []
             for sequence, backwards in zip(sequences, self.backwards, strict=True):

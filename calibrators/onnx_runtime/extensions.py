@@ -20,9 +20,8 @@ def library() -> str:
     """Return the path of the shared library to register with onnxruntime.
 
     Importing onnxruntime-extensions 0.15 sets the environment variable that selects protobuf's
-    Python
-    implementation. This process has loaded another implementation already, but its child processes
-    would parse models several times as slowly: the variable is restored.
+    Python implementation. This process has loaded another implementation already, but its child
+    processes would parse models several times as slowly: the variable is restored.
 
     Raises:
         ImportError: onnxruntime-extensions is not installed.

@@ -132,8 +132,7 @@ class Lanes(ThreadPoolExecutor):
     """Threads for sessions; an interruption of the ``with`` block stops their runs.
 
     The threads see the context variables of the submitter. An ordinary pool would wait for the end
-    of
-    each run.
+    of each run.
     """
 
     def __init__(self, count: int | None = None) -> None:

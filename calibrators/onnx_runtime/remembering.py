@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from calibrators.names import names_of
 from calibrators.onnx_runtime.worker import Session, Value, interface
 
 #: Default limit of the remembered outputs, in bytes; further samples are run again.
@@ -45,8 +46,8 @@ class RememberingSession:
         self.session = session
         self.may_be_random = may_be_random
         self._room = limit
-        self._inputs = {value.name for value in session.get_inputs()}
-        self._names = [value.name for value in session.get_outputs()]
+        self._inputs = set(names_of(session.get_inputs()))
+        self._names = names_of(session.get_outputs())
         self._known: dict[bytes, dict[str, Any]] = {}
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> list[Any]:

@@ -30,6 +30,7 @@ from calibrators.base import Statistic
 from calibrators.errors import CalibrationError, DataError
 from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
+from calibrators.names import names_of
 from calibrators.onnx_runtime.control_flow import Control, Observation, Scope
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
@@ -68,8 +69,7 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
     """Run a pass over ``samples``, and return the statistics of the observations.
 
     The statistics come in the order of ``observations``, followed by those of ``controls``. A
-    tensor
-    that is not float, or never had a value, leaves its statistic empty (``lo.size == 0``).
+    tensor that is not float, or never had a value, leaves its statistic empty (``lo.size == 0``).
 
     Args:
         model: the float model, which is not changed; or a function that creates it, so that it
@@ -116,17 +116,18 @@ def collect(  # noqa: PLR0913  one call carries all options of a pass
         if receive is None or not results:
             return
         # An array of onnxruntime keeps the memory of all activations.
-        own = [np.array(v) if isinstance(v, np.ndarray) else v for v in outputs]
-        receive(position, dict(zip(results, own, strict=True)))
+        own = dict[str, Any]()
+        for name, value in zip(results, outputs, strict=True):
+            own[name] = np.array(value) if isinstance(value, np.ndarray) else value
+        receive(position, own)
 
     return _local(session, lanes, samples, progress, done)
 
 
 def _results(model: onnx.ModelProto) -> list[str]:
     """Return the outputs of a model; none if an output is an input."""
-    inputs = {value.name for value in model.graph.input}
-    names = [value.name for value in model.graph.output]
-    return names if inputs.isdisjoint(names) else []
+    names = names_of(model.graph.output)
+    return names if set(names).isdisjoint(names_of(model.graph.input)) else []
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class _Watch:
             key = uuid.uuid4().hex
         # A default value is known to the runtime, but not to the bodies that run outside of it.
         read = set().union(*(control.reads for control in scope.controls))
-        inputs = {value.name for value in model.graph.input} & read
+        inputs = read.intersection(names_of(model.graph.input))
         defaults = {
             tensor.name: values_of(tensor)
             for tensor in model.graph.initializer
@@ -190,10 +191,10 @@ class _Watch:
     def lanes(self) -> list[list[Statistic]]:
         """Return empty statistics, per lane: see ``_local``."""
         cores = self.threads or os.cpu_count() or 1
-        ordered = any(
-            isinstance(statistic, MovingExtremes) for statistic in self.empty()
-        )
-        return [self.empty() for _ in range(1 if ordered or cores == 1 else 2)]
+        statistics = self.empty()
+        if cores == 1 or any(map(_is_ordered, statistics)):
+            return [statistics]
+        return [statistics, self.empty()]
 
     def sharded(
         self,
@@ -228,6 +229,11 @@ class _Watch:
                 future.cancel()
 
 
+def _is_ordered(statistic: Statistic) -> bool:
+    """Return whether a statistic depends on the order of the batches."""
+    return isinstance(statistic, MovingExtremes)
+
+
 def _joined(model: onnx.ModelProto, extra: onnx.ModelProto) -> bytes:
     """Serialize a model with additional outputs; the model is large, and not copied."""
     count = len(model.graph.output)
@@ -258,10 +264,8 @@ def _local(
     """Run the samples in-process, in lanes with a share of the cores.
 
     Of two lanes one runs a batch while the other updates its statistics. A lane has statistics of
-    its
-    own; they merge exactly, so that the assignment of batches to lanes does not matter. Averages,
-    which
-    depend on the order, and a single core get one lane.
+    its own; they merge exactly, so that the assignment of batches to lanes does not matter.
+    Averages, which depend on the order, and a single core get one lane.
     """
     iterator = iter(samples)
     sent = 0
@@ -339,7 +343,7 @@ class _Session:
             self._readers.setdefault(observation.tensor, []).append(
                 (place, observation.axis),
             )
-        self._inputs = {value.name for value in self._session.get_inputs()}
+        self._inputs = set(names_of(self._session.get_inputs()))
         self._results = list(results)
         self._needed = set().union(
             *(control.reads for control in scope.controls),
@@ -455,7 +459,7 @@ class _Body:
         model = onnx.ModelProto()
         model.CopyFrom(scope.model)
         model.MergeFrom(_additions(scope))
-        results = [value.name for value in scope.model.graph.output]
+        results = names_of(scope.model.graph.output)
         count = len(list(scope.flat()))
         inputs = [
             value for value in model.graph.input if value.name not in scope.borrowed
@@ -511,7 +515,7 @@ def _additions(scope: Scope) -> onnx.ModelProto:
     """
     result = onnx.ModelProto()
     graph = scope.model.graph
-    exposed = {value.name for value in (*graph.input, *graph.output)}
+    exposed = set(names_of((*graph.input, *graph.output)))
     wanted = [observation.tensor for observation in scope.observations]
     for control in scope.controls:
         # Sorted, as the order of a set differs from process to process, and the key is a hash of

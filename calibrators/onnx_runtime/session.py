@@ -11,6 +11,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from calibrators.errors import RuntimeCrash
+from calibrators.names import names_of
 from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.external_tensors import (
@@ -174,10 +176,11 @@ class _Session:
         """Return inputs that a run may change."""
         if not self._writes_inputs:
             return feeds
-        return {
-            name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in feeds.items()
-        }
+        safe = dict(feeds)
+        for name, value in feeds.items():
+            if isinstance(value, np.ndarray):
+                safe[name] = value.copy()
+        return safe
 
     def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
         """Compute outputs; a signal handler that raises ends the run."""
@@ -201,10 +204,10 @@ class _Session:
         import onnxruntime as ort
 
         options = ort.RunOptions()
-        given = {
-            name: ort.OrtValue.ortvalue_from_numpy(np.asarray(value, order="C"))
-            for name, value in self._safe(feeds).items()
-        }
+        given = dict[str, Any]()
+        for name, value in self._safe(feeds).items():
+            array = np.asarray(value, order="C")
+            given[name] = ort.OrtValue.ortvalue_from_numpy(array)
         values = interruptible(
             lambda: self._session.run_with_ort_values(names, given, options),
             lambda: setattr(options, "terminate", True),
@@ -213,17 +216,13 @@ class _Session:
 
     def _is_plain(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
         """Return whether all inputs are given, and these and the outputs are common arrays."""
+        if not all(map(_is_plain_array, feeds.values())):
+            return False
+        # An input with a default value may be omitted, which ``run`` takes care of.
+        if set(names_of(self._session.get_inputs())) != feeds.keys():
+            return False
         types = {value.name: value.type for value in self._session.get_outputs()}
-        required = {value.name for value in self._session.get_inputs()}
-        arrays = all(
-            isinstance(value, np.ndarray) and value.dtype.name in _PLAIN
-            for value in feeds.values()
-        )
-        return (
-            arrays
-            and required == feeds.keys()
-            and all(types.get(name) in _PLAIN_TYPES for name in names)
-        )
+        return {types.get(name) for name in names}.issubset(_PLAIN_TYPES)
 
     def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
         """Return the seconds that each run takes."""
@@ -235,6 +234,11 @@ class _Session:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
+
+
+def _is_plain_array(value: Any) -> bool:
+    """Return whether a value is an array of a type that numpy and onnxruntime share."""
+    return isinstance(value, np.ndarray) and value.dtype.name in _PLAIN
 
 
 def _give_arrays(options: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -263,8 +267,7 @@ class _Unsaturated:
     """A session with uint8 weights; if its first run fails, the session of ``reopen``.
 
     onnxruntime 1.32 loads models with per-channel weights that it then cannot run: weights without
-    a
-    zero point, which get one of the wrong shape, and weights that are a MatMul's first input.
+    a zero point, which get one of the wrong shape, and weights that are a MatMul's first input.
     """
 
     def __init__(self, session: Any, reopen: Callable[[], Any]) -> None:
@@ -326,7 +329,7 @@ def _opened(
     if isinstance(model, onnx.ModelProto):
         if stored:
             return _open_stored(model, settings, what)
-        held = [tensor for tensor in model.graph.initializer if is_held(tensor)]
+        held = list(filter(is_held, model.graph.initializer))
         embedded = estimate_bytes(model) - sum(map(tensor_bytes, held))
         if embedded > PROTOBUF_LIMIT:
             return _open_large(model, settings, what)
@@ -398,14 +401,11 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     """
     light = onnx.ModelProto()
     light.CopyFrom(model)
-    stored = [tensor for tensor in initializers(light.graph) if is_on_disk(tensor)]
+    stored = list(filter(is_on_disk, initializers(light.graph)))
     for tensor in filter(is_held, initializers(light.graph)):
         load_values(tensor)
-    embedded = sum(
-        tensor_bytes(tensor)
-        for tensor in initializers(light.graph)
-        if not is_stored(tensor)
-    )
+    inside = filterfalse(is_stored, initializers(light.graph))
+    embedded = sum(map(tensor_bytes, inside))
     try:
         # The folder that holds all data files, of which onnxruntime takes one alone.
         root = os.path.commonpath([location(tensor)[0].parent for tensor in stored])

@@ -150,15 +150,12 @@ def seconds_of_runs(
 
 def interface(session: Session) -> tuple[list[Value], list[Value]]:
     """Return the inputs and the outputs of a session."""
-    inputs = [
-        Value(value.name, value.type, list(value.shape))
-        for value in session.get_inputs()
-    ]
-    outputs = [
-        Value(value.name, value.type, list(value.shape))
-        for value in session.get_outputs()
-    ]
-    return inputs, outputs
+    return _values(session.get_inputs()), _values(session.get_outputs())
+
+
+def _values(found: Sequence[Any]) -> list[Value]:
+    """Return plain copies of onnxruntime's ``NodeArg``, which cannot be pickled."""
+    return [Value(value.name, value.type, list(value.shape)) for value in found]
 
 
 def send(stream: Stream, message: object) -> None:
@@ -188,14 +185,10 @@ def receive(stream: Stream) -> Any:
     length, count = _HEADER.unpack(_read(stream, bytearray(_HEADER.size)))
     sizes = _read(stream, bytearray(count * _SIZE.size))
     body = _read(stream, bytearray(length))
-    # Unlike a bytearray, an empty array is not filled with zeros before it is read into.
-    arrays = [
-        _read(
-            stream,
-            np.empty(size, np.uint8),
-        )
-        for (size,) in _SIZE.iter_unpack(sizes)
-    ]
+    arrays = []
+    for (size,) in _SIZE.iter_unpack(sizes):
+        # Unlike a bytearray, an empty array is not filled with zeros before it is read into.
+        arrays.append(_read(stream, np.empty(size, np.uint8)))
     return pickle.loads(body, buffers=arrays)
 
 

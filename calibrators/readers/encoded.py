@@ -17,8 +17,7 @@ def read_encoded(file: Path, most: int = MOST) -> bytes:
     """Return the bytes of a JPEG or PNG file, if DecodeImage is safe with them.
 
     The libjpeg of onnxruntime-extensions ends the process on any other file, and may never return
-    from
-    a JPEG cut short. A file of 3 MB can hold an image of 30,000 times 30,000 pixels.
+    from a JPEG cut short. A file of 3 MB can hold an image of 30,000 times 30,000 pixels.
 
     Args:
         file: the file.

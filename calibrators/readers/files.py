@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 
 from calibrators.errors import DataError, SampleMismatch
-from calibrators.readers.archives import read_headers, require_size, stream_rows
+from calibrators.names import names_of
+from calibrators.readers.archives import (
+    Header,
+    read_headers,
+    require_size,
+    stream_rows,
+)
 from calibrators.readers.samples import Array, InputSpec, Sample, is_empty, splittable
 
 ARRAY_SUFFIXES = frozenset({".npz", ".npy"})
@@ -69,13 +75,21 @@ def _files_by_sample(
     if not files:
         return _pair(path, inputs)
     # A .npy file has no name for its array: which input it belongs to is clear for one input alone.
-    single = [file for file in files if file.suffix.lower() == ".npy"]
+    single = list(filter(_is_npy, files))
     if single and len(inputs) > 1:
         raise SampleMismatch(
             f"{single[0]} holds one array, the model has {len(inputs)} inputs; "
             "use .npz files, or one sub-folder of .npy files per input",
         )
-    return [{inputs[0].name: file} if file in single else file for file in files]
+    samples: list[Path | dict[str, Path]] = []
+    for file in files:
+        samples.append({inputs[0].name: file} if _is_npy(file) else file)
+    return samples
+
+
+def _is_npy(file: Path) -> bool:
+    """Return whether a file has the suffix of a single array."""
+    return file.suffix.lower() == ".npy"
 
 
 def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
@@ -90,15 +104,15 @@ def _pair(path: Path, inputs: Sequence[InputSpec]) -> list[dict[str, Path]]:
             )
         # Every column is compared with the first: equal names in all of them make the sorted lists
         # pair up.
-        unpaired = {file.name for file in column} ^ {
-            file.name for file in columns[inputs[0].name]
-        }
+        expected = names_of(columns[inputs[0].name])
+        unpaired = set(names_of(column)).symmetric_difference(expected)
         if unpaired:
-            counts = ", ".join(
-                f"{len(files)} for {name!r}" for name, files in columns.items()
-            )
+            counts = []
+            for other, files in columns.items():
+                counts.append(f"{len(files)} for {other!r}")
             raise SampleMismatch(
-                f"{path}: {min(unpaired)} is not there for every input ({counts})",
+                f"{path}: {min(unpaired)} is not there for every input"
+                f" ({', '.join(counts)})",
             )
     return [
         dict(zip(columns, files, strict=True))
@@ -112,15 +126,13 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         _check_magic(path, file.read(len(_NPY)))
         headers = read_headers(file)
     # Row by row costs a read per row and array, which pays for large archives alone.
-    if sum(header.size for header in headers) > LOADED_AT_ONCE and all(
-        header.dtype is not None for header in headers
-    ):
-        rows = _split({header.name: header.shape for header in headers}, inputs, path)
-        if rows is not None:
-            count, batch = rows
-            with _reading(path):
-                yield from stream_rows(path, headers, count, batch=batch)
-            return
+    shapes = {header.name: header.shape for header in headers}
+    rows = _split(shapes, inputs, path) if _is_streamed(headers) else None
+    if rows is not None:
+        count, batch = rows
+        with _reading(path):
+            yield from stream_rows(path, headers, count, batch=batch)
+        return
     # A compressed array of zeros is a thousand times as large in memory as in the file.
     for header in headers:
         require_size(path, header, header.size)
@@ -134,12 +146,19 @@ def _read_npz(path: Path, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         # np.load returns the bytes of members that are no .npy files.
         if not isinstance(array, np.ndarray):
             raise DataError(f"{path}: what it holds as {name!r} is no array")
-    for row in _rows(
-        {name: array.shape for name, array in arrays.items()},
-        inputs,
-        path,
-    ):
+    shapes = {name: array.shape for name, array in arrays.items()}
+    for row in _rows(shapes, inputs, path):
         yield {name: array[row] for name, array in arrays.items()}
+
+
+def _is_streamed(headers: Sequence[Header]) -> bool:
+    """Return whether an archive is read row by row: it is large, and all types are plain."""
+    size = 0
+    for header in headers:
+        size += header.size
+        if header.dtype is None:
+            return False
+    return size > LOADED_AT_ONCE
 
 
 def _split(
@@ -155,15 +174,17 @@ def _split(
     # A stack of batches: each row is a complete sample.
     if isinstance(rows, range):
         return len(rows), False
-    ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
     counts = {shape[0] for shape in shapes.values() if shape}
-    fits = (
-        ranks == {name: len(shape) for name, shape in shapes.items()}
-        and len(counts) == 1
-    )
-    if rows and fits and splittable(inputs, stacked=True):
-        return counts.pop(), True
-    return None
+    if not rows or len(counts) != 1 or not splittable(inputs, stacked=True):
+        return None
+    if _ranks(inputs) != {name: len(shape) for name, shape in shapes.items()}:
+        return None
+    return counts.pop(), True
+
+
+def _ranks(inputs: Sequence[InputSpec]) -> dict[str, int]:
+    """Return the ranks of inputs by name; inputs of open rank are left out."""
+    return {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
 
 
 def _read_npy(
@@ -212,13 +233,9 @@ def _rows(
 
     One index per row of a stack; otherwise ``...``, which selects the full array.
     """
-    specs = {spec.name: spec for spec in inputs}
-    # A file of empty batches has no sample, and is skipped.
-    if specs.keys() == shapes.keys() and all(
-        is_empty(shape, specs[name]) for name, shape in shapes.items()
-    ):
+    if _are_empty(shapes, inputs):
         return ()
-    ranks = {spec.name: len(spec.shape) for spec in inputs if spec.shape is not None}
+    ranks = _ranks(inputs)
     if ranks.keys() != shapes.keys():
         # Open ranks, or wrong names, which the check of the sample reports.
         return (...,)
@@ -235,6 +252,16 @@ def _rows(
     if count is None:
         return (...,)
     return range(count)
+
+
+def _are_empty(
+    shapes: Mapping[str, tuple[int, ...]],
+    inputs: Sequence[InputSpec],
+) -> bool:
+    """Return whether a file has an empty batch of each input: no sample, and nothing to report."""
+    if shapes.keys() != set(names_of(inputs)):
+        return False
+    return all(is_empty(shapes[spec.name], spec) for spec in inputs)
 
 
 @contextmanager

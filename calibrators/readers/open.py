@@ -25,6 +25,7 @@ from calibrators.errors import (
     nearest,
 )
 from calibrators.limits import raise_it, tensor_limit
+from calibrators.names import names_of
 from calibrators.readers.files import ARRAY_SUFFIXES, find_files, read_arrays
 from calibrators.readers.images import IMAGE_SUFFIXES, ImageSpec, read_images
 from calibrators.readers.samples import (
@@ -97,15 +98,15 @@ class RandomData:
     def draw(self, inputs: Sequence[InputSpec]) -> Iterator[Sample]:
         """Yield the samples for the inputs."""
         # Checked before the first sample: a misspelt dimension would get the size 1.
-        symbols = [
-            dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)
-        ]
+        symbols = list[str]()
+        for spec in inputs:
+            symbols += [dim for dim in spec.shape or () if isinstance(dim, str)]
         for name in self.dims:
             if name not in symbols:
                 raise SampleMismatch(
                     f"no input has a dimension {name!r}{nearest(name, symbols)}",
                 )
-        known = [spec.name for spec in inputs]
+        known = names_of(inputs)
         for name in (*self.shapes, *self.ranges):
             if name not in known:
                 raise SampleMismatch(
@@ -128,11 +129,11 @@ class RandomData:
             )
         shape = list(self.shapes.get(spec.name, ()))
         if not shape:
-            shape = [
+            for dim in spec.shape:
                 # A dimension without a name is None; "" is no name of ``dims``.
-                dim if isinstance(dim, int) else self.dims.get(dim or "", 1)
-                for dim in spec.shape
-            ]
+                shape.append(
+                    dim if isinstance(dim, int) else self.dims.get(dim or "", 1)
+                )
         elif not spec.fits(shape):
             raise SampleMismatch(
                 f"RandomData.shapes[{spec.name!r}] is {shape}; the model says"
@@ -243,7 +244,7 @@ class Reader:
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of the inputs that a sample has."""
-        return tuple(spec.name for spec in self._inputs)
+        return tuple(names_of(self._inputs))
 
     def first(self) -> Sample:
         """Return the first sample, without taking it from the next pass.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.errors import NonFiniteSample, SampleMismatch, nearest
+from calibrators.names import names_of
 
 Array = NDArray[Any]
 Sample = dict[str, Array]
@@ -50,14 +51,14 @@ class InputSpec:
         >>> InputSpec("image", np.dtype("float32"), ("batch", 3, 8, 8)).fits((5, 3, 8, 8))
         True
         """
-        return self.shape is None or (
-            len(shape) == len(self.shape)
-            and all(
-                want == got
-                for want, got in zip(self.shape, shape, strict=True)
-                if isinstance(want, int)
-            )
-        )
+        if self.shape is None:
+            return True
+        if len(shape) != len(self.shape):
+            return False
+        for want, got in zip(self.shape, shape, strict=True):
+            if isinstance(want, int) and want != got:
+                return False
+        return True
 
 
 def is_array(value: object) -> bool:
@@ -69,8 +70,7 @@ def is_empty(shape: Sequence[int], spec: InputSpec) -> bool:
     """Return whether an array of this shape is a batch of no samples.
 
     Not so for an input that requires an empty batch. Another dimension may well be 0, such as the
-    past
-    of a decoder's first step.
+    past of a decoder's first step.
 
     >>> ids = InputSpec("ids", np.dtype("int64"), ("batch", "length"))
     >>> is_empty((0, 7), ids), is_empty((1, 0), ids)
@@ -109,7 +109,7 @@ def name_arrays(
     >>> name_arrays([[1, 2]], [InputSpec("ids", np.dtype("int64"), ("batch",))], index=0)
     {'ids': array([1, 2])}
     """
-    names = [spec.name for spec in inputs]
+    names = names_of(inputs)
     arrays: Mapping[Any, Any]
     # Also the encodings that tokenizers of transformers return.
     if isinstance(batch, Mapping):
@@ -149,12 +149,14 @@ def name_arrays(
             raise SampleMismatch(
                 f"sample {index}: no array for input {name!r}, only for {list(arrays)}",
             )
-    # Sequences and optionals stay as they are: only tensors become arrays.
-    places = {spec.name: _place(index, spec.name) for spec in inputs if spec.tensor}
-    return {
-        name: _to_numpy(arrays[name], places[name]) if name in places else arrays[name]
-        for name in names
-    }
+    return {spec.name: _named_array(arrays[spec.name], spec, index) for spec in inputs}
+
+
+def _named_array(value: Any, spec: InputSpec, index: int) -> Any:
+    """Return the value of an input: tensors as arrays, sequences and optionals unchanged."""
+    if not spec.tensor:
+        return value
+    return _to_numpy(value, _place(index, spec.name))
 
 
 def splittable(inputs: Sequence[InputSpec], *, stacked: bool = False) -> bool:
@@ -181,20 +183,27 @@ def split(
     stacked: bool = False,
 ) -> Iterator[Sample]:
     """Yield the N samples of a batch of N, if splittable; otherwise the sample unchanged."""
-    batch_sizes = {np.shape(sample[spec.name])[:1] for spec in inputs if spec.tensor}
-    # An array with a dimension more is reported by ``conform``, with a hint.
-    same_rank = all(
-        spec.shape and len(spec.shape) == sample[spec.name].ndim for spec in inputs
-    )
-    count = 1
-    if splittable(inputs, stacked=stacked) and same_rank and len(batch_sizes) == 1:
-        # All inputs of a batch have the same number of rows.
-        count = batch_sizes.pop()[0]
+    count = _batch_size(sample, inputs) if splittable(inputs, stacked=stacked) else 1
     if count > 1:
         for row in range(count):
             yield {name: array[row : row + 1] for name, array in sample.items()}
     else:
         yield sample
+
+
+def _batch_size(sample: Sample, inputs: Sequence[InputSpec]) -> int:
+    """Return the length of the first axis of all arrays; 1 for arrays that cannot be split.
+
+    Lengths that differ, or ranks other than those of the inputs, keep a batch whole.
+    """
+    sizes = set[int]()
+    for spec in inputs:
+        # An array with a dimension more is reported by ``conform``, with a hint.
+        if not spec.shape or len(spec.shape) != sample[spec.name].ndim:
+            return 1
+        if spec.tensor:
+            sizes.add(sample[spec.name].shape[0])
+    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def conform(
@@ -219,14 +228,15 @@ def conform(
         SampleMismatch: a type, a rank or a fixed dimension differs, or a batch is empty.
         NonFiniteSample: a float array holds NaN or infinity that its input does not accept.
     """
-    return {
-        spec.name: (
-            _conform(sample[spec.name], spec, _place(index, spec.name), layout)
-            if spec.tensor
-            else _conform_items(sample[spec.name], spec, _place(index, spec.name))
-        )
-        for spec in inputs
-    }
+    conformed: Sample = {}
+    for spec in inputs:
+        value = sample[spec.name]
+        place = _place(index, spec.name)
+        if spec.tensor:
+            conformed[spec.name] = _conform(value, spec, place, layout)
+        else:
+            conformed[spec.name] = _conform_items(value, spec, place)
+    return conformed
 
 
 def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -> Array:

@@ -46,10 +46,7 @@ class Spool:
     def append(self, sample: Mapping[str, Any]) -> None:
         """Store another sample, which must not be written to from then on."""
         # Strings as objects, sequences, and bfloat16 arrays are none of a .npz file's types.
-        plain = all(
-            isinstance(value, np.ndarray) and _stored_as_itself(value.dtype)
-            for value in sample.values()
-        )
+        plain = all(map(_is_stored_as_itself, sample.values()))
         # A sample that a .npz file cannot hold stays in memory, uncounted.
         size = sum(value.nbytes for value in sample.values()) if plain else 0
         if size <= self._left:
@@ -84,8 +81,10 @@ class Spool:
         if isinstance(sample, dict):
             return sample
         with np.load(sample, allow_pickle=False) as stored:
-            names = [str(name) for name in stored["arr_0"]]
-            return {name: stored[f"arr_{place}"] for place, name in enumerate(names, 1)}
+            sample = {}
+            for place, name in enumerate(stored["arr_0"].tolist(), 1):
+                sample[name] = stored[f"arr_{place}"]
+            return sample
 
     def value(self, index: int, name: str) -> Any:
         """Return a single array of a sample, without reading the others."""
@@ -94,7 +93,7 @@ class Spool:
             return sample[name]
         with np.load(sample, allow_pickle=False) as stored:
             # The members of a .npz are read on access: the other arrays stay on disk.
-            names = [str(each) for each in stored["arr_0"]]
+            names = stored["arr_0"].tolist()
             return stored[f"arr_{names.index(name) + 1}"]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -116,9 +115,11 @@ class Spool:
         self.close()
 
 
-def _stored_as_itself(dtype: np.dtype[Any]) -> bool:
-    """Return whether a .npy file can name the type.
+def _is_stored_as_itself(value: Any) -> bool:
+    """Return whether a value is an array whose type a .npy file can name.
 
     Not so for objects, nor for the narrow floats of ml_dtypes.
     """
-    return dtype.kind in "biufcSU" and dtype.isbuiltin != 2
+    if not isinstance(value, np.ndarray):
+        return False
+    return value.dtype.kind in "biufcSU" and value.dtype.isbuiltin != 2
