@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calibrators.base import is_number, register, require
 from calibrators.grid import Floats, Grid, Range
-from calibrators.histogram import BINS, Histogram
+from calibrators.histogram import Histogram
 
 #: Most thresholds that are tried: more would lie closer to each other than the bins.
 _MAX_CANDIDATES = 1 << 14
@@ -71,7 +71,8 @@ class Entropy:
         """Return the threshold of one row with the least divergence."""
         largest = max(-lo, hi)
         if largest > 0:
-            used = min(BINS, int(np.ceil(largest / width)))
+            # A value on the edge of a bin, such as the 6 of a ReLU6, lies in the bin beyond.
+            used = int(largest / width) + 1
         else:
             used = 0
         # With values of both signs, each sign has half of the levels.

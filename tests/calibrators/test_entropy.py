@@ -162,6 +162,14 @@ def test_fewer_levels_cut_more() -> None:
 
 
 @BYTES
+def test_values_at_the_bound_of_a_clip_count(grid: Grid) -> None:
+    """6 is the edge of a bin, and nothing that occurs often may be cut."""
+    values = np.minimum(NOISE.exponential(0.5, N), 6).astype(np.float32)
+    values[: N // 2] = 6
+    assert found(values, grid).hi[0] == 6
+
+
+@BYTES
 def test_a_few_values_are_kept(grid: Grid) -> None:
     """Constants and switches: nothing that occurs often may be cut."""
     values = np.repeat(np.float32([-1, 0, 4]), [100, 700, 200])
