@@ -89,7 +89,7 @@ class RandomData:
             for size in shape:
                 _check_count(f"a size of RandomData.shapes[{name!r}]", size, 0)
         for name, ends in self.ranges.items():
-            if not all(map(is_number, ends)) or list(ends) != sorted(ends)[:2]:
+            if not _is_interval(ends):
                 raise DataError(
                     f"RandomData.ranges[{name!r}] is {ends!r}; it must be (least,"
                     " greatest)",
@@ -163,6 +163,13 @@ class RandomData:
             raise DataError(
                 f"{described} do not fit into memory; choose smaller dims",
             ) from error
+
+
+def _is_interval(ends: Any) -> bool:
+    """Return whether a value is a pair of numbers in rising order; NaN has no order."""
+    if not isinstance(ends, Sequence | np.ndarray) or len(ends) != 2:
+        return False
+    return all(map(is_number, ends)) and bool(ends[0] <= ends[1])
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

@@ -246,8 +246,10 @@ def test_random_data_checks_what_it_is_given() -> None:
         RandomDataReader(classifier(), {"z": [1]}).get_next()
     with pytest.raises(QuarkError, match="the model says"):
         RandomDataReader(classifier(), {"x": [1, 2, 8, 8]}).get_next()
-    with pytest.raises(Exception, match=r"must be \(least, greatest\)"):
-        RandomData(ranges={"x": (3.0, 1.0)})
+    wrong: list[Any] = [(3.0, 1.0), (1.0,), (), 5, (0.0, np.nan), (0.0, 1.0, 2.0)]
+    for ends in wrong:
+        with pytest.raises(Exception, match=r"must be \(least, greatest\)"):
+            RandomData(ranges={"x": ends})
 
 
 def test_fast_finetune_names_its_algorithm_and_its_settings() -> None:
