@@ -44,6 +44,13 @@ class Argument:
             self.settings.get("dest") or self.names.split()[0].removeprefix("--"),
         )
 
+    def is_harmless(self, value: Any) -> bool:
+        """Return whether a parsed value asks for the default behaviour.
+
+        An argument that is not given is None, or False for a flag.
+        """
+        return value is None or value is False or value in self.harmless
+
 
 def _names(text: str) -> list[str]:
     return list(filter(None, text.split(",")))
@@ -515,14 +522,7 @@ def notes_on(args: argparse.Namespace) -> Iterator[str]:
         ConfigError: an argument is refused.
     """
     for row in ROWS:
-        # Not given: None, or False for a flag.
-        value = getattr(args, row.dest)
-        if (
-            row.support == "obeyed"
-            or value is None
-            or value is False
-            or value in row.harmless
-        ):
+        if row.support == "obeyed" or row.is_harmless(getattr(args, row.dest)):
             continue
         name = row.names.split()[0]
         if row.support == "refused":

@@ -161,16 +161,24 @@ def main(words: Sequence[str] | None = None) -> None:
     for note in results.notes:
         print(f"note: {note}")
     for name, values in results.metrics.items():
+        # The metric of a task has a colon behind the task already.
         colon = " " if ": " in name else ": "
-        # One value: a float or a reloaded model is only evaluated.
-        words_of = ("before", "after") if len(values) == 2 else ("",)
-        parts = [
-            f"{value:.4f} {word}".rstrip()
-            for value, word in zip(values, words_of, strict=True)
-        ]
-        print(f"{name}{colon}{', '.join(parts)}")
+        print(f"{name}{colon}{_described(values)}")
     if results.headline:
         print(COMPLETED)
+
+
+def _described(values: tuple[float, ...]) -> str:
+    """Return the values of a metric as text.
+
+    >>> _described((5.5,)), _described((5.5, 6.25))
+    ('5.5000', '5.5000 before, 6.2500 after')
+    """
+    # One value: a float or a reloaded model is only evaluated.
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
+    before, after = values
+    return f"{before:.4f} before, {after:.4f} after"
 
 
 def _text(args: Namespace, notes: list[str]) -> Text | None:
@@ -239,6 +247,12 @@ def _quantize(
 
     The model is quantized in memory if nothing is written or the layout does not support the
     scheme.
+
+    Args:
+        args: the arguments of the script.
+        source: the float model.
+        evaluation: text and tasks, which are evaluated before and after.
+        results: receives metrics, notes and the headline.
     """
     config = torch_config(args, source)
     # None means that no format is named, so that the scheme decides whether a checkpoint is
@@ -300,7 +314,15 @@ def _quantize_in_memory(
     evaluation: Evaluation,
     results: Results,
 ) -> None:
-    """Quantize without writing a checkpoint, and evaluate before and after."""
+    """Quantize without writing a checkpoint, and evaluate before and after.
+
+    Args:
+        args: the arguments of the script.
+        source: the float model, which is loaded as a whole.
+        config: the configuration of the quantization.
+        evaluation: text and tasks.
+        results: receives metrics, notes and the headline.
+    """
     trusted = source.trust_code
     model = load_checkpoint(source.folder, trust_code=trusted)
     data = None

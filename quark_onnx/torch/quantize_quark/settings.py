@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quark_onnx.containers import excluding, flattened
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import check_config
@@ -123,7 +124,9 @@ def exports_of(args: Namespace, notes: list[str]) -> list[str] | None:
     for kind in args.model_export:
         if kind in _CHECKPOINTS:
             notes.append(f"--model_export {kind}: a checkpoint is written as hf_format")
-        kinds.append("hf_format" if kind in _CHECKPOINTS else kind)
+            kinds.append("hf_format")
+        else:
+            kinds.append(kind)
     # Two earlier names may have become one.
     return list(dict.fromkeys(kinds))
 
@@ -167,11 +170,19 @@ def _excluded(args: Namespace) -> list[str] | None:
     if args.exclude_layers is None:
         return None
     # An empty list excludes nothing, where None means the template's patterns.
-    return [pattern for pattern in args.exclude_layers if pattern != _NOTHING]
+    return excluding(args.exclude_layers, (_NOTHING,))
 
 
 def _of_size(args: Namespace, size: int) -> LayerSpec:
-    """Return the scheme with a different group size."""
+    """Return the scheme with a different group size.
+
+    Args:
+        args: the arguments of the script, with the scheme.
+        size: values in a group.
+
+    Raises:
+        ConfigError: the scheme has no groups, or groups of a fixed size.
+    """
     found = scheme(args.quant_scheme, args.group_size)
     if found.weight is None or not found.weight.block_size:
         raise ConfigError(
@@ -187,13 +198,10 @@ def _algorithms(args: Namespace) -> tuple[list[str], dict[str, AlgoConfig]]:
     Raises:
         ConfigError: a file is for an algorithm that is not named.
     """
-    names = [
-        name.lower()
-        for name in (
-            *(args.pre_quantization_optimization or ()),
-            *(args.quant_algo or ()),
-        )
-    ]
+    given = flattened(
+        filter(None, (args.pre_quantization_optimization, args.quant_algo))
+    )
+    names = list(map(str.lower, given))
     found = dict[str, AlgoConfig]()
     for path, config in _files(args):
         # By class: "smooth" and "smoothquant", "rotation" and "quarot" are the same settings.
@@ -212,11 +220,8 @@ def _files(args: Namespace) -> Iterator[tuple[str, AlgoConfig]]:
 
     Names of algorithms between the files are skipped.
     """
-    words = [
-        *(args.quant_algo_config_file or ()),
-        *(args.pre_optimization_config_file_path or ()),
-    ]
-    for word in words:
+    given = (args.quant_algo_config_file, args.pre_optimization_config_file_path)
+    for word in flattened(filter(None, given)):
         # The file says which algorithm it is for, so that a name in front of it adds nothing.
         if word.lower() not in ALGORITHMS:
             yield word, load_quant_algo_config_from_file(word)

@@ -232,10 +232,17 @@ class LLMTemplate(Fields):
         names: str | list[str] | None,
         given: Mapping[str, AlgoConfig],
     ) -> list[AlgoConfig] | None:
-        known = {**self.algorithm_configs, **given}
+        """Return the settings of algorithms in order; None without algorithms, as in AMD Quark.
+
+        Args:
+            names: the name of an algorithm, or a list.
+            given: settings by name; they take precedence over those of the template.
+        """
         if isinstance(names, str):
             names = [names]
-        else:
-            names = names or []
-        # None without algorithms, as in AMD Quark's QConfig.
-        return [known.get(name) or algorithm_named(name)() for name in names] or None
+        known = {**self.algorithm_configs, **given}
+        found = list[AlgoConfig]()
+        for name in names or ():
+            config = known.get(name)
+            found.append(algorithm_named(name)() if config is None else config)
+        return found or None

@@ -5,12 +5,13 @@ The counterpart in this package is TensorSpec.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
 from quark_onnx.config.checks import require_known
+from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
@@ -142,7 +143,7 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     """
     # One stage, or two: formats of codes, then of the codes' or the scales' own.
     stages: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    if not stages or not all(isinstance(each, QTensorConfig) for each in stages):
+    if not stages or len(of_type(stages, QTensorConfig)) < len(stages):
         raise ConfigError(
             f"{where} is {given!r}; it must be a QTensorConfig; a helper has one:"
             " .to_quantization_spec()",
@@ -164,29 +165,54 @@ def spec_of(given: QTensorConfig | Sequence[QTensorConfig], where: str) -> Tenso
     except ConfigError as error:
         raise ConfigError(f"{where}, {_name(stages[0].dtype)}: {error}") from error
     assert found is not None
-    observer: Any = first.observer_cls
+    _check_symmetry(stages, found, where)
+    return _observed(found, first.observer_cls, where)
+
+
+def _check_symmetry(
+    stages: Sequence[QTensorConfig],
+    found: TensorSpec,
+    where: str,
+) -> None:
+    """Raise ConfigError unless integers say whether they have a zero point, and others do not."""
+    if not isinstance(found.dtype, Integer):
+        if stages[0].symmetric is False:
+            raise ConfigError(
+                f"{where}: symmetric is False, but {found.dtype.name} has no zero point",
+            )
+        return
     # The last stage has the integer codes: int4 after fp8 in int4_fp8.
-    if isinstance(found.dtype, Integer) and stages[-1].symmetric is None:
+    if stages[-1].symmetric is None:
         raise ConfigError(
             f"{where}: symmetric is None; for {found.dtype.name} it must be True or"
             " False",
         )
-    if first.symmetric is False and not isinstance(found.dtype, Integer):
+
+
+def _observed(found: TensorSpec, observer: Any, where: str) -> TensorSpec:
+    """Return a spec with the calibration method and the scales of an observer.
+
+    The entry of a checkpoint has no observer, as its scales are known already.
+
+    Args:
+        found: spec without an observer.
+        observer: class of the observer, or None.
+        where: the name of the settings in errors.
+
+    Raises:
+        ConfigError: the observer needs data, and scales are computed at run time.
+    """
+    if observer is None:
+        return found
+    # Dynamic scales come from the extremes of each token or tensor at run time.
+    if found.dynamic and observer.calibrator != Observer.calibrator:
         raise ConfigError(
-            f"{where}: symmetric is False, but {found.dtype.name} has no zero point",
+            f"{where}: {observer.__name__} needs data, but is_dynamic is set",
         )
-    if observer is not None:
-        # Dynamic scales come from the extremes of each token or tensor at run time.
-        if found.dynamic and observer.calibrator != Observer.calibrator:
-            raise ConfigError(
-                f"{where}: {observer.__name__} needs data, but is_dynamic is set",
-            )
-        # The entry of a checkpoint has no observer, as its scales are known already.
-        found = found.with_(
-            calibrator=observer.calibrator,
-            pow2=observer.pow2 or found.pow2,
-        )
-    return found
+    return found.with_(
+        calibrator=observer.calibrator,
+        pow2=observer.pow2 or found.pow2,
+    )
 
 
 def _check(config: QTensorConfig, where: str) -> None:
@@ -197,15 +223,7 @@ def _check(config: QTensorConfig, where: str) -> None:
             )
     observer: Any = config.observer_cls
     scheme = _name(config.qscheme)
-    alike = (
-        observer is PerChannelMinMaxObserver and scheme == "per_group"
-    )  # as documented: extremes of each group
-    if (
-        observer is not None
-        and scheme
-        and observer.scheme not in ("", scheme)
-        and not alike
-    ):
+    if observer is not None and scheme and scheme not in _schemes_of(observer):
         raise ConfigError(
             f"{where}: qscheme is {scheme}, but {observer.__name__} is for"
             f" {observer.scheme}",
@@ -217,6 +235,15 @@ def _check(config: QTensorConfig, where: str) -> None:
         raise ConfigError(
             f"{where}: group_size is {config.group_size}, but qscheme is {scheme}",
         )
+
+
+def _schemes_of(observer: type[Observer]) -> Container[str]:
+    """Return the granularities for which an observer is meant."""
+    if observer is PerChannelMinMaxObserver:
+        return ("per_channel", "per_group")  # as documented: extremes of each group
+    if observer.scheme:
+        return (observer.scheme,)
+    return QSchemeType.__members__
 
 
 def _observer(value: Any) -> Any:
