@@ -178,11 +178,10 @@ def _name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     unfound: tuple[str, ...] = FUSED
     if name.removesuffix("ForCausalLM") in _STACKED:
         unfound = (*FUSED, *_SIDES)
-    lost = [
-        f"{module.name}.output_scale"
-        for module in checkpoint.modules_with("output_scale").values()
-        if module.last in unfound
-    ]
+    lost = list[str]()
+    for module in checkpoint.modules_with("output_scale").values():
+        if module.last in unfound:
+            lost.append(f"{module.name}.output_scale")
     if lost:
         text = f"the loader of {name} does not find {len(lost)} scales called so"
         yield broken("kv-scales-loader", lost[0], text)
@@ -203,8 +202,8 @@ def _pair_findings(
         parent: name of the attention module.
         cached: whether the configuration quantizes keys, and values.
     """
-    # either may be missing
-    keys, values = (_scale(checkpoint, parent, side) for side in "kv")
+    keys = _scale(checkpoint, parent, "k")
+    values = _scale(checkpoint, parent, "v")
     places = [f"{parent}.{side}_proj.output_scale" for side in "kv"]
     missing = _MISSING_SCALES.get(checkpoint.method, _MISSING_SCALES["quark"])
     if keys is None and values is None:

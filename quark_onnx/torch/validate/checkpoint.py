@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -67,38 +68,34 @@ class Checkpoint:
     @cached_property
     def linears(self) -> list[Module]:
         """The Linear layers, without head and embeddings."""
-        return [module for module in self.modules.values() if module.is_linear]
+        return list(filter(attrgetter("is_linear"), self.modules.values()))
 
     @property
     def quantized_linears(self) -> list[Module]:
         """The Linear layers whose weights are quantized."""
-        return [module for module in self.linears if module.is_quantized]
+        return list(filter(attrgetter("is_quantized"), self.linears))
 
     @property
     def heads(self) -> list[Module]:
         """The modules that compute logits."""
-        return [module for module in self.modules.values() if module.is_head]
+        return list(filter(attrgetter("is_head"), self.modules.values()))
 
     @cached_property
     def layers(self) -> list[Module]:
         """The Linear layers, and heads that are quantized like them."""
-        return [
-            module
-            for module in self.matrices
-            if module.is_linear or module.is_quantized
-        ]
+        return list(filter(_is_layer, self.matrices))
 
     @property
     def matrices(self) -> list[Module]:
         """The Linear layers and the heads."""
-        modules = self.modules.values()
-        return [module for module in modules if module.is_linear or module.is_head]
+        return list(filter(_is_matrix, self.modules.values()))
 
     @property
     def experts(self) -> list[str]:
         """The names of the modules of experts, sorted."""
         # modules outside of experts have an empty name
-        return sorted({module.experts for module in self.modules.values()} - {""})
+        names = set(map(attrgetter("experts"), self.modules.values()))
+        return sorted(names - {""})
 
     def modules_with(self, end: str) -> dict[str, Module]:
         """Return the modules that have a tensor of a name, by their names."""
@@ -162,6 +159,16 @@ class Checkpoint:
             return self.config
         # keys of the whole model, such as tie_word_embeddings, hold unless the part overrides them
         return {**self.config, **inner}
+
+
+def _is_matrix(module: Module) -> bool:
+    """Return whether a module is a Linear layer or a head."""
+    return module.is_linear or module.is_head
+
+
+def _is_layer(module: Module) -> bool:
+    """Return whether a module is a Linear layer, or a head that is quantized like one."""
+    return module.is_linear or module.is_quantized
 
 
 def read(folder: Path) -> Checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,12 +165,8 @@ class Validation(Reported):
         A rule that is broken at many places is shown three times, unless ``complete``.
         """
         # for example "14 × fp8, 2 × mxfp4"
-        schemes = ", ".join(f"{count} × {name}" for name, count in self.schemes.items())
-        what = f"{self.layout} checkpoint"
-        if schemes:
-            what += f" ({schemes})"
-        lines = [f"{self.place}: {what}: {self.sentence}"]
-        lines += [f"needs {what}" for what in self.needs]
+        lines = [f"{self.place}: {self._checkpoint}: {self.sentence}"]
+        lines += map("needs {}".format, self.needs)
         if complete:
             return "\n".join([*lines, *map(str, self.findings)])
         # a wrong config.json breaks one rule at every layer; hundreds of equal lines would hide the
@@ -183,9 +180,25 @@ class Validation(Reported):
         # limit
         hidden = seen - Counter(dict.fromkeys(seen, _SHOWN))
         if hidden:
-            more = [f"{count} × {rule}" for rule, count in hidden.items()]
-            lines.append(f"and {', '.join(more)}")
+            lines.append(f"and {_counted(hidden)}")
         return "\n".join(lines)
+
+    @property
+    def _checkpoint(self) -> str:
+        """The layout with the schemes, such as "quark checkpoint (14 × fp8, 2 × mxfp4)"."""
+        text = f"{self.layout} checkpoint"
+        if self.schemes:
+            text += f" ({_counted(self.schemes)})"
+        return text
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Return numbers of things by name as text.
+
+    >>> _counted({"fp8": 14, "mxfp4": 2})
+    '14 × fp8, 2 × mxfp4'
+    """
+    return ", ".join(f"{count} × {name}" for name, count in counts.items())

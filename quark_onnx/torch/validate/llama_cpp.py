@@ -10,7 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from quark_onnx.containers import by_name, excluding, flattened, grouped_by
+from quark_onnx.containers import (
+    by_name,
+    excluding,
+    flattened,
+    grouped_by,
+    values_at,
+)
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
@@ -269,8 +275,8 @@ def _unknown_findings(model: GGUFModel, gguf: ModuleType) -> Iterator[Finding]:
     """Yield tensors unknown to the architecture."""
     # gguf has the names by number
     families = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-    family = families[model.architecture]
-    known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[family]}
+    tensors = gguf.MODEL_TENSORS[families[model.architecture]]
+    known = set(values_at(gguf.TENSOR_NAMES, tensors))
     for name in model.tensors:
         if _name_in_table(name) not in known:
             text = f"{model.architecture} has no such tensor"

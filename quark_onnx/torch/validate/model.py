@@ -170,11 +170,17 @@ def missing_findings(
         if len(lost) > 1:
             text += f", nor {len(lost) - 1} others"
         yield broken("weights-missing", lost[0], text, severity)
-    # families differ in the default, so that only an explicit false demands a head
-    untied = checkpoint.text_config.get("tie_word_embeddings") is False
-    if untied and EMBEDDING in checkpoint.modules and not _has_head(checkpoint):
+    if _lacks_head(checkpoint):
         text = "tie_word_embeddings is false, and no file has it"
         yield broken("head-missing", f"{HEAD}.weight", text, severity)
+
+
+def _lacks_head(checkpoint: Checkpoint) -> bool:
+    """Return whether a language model without a tied head has no head."""
+    # families differ in the default, so that only an explicit false demands a head
+    if checkpoint.text_config.get("tie_word_embeddings") is not False:
+        return False
+    return EMBEDDING in checkpoint.modules and not _has_head(checkpoint)
 
 
 def _missing_block_findings(
@@ -395,19 +401,23 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _cache_scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield equal KV cache scales in all layers, a sign of missing calibration."""
-    names = [name for name in checkpoint.tensors if _KV_SCALE.search(today(name))]
-    scales = {single_value(checkpoint.tensors[name]) for name in names}
+    scales = dict[str, float | None]()
+    for name, tensor in checkpoint.tensors.items():
+        if _KV_SCALE.search(today(name)):
+            scales[name] = single_value(tensor)
+    values = set(scales.values())
     # None stands for scales of heads, which are several values; no names at all give an empty set
-    if None in scales or len(scales) != 1:
+    if None in values or len(values) != 1:
         return
-    (scale,) = scales
-    if scale == 1.0:
-        text = f"all {len(names)} scales of the KV cache are 1.0"
-        yield broken("kv-scales-one", names[0], text)
+    (value,) = values
+    first, count = next(iter(scales)), len(scales)
+    if value == 1.0:
+        text = f"all {count} scales of the KV cache are 1.0"
+        yield broken("kv-scales-one", first, text)
     # two layers may have equal scales by chance
-    elif len(names) > 2:
-        text = f"all {len(names)} scales of the KV cache are {scale:.6g}"
-        yield broken("kv-scales-equal", names[0], text)
+    elif count > 2:
+        text = f"all {count} scales of the KV cache are {value:.6g}"
+        yield broken("kv-scales-equal", first, text)
 
 
 def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from quark_onnx.torch.validate.fields import (
     FieldCheck,
     field_findings,
     is_positive,
+    meets,
     one_of,
 )
 from quark_onnx.torch.validate.finding import Finding
@@ -59,22 +60,30 @@ _CHECKS = (
 )
 
 
+#: Inputs of weights in blocks get their scales at runtime, a scale for each block. A malformed
+#: block has a finding by ``_CHECKS``.
+_STATIC_BLOCKS = {
+    "weight_block_size": lambda block: bool(block) and _is_block(block),
+    "activation_scheme": "static",
+}
+
+
 def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the configuration."""
     entries = checkpoint.quantization
     yield from field_findings(entries, QUANTIZATION, _CHECKS)
-    block = entries.get("weight_block_size")
-    # inputs of weights in blocks get their scales at runtime, a scale for each block
-    # a malformed block has a finding by _CHECKS already
-    if block and _is_block(block) and entries.get("activation_scheme") == "static":
+    if meets(entries, _STATIC_BLOCKS):
         place = f"{QUANTIZATION}.activation_scheme"
         yield broken("fp8-config", place, "static, with weight_block_size")
     yield from name_list_findings(entries, "ignored_layers")
-    for name in _excluded(entries):
-        # ``Fp8Config`` compares exact names (ignored_layers_match_mode)
-        if is_glob(name) or name.startswith("re:"):
-            place = f"{QUANTIZATION}.ignored_layers"
-            yield broken("exclude-pattern", place, f"{name!r} is no exact name")
+    for name in filter(_is_pattern, _excluded(entries)):
+        place = f"{QUANTIZATION}.ignored_layers"
+        yield broken("exclude-pattern", place, f"{name!r} is no exact name")
+
+
+def _is_pattern(name: str) -> bool:
+    """Return whether a name is a pattern: ``Fp8Config`` of vLLM compares exact names."""
+    return is_glob(name) or name.startswith("re:")
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -111,7 +120,7 @@ def _block_findings(rows: int, modules: list[Module]) -> Iterator[Finding]:
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield tensors that transformers does not find in the layers."""
-    old = []
+    old = list[str]()
     for module in checkpoint.modules.values():
         # transformers creates weight_scale_inv and activation_scale, and skips other tensors
         for end in subset(module.tensors, ("weight_scale", "input_scale")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from quark_onnx.containers import subset
@@ -72,9 +72,10 @@ def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of AutoAWQ."""
     # parts of names, as ``match_mode="substring"`` of vLLM's auto_awq.py
     names = checkpoint.quantization.get("modules_to_not_convert") or []
+    # parts of names, as ``match_mode="substring"`` of vLLM's auto_awq.py
     skipped = [*map(str, names)]
     for module in checkpoint.linears:
-        if any(part in module.name for part in skipped):
+        if _has_part(module.name, skipped):
             text = f"modules_to_not_convert names it: {module.weight}"
             yield from excluded_findings(module, text)
         # without a list, clients find float layers by the files
@@ -82,6 +83,11 @@ def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             text = f"its weight is {module.weight}"
             yield from included_findings(module, text, REFUSED)
     yield from _tensor_findings(checkpoint, _awq_slots)
+
+
+def _has_part(name: str, parts: Iterable[str]) -> bool:
+    """Return whether a name contains one of some parts."""
+    return any(part in name for part in parts)
 
 
 def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

@@ -172,9 +172,7 @@ def same(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            same(first[key], second[key]) for key in first
-        )
+        return first.keys() == second.keys() and not different(first, second)
     if isinstance(first, list):
         return len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)

@@ -466,19 +466,57 @@ def _scale_shapes(
     transposed: bool,
 ) -> tuple[Shape, ...]:
     """Return the accepted shapes of the scales of an 8-bit weight."""
-    qscheme = spec.get("qscheme")
-    if qscheme == "per_channel":
-        # vLLM's parameter is (out, 1) for integers, and (out,) for fp8
-        return ((out,), (out, 1)) if _is_integer(spec) else ((out,),)
-    if qscheme == "per_group":
-        groups = into // (_group_size(spec) or into)
-        # scales lie like the weight
-        return ((groups, out),) if transposed else ((out, groups),)
-    if qscheme == "per_block":
-        # (rows, columns) of a block; the last blocks may be incomplete
-        high, wide = spec.get("block_size") or (1, 1)
-        return ((ceil_div(out, high), ceil_div(into, wide)),)
-    return SCALAR
+    shapes_of = _SCALE_SHAPES.get(str(spec.get("qscheme")))
+    if shapes_of is None:
+        return SCALAR
+    return shapes_of(spec, out, into, transposed)
+
+
+def _channel_shapes(
+    spec: Spec,
+    out: int,
+    into: int,
+    transposed: bool,
+) -> tuple[Shape, ...]:
+    """Return the shapes of scales by output."""
+    # vLLM's parameter is (out, 1) for integers, and (out,) for fp8
+    if _is_integer(spec):
+        return ((out,), (out, 1))
+    return ((out,),)
+
+
+def _group_shapes(
+    spec: Spec,
+    out: int,
+    into: int,
+    transposed: bool,
+) -> tuple[Shape, ...]:
+    """Return the shape of scales by output and group of inputs."""
+    groups = into // (_group_size(spec) or into)
+    # scales lie like the weight
+    if transposed:
+        return ((groups, out),)
+    return ((out, groups),)
+
+
+def _block_shapes(
+    spec: Spec,
+    out: int,
+    into: int,
+    transposed: bool,
+) -> tuple[Shape, ...]:
+    """Return the shape of scales by block of outputs and inputs."""
+    # (rows, columns) of a block; the last blocks may be incomplete
+    high, wide = spec.get("block_size") or (1, 1)
+    return ((ceil_div(out, high), ceil_div(into, wide)),)
+
+
+#: Shapes of scales by qscheme; other qschemes have a single scale.
+_SCALE_SHAPES = {
+    "per_channel": _channel_shapes,
+    "per_group": _group_shapes,
+    "per_block": _block_shapes,
+}
 
 
 def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:

@@ -9,6 +9,7 @@ from quark_onnx.containers import excluding, subset, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
+    Conditions,
     FieldCheck,
     field_findings,
     is_given,
@@ -19,6 +20,7 @@ from quark_onnx.torch.validate.fields import (
     one_of,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.header import Tensor
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
     Module,
@@ -218,8 +220,8 @@ def _module_findings(
         return
     layer = config.layer(module.name)
     weights = stages(layer.get("weight"))
+    casts = list(map(_is_cast, weights))
     # a cast has no scale, so that the file shows no sign of it
-    casts = [spec.get("dtype") in _CASTS for spec in weights]
     if module.is_quantized or any(casts):
         yield from _unloadable(module, weights)
     # float weights are right here
@@ -235,19 +237,33 @@ def _module_findings(
     yield from tensor_findings(checkpoint, module, layer, kv_slots(config, module))
 
 
+def _is_cast(spec: dict[str, Any]) -> bool:
+    """Return whether a specification means floats of 16 bits, without a scale."""
+    return spec.get("dtype") in _CASTS
+
+
 def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Finding]:
     """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme."""
     for spec in weights:
-        if meets(spec, {"dtype": _is_unloadable}) or meets(spec, _FP8_GROUPS):
+        if any(meets(spec, conditions) for conditions in _UNLOADABLE):
             yield broken("quark-weight", module.name, describe({"weight": spec}))
-    weight = module.weight
-    if not weights or weight is None or not meets(weights[0], _TWO_BIT_GROUPS):
+    if weights and module.weight is not None:
+        yield from _two_bit_findings(module.name, module.weight, weights[0])
+
+
+def _two_bit_findings(
+    name: str,
+    weight: Tensor,
+    spec: dict[str, Any],
+) -> Iterator[Finding]:
+    """Yield a 2-bit weight whose groups do not divide the inputs."""
+    if not meets(spec, _TWO_BIT_GROUPS):
         return
     # packed weights in groups are stored transposed, so that the first axis counts the inputs
-    group = weights[0]["group_size"]
-    if weight.shape[0] % group:
-        text = f"groups of {group}, and {weight.shape[0]} inputs"
-        yield broken("group-divides", module.name, text)
+    inputs, group = weight.shape[0], spec["group_size"]
+    if inputs % group:
+        text = f"groups of {group}, and {inputs} inputs"
+        yield broken("group-divides", name, text)
 
 
 def _is_unloadable(dtype: Any) -> bool:
@@ -260,6 +276,8 @@ _FP8_GROUPS = {
     "dtype": lambda dtype: str(dtype).startswith("fp8"),
     "qscheme": "per_group",
 }
+#: Specifications of weights that amd-quark does not load.
+_UNLOADABLE: tuple[Conditions, ...] = ({"dtype": _is_unloadable}, _FP8_GROUPS)
 _TWO_BIT_GROUPS = {
     "dtype": lambda dtype: str(dtype).endswith("int2"),
     "qscheme": "per_group",

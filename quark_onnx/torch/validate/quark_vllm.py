@@ -6,6 +6,8 @@ import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import filter as fnmatch_filter
+from functools import partial
+from itertools import filterfalse
 
 from quark_onnx.containers import names_of, present, subset
 from quark_onnx.torch.validate.cache_in_vllm import cache_findings
@@ -68,6 +70,44 @@ _LAYER_TYPES_CHECK = FieldCheck(
     "layer_type_quant_config",
     is_object,
     absent=NO_KEY_OR_NULL,
+)
+_EXPORT_CHECK = FieldCheck("quark-export", "export", is_object, absent=NO_KEY_OR_NULL)
+_CACHE_GROUP_CHECK = FieldCheck(
+    "quark-export",
+    "kv_cache_group",
+    is_names,
+    absent=NO_KEY_OR_NULL,
+)
+_EXPORT_CHECKS = (
+    FieldCheck(
+        "quark-export",
+        "pack_method",
+        one_of("reorder", "order"),
+        absent=NO_KEY_OR_NULL,
+    ),
+    FieldCheck(
+        "quark-fake",
+        "weight_format",
+        lambda form: form != "fake_quantized",
+        "'fake_quantized': the weights are floats",
+    ),
+)
+_LAYERS_CHECK = FieldCheck(
+    "malformed",
+    "layer_quant_config",
+    lambda layers: isinstance(layers, dict | None),
+)
+
+
+def _has_stages(spec: object) -> bool:
+    """Return whether a specification is null, an object or a list of objects."""
+    # stages drops entries that are no objects, so that fewer stages than entries are a sign of them
+    return spec is None or len(stages(spec)) == len(listed(spec))
+
+
+_SPEC_CHECKS = (
+    FieldCheck("malformed", "weight", _has_stages),
+    FieldCheck("malformed", "input_tensors", _has_stages),
 )
 
 
@@ -132,26 +172,33 @@ def _severity_of_glob(modules: Iterable[Module]) -> str:
     vLLM finds no name in it, and quantizes the float layers that amd-quark left out by it.
     """
     # vLLM creates quantized layers for float weights: values are cast to codes without a scale
-    if any(module.is_linear and not module.is_quantized for module in modules):
-        return WRONG
+    for module in modules:
+        if module.is_linear and not module.is_quantized:
+            return WRONG
     return WARNING
 
 
 def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in the layers and their tensors."""
     config = QuarkConfig(checkpoint.quantization)
-    quantized_routers = checkpoint.config.get("model_type") in _QUANTIZED_ROUTERS
     for name, modules in fused(checkpoint.modules):
         yield from _fused_findings(config, name, modules)
         # vLLM keeps a second scale for each expert, so that experts may differ
         if not modules[0].experts:
             yield from _second_scale_findings(name, modules)
-    for module in checkpoint.linears:
-        # float routers of other families are created without a quantization config
-        if module.is_quantized or quantized_routers or not module.is_router:
-            yield from _layer_findings(checkpoint, config, module)
+    for module in filterfalse(
+        partial(_is_float_router, checkpoint), checkpoint.linears
+    ):
+        yield from _layer_findings(checkpoint, config, module)
     yield from cache_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
+
+
+def _is_float_router(checkpoint: Checkpoint, module: Module) -> bool:
+    """Return whether vLLM creates a router without a quantization config."""
+    if module.is_quantized or not module.is_router:
+        return False
+    return checkpoint.config.get("model_type") not in _QUANTIZED_ROUTERS
 
 
 def quark_schemes_in_vllm(checkpoint: Checkpoint) -> Iterator[str]:
@@ -243,33 +290,6 @@ def _missing_attention_findings(
         yield broken("attention-scales-missing", place, _ONE)
 
 
-_EXPORT_CHECK = FieldCheck("quark-export", "export", is_object, absent=NO_KEY_OR_NULL)
-
-
-_CACHE_GROUP_CHECK = FieldCheck(
-    "quark-export",
-    "kv_cache_group",
-    is_names,
-    absent=NO_KEY_OR_NULL,
-)
-
-
-_EXPORT_CHECKS = (
-    FieldCheck(
-        "quark-export",
-        "pack_method",
-        one_of("reorder", "order"),
-        absent=NO_KEY_OR_NULL,
-    ),
-    FieldCheck(
-        "quark-fake",
-        "weight_format",
-        lambda form: form != "fake_quantized",
-        "'fake_quantized': the weights are floats",
-    ),
-)
-
-
 def _export_findings(config: QuarkConfig) -> Iterator[Finding]:
     """Yield errors in the settings of the export."""
     place = f"{QUANTIZATION}.export"
@@ -296,23 +316,18 @@ def _cache_group_findings(config: QuarkConfig) -> Iterator[Finding]:
         yield broken("quark-kv", f"{QUANTIZATION}.layer_quant_config", problem)
 
 
-_LAYERS_CHECK = FieldCheck(
-    "malformed",
-    "layer_quant_config",
-    lambda layers: isinstance(layers, dict | None),
-)
-
-
 def _cache_problem(layers: list[Layer]) -> str:
     """Return what keeps vLLM from an fp8 cache, by the layers of keys and values, or ""."""
-    outputs = [layer.get("output_tensors") for layer in layers]
     # vLLM indexes the key, and raises a KeyError without it
-    if not all("output_tensors" in layer for layer in layers):
-        return "a layer of the KV cache lacks output_tensors"
+    for layer in layers:
+        if "output_tensors" not in layer:
+            return "a layer of the KV cache lacks output_tensors"
+    first = layers[0]["output_tensors"]
     # one cache holds all layers, so that vLLM demands one specification
-    if not all(same(output, outputs[0]) for output in outputs):
-        return "layers of the KV cache differ in output_tensors"
-    spec = object_of(outputs[0])
+    for layer in layers:
+        if not same(layer["output_tensors"], first):
+            return "layers of the KV cache differ in output_tensors"
+    spec = object_of(first)
     if meets(spec, {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}):
         return ""
     return f"output_tensors are {spec.get('dtype')}, {spec.get('qscheme')}"
@@ -333,18 +348,6 @@ def _entry_findings(name: str, entry: object) -> Iterator[Finding]:
         yield from field_findings(entry, place, _SPEC_CHECKS)
     else:
         yield broken("malformed", place, _short(entry))
-
-
-def _has_stages(spec: object) -> bool:
-    """Return whether a specification is null, an object or a list of objects."""
-    # stages drops entries that are no objects, so that fewer stages than entries are a sign of them
-    return spec is None or len(stages(spec)) == len(listed(spec))
-
-
-_SPEC_CHECKS = (
-    FieldCheck("malformed", "weight", _has_stages),
-    FieldCheck("malformed", "input_tensors", _has_stages),
-)
 
 
 def _fused_findings(
@@ -372,9 +375,10 @@ def _expert_findings(
     """Yield experts with a configuration unlike their module's."""
     # vLLM looks up the module of the experts, whose name stands for all of them
     shared = config.layer_in_vllm(modules[0])
-    differ = [
-        name for name in names_of(modules) if not same(config.layer(name), shared)
-    ]
+    differ = list[str]()
+    for module in modules:
+        if not same(config.layer(module.name), shared):
+            differ.append(module.name)
     if differ:
         text = (
             f"{len(differ)} of {len(modules)} experts have a configuration of their"
@@ -450,11 +454,11 @@ def _layer_findings(
 
 def _is_packed(layer: dict[str, object]) -> bool:
     """Return whether the stored shape differs from a float weight's shape."""
-    return any(
+    for spec in stages(layer.get("weight")):
         # "4" stands for int4, uint4 and fp4
-        str(spec.get("dtype")).endswith(("4", "fp6_e3m2", "fp6_e2m3"))
-        for spec in stages(layer.get("weight"))
-    )
+        if str(spec.get("dtype")).endswith(("4", "fp6_e3m2", "fp6_e2m3")):
+            return True
+    return False
 
 
 def _stored(module: Module) -> str:

@@ -103,7 +103,7 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         )
     checkpoint = read(folder)
     config, notes = mended_config(checkpoint)
-    renamed = sum(today(name) != name for name in checkpoint.tensors)
+    renamed = sum(map(_is_old, checkpoint.tensors))
     if renamed:
         notes.append(f"{renamed} scales have the names of today")
     index = _index_of(checkpoint)
@@ -165,12 +165,12 @@ def _mend_export(
     notes: list[str],
 ) -> None:
     """Add missing export settings, and remove unknown ones."""
-    kv = [
-        name
-        for name, layer in QuarkConfig(entries).overrides.items()
+    kv = list[str]()
+    for name, layer in QuarkConfig(entries).overrides.items():
         # queries may have quantized outputs, too, but are no part of the cache
-        if stages(layer.get("output_tensors")) and name.endswith(("k_proj", "v_proj"))
-    ]
+        is_cached = name.endswith(("k_proj", "v_proj"))
+        if is_cached and stages(layer.get("output_tensors")):
+            kv.append(name)
     found = entries.get("export")
     export = object_of(found)
     # null counts as missing: vLLM fails for a kv_cache_group of null as for none
@@ -349,7 +349,7 @@ def _writers(
     writers: dict[str, Callable[[Path], object]] = {}
     for file, header in checkpoint.headers.items():
         # files without old names are copied byte for byte
-        if any(today(tensor) != tensor for tensor in header.tensors):
+        if any(map(_is_old, header.tensors)):
             writers[file] = partial(_rename, checkpoint.folder / file, header)
     if config != checkpoint.config:
         writers[CONFIG] = partial(_write_json, value=config)
@@ -358,10 +358,16 @@ def _writers(
     if not names and checkpoint.index is not None:
         names = json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
     if names is not None:
-        mapped = {today(name): file for name, file in names["weight_map"].items()}
+        weight_map = names["weight_map"]
+        mapped = dict(zip(map(today, weight_map), weight_map.values(), strict=True))
         value = {**names, "weight_map": mapped}
         writers[INDEX] = partial(_write_json, value=value)
     return writers
+
+
+def _is_old(name: str) -> bool:
+    """Return whether a tensor has a name of an earlier generation."""
+    return today(name) != name
 
 
 def _write_json(target: Path, value: dict[str, Any]) -> None:

@@ -70,20 +70,36 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         return
     # loaders skip the tensors of rotary embeddings, which old files hold
     known = re.compile(rf"{pattern}|.*rotary_emb")
-    odd = list[str]()
-    for name, module in checkpoint.modules.items():
-        is_layer = known.fullmatch(name) and not _is_beyond(checkpoint, name)
-        # loaders skip a bias without a parameter, as GPTQ files have for every layer
-        if not is_layer and set(module.tensors) != {"bias"}:
-            odd.append(name)
+    unknown = list[str]()
+    for module in checkpoint.modules.values():
+        if _is_unknown(checkpoint, module, known):
+            unknown.append(module.name)
         elif module.last in _OF_ATTENTION:
             yield from _attention_findings(checkpoint, module)
     # a wrong name occurs in every block, and is reported once
-    for names in grouped_by(odd, _without_numbers).values():
+    for names in grouped_by(unknown, _without_numbers).values():
         text = "it has no such layer"
         if len(names) > 1:
             text += f" ({len(names)} are called so)"
         yield broken("vllm-names", names[0], text)
+
+
+def _is_unknown(
+    checkpoint: Checkpoint,
+    module: Module,
+    known: re.Pattern[str],
+) -> bool:
+    """Return whether a loader has no layer of a name.
+
+    Args:
+        checkpoint: the checkpoint.
+        module: the layer.
+        known: expression that matches the names of the family.
+    """
+    # loaders skip a bias without a parameter, as GPTQ files have for every layer
+    if set(module.tensors) == {"bias"}:
+        return False
+    return not known.fullmatch(module.name) or _is_beyond(checkpoint, module.name)
 
 
 def _without_numbers(name: str) -> str:
