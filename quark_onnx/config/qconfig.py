@@ -39,7 +39,7 @@ from quark_onnx.config.text import (
     parse_call,
 )
 from quark_onnx.config.yaml_file import read_yaml
-from quark_onnx.containers import excluding, present, without
+from quark_onnx.containers import excluding, flattened, present, without
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
@@ -304,6 +304,9 @@ class QConfig:
         require_items("overrides", self.overrides, Override)
         require_items("tensors", self.tensors, TensorOverride)
         check_granularity(self.activation, self.weight)
+        # A table is a weight: its scales are stored in the model.
+        if isinstance(self.embedding, QuantizationSpec):
+            check_granularity(None, self.embedding, " of embedding")
         self._check_dynamic()
         self._check_saturation()
         self._check_exponents()
@@ -335,7 +338,9 @@ class QConfig:
         """
         if self.form != "vendor":
             return
-        for spec in present((self.activation, self.weight)):
+        changes: list[QConfig | Override] = [self, *self.overrides]
+        specs = flattened((change.activation, change.weight) for change in changes)
+        for spec in present(specs):
             # Codes would differ from the operator's results for values above 65504.
             if spec.dtype.name == "float16" and not spec.saturate:
                 raise ConfigError(

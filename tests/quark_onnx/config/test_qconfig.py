@@ -106,6 +106,19 @@ def test_one_name_is_a_list_of_one() -> None:
             "each run computes one scale for a tensor; per_channel cannot be set",
         ),
         (
+            {
+                "embedding": QuantizationSpec("uint8", symmetric=False, dynamic=True),
+            },
+            "weight of embedding: the scale of a weight is known beforehand",
+        ),
+        (
+            {
+                "form": "vendor",
+                "overrides": [Override("x", activation=QuantizationSpec("float16"))],
+            },
+            "saturate is false; the vendor's float16 saturates",
+        ),
+        (
             {"activation": None, "calibrator": "minmax"},
             "calibrator cannot be set: activation is None",
         ),
