@@ -115,13 +115,8 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     """Return the nodes that stay float, with the reason."""
     excluded: dict[Node, str] = {}
     if config.op_types:
-        # A type that occurs in bodies alone is no mistake: the plan of each body selects again.
-        kinds = kinds_of((*graph.nodes, *inner_nodes(graph.nodes)))
-        if strict and kinds.isdisjoint(config.op_types):
-            raise ConfigError(
-                f"the model has no operator of type {' or '.join(config.op_types)}:"
-                f" nothing would be quantized{nearest(config.op_types[0], kinds)}",
-            )
+        if strict:
+            _check_any_type(graph, config.op_types)
         others = excluding(graph.nodes, graph.nodes_of(config.op_types))
         excluded |= dict.fromkeys(others, _OTHER_TYPE)
     if config.nodes:
@@ -131,6 +126,19 @@ def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
     nodes = by_name(graph.nodes)
     present = existing(graph, keep=config.keep_existing)
     return excluded | {nodes[name]: reason for name, reason in present.items()}
+
+
+def _check_any_type(graph: Graph, op_types: tuple[str, ...]) -> None:
+    """Raise ConfigError if the model has no operator of some types.
+
+    A type that occurs in bodies alone is no mistake: the plan of each body selects again.
+    """
+    kinds = kinds_of((*graph.nodes, *inner_nodes(graph.nodes)))
+    if kinds.isdisjoint(op_types):
+        raise ConfigError(
+            f"the model has no operator of type {' or '.join(op_types)}:"
+            f" nothing would be quantized{nearest(op_types[0], kinds)}",
+        )
 
 
 def _overridden(spec: NodeSpec, override: Override) -> NodeSpec:
@@ -326,18 +334,27 @@ def _nodes_at(
     nodes = by_name(graph.nodes)
     result = list[Node]()
     for name in names:
-        # A tensor as a start stands for its readers, as an end for its producer.
-        if reading:
-            beside = graph.consumers(name)
-        else:
-            beside = present([graph.producer(name)])
         if name in nodes:
             result.append(nodes[name])
-        elif beside:
-            result += beside
-        elif strict:
+            continue
+        beside = _nodes_beside(graph, name, reading=reading)
+        if strict and not beside:
             raise _unknown_end(graph, name, reading=reading)
+        result += beside
     return result
+
+
+def _nodes_beside(graph: Graph, tensor: str, *, reading: bool) -> list[Node]:
+    """Return the readers of a tensor, or its producer, if there is one.
+
+    Args:
+        graph: the model.
+        tensor: name of the tensor.
+        reading: return the readers, for which a tensor stands as a start.
+    """
+    if reading:
+        return graph.consumers(tensor)
+    return present([graph.producer(tensor)])
 
 
 def _unknown_end(graph: Graph, name: str, *, reading: bool) -> ConfigError:

@@ -208,13 +208,18 @@ def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
     """Return whether a node takes a root, a logarithm or the reciprocal of a tensor."""
     if reader.kind == "Div":
         return reader.inputs[1] == tensor
-    if reader.kind != "Pow":
-        return reader.kind in _ROOTS
-    # Exponents below 1 are roots and, if negative, denominators.
-    exponent = plan.graph.constant(reader.inputs[1])
-    if exponent is None or reader.inputs[0] != tensor:
-        return False
-    return bool(np.all(exponent < 1))
+    if reader.kind == "Pow":
+        return reader.inputs[0] == tensor and _has_low_exponent(reader, plan.graph)
+    return reader.kind in _ROOTS
+
+
+def _has_low_exponent(power: Node, graph: Graph) -> bool:
+    """Return whether the exponents of a Pow are constants below 1.
+
+    Such exponents are roots and, if negative, denominators.
+    """
+    exponent = graph.constant(power.inputs[1])
+    return exponent is not None and bool(np.all(exponent < 1))
 
 
 _ROOTS = frozenset({"Sqrt", "Reciprocal", "Log"})

@@ -5,6 +5,7 @@ No runtime has an integer form of them.
 
 from __future__ import annotations
 
+from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder
@@ -65,10 +66,15 @@ def remainder(node: Node, plan: PlanBuilder) -> None:
     """
     if is_control_tensor(node, plan, node.inputs[0]) or kept_float(node, plan, _JUMP):
         return
-    spec = plan.specs[node].activation
-    if spec is None:
-        return
-    if plan.rounds_results(node) and spec.dtype is not BFLOAT16:
+    if _lacks_mod(node, plan):
         plan.keep_node(node, _REMAINDER)
     else:
         plan.activation(node, node.inputs[0], node.outputs[0])
+
+
+@otherwise(False)
+def _lacks_mod(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether the engine of a node has no float32, and no Mod in its own format."""
+    spec = required(plan.specs[node].activation)
+    only_if(plan.rounds_results(node))
+    return spec.dtype is not BFLOAT16
