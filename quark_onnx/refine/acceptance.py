@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
@@ -19,8 +18,7 @@ from quark_onnx.report.measure import measure
 from quark_onnx.report.parts import JoinedParts
 from quark_onnx.report.shapes import require_same_shapes
 from quark_onnx.steps.compute_qparams import Params
-from quark_onnx.steps.function_bodies import define_functions
-from quark_onnx.steps.insert import insert
+from quark_onnx.steps.quantized_session import open_to_measure
 from quark_onnx.steps.run import Sample
 
 logger = logging.getLogger(__name__)
@@ -38,7 +36,7 @@ class Snapshot:
     def of(cls, graph: Graph, plan: Plan, params: Params) -> Snapshot:
         """Return copies, which share their weights with the originals."""
         # Later steps write to the dictionaries; the values in them are never changed.
-        kept = replace(params, table=dict(params.table), raised=dict(params.raised))
+        kept = params.with_scales({})
         return cls(graph.copy(), plan, kept)
 
     def restore(self, params: Params) -> tuple[Graph, Plan]:
@@ -74,18 +72,10 @@ def min_output_sqnr(
     """
     if not samples:
         return None
-    result = insert(graph, plan, params)
-    define_functions(result)
-    # Weights in files: a session with optimizations would copy them into memory.
-    lean = result.store is not None
     parts = JoinedParts()
     try:
-        errors = measure(
-            floating,
-            open_session(result.to_model(), lean=lean, optimize=not lean),
-            samples,
-            parts.add,
-        )
+        session = open_to_measure(graph, plan, params)
+        errors = measure(floating, session, samples, parts.add)
     except Exception as error:  # the check of the final model reports the error
         logger.debug("what optimizers are worth cannot be told: %s", error)
         return None

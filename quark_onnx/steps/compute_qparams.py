@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -55,6 +56,15 @@ class Params:
     encoded: EncodedConstants = field(
         default_factory=EncodedConstants, repr=False, compare=False
     )
+
+    def with_scales(self, scales: Mapping[Use, NDArray[np.float32]]) -> Params:
+        """Return a copy with other scales and the same zero points."""
+        table = dict(self.table)
+        for use, scale in scales.items():
+            # Parameters of an unchanged scale stay the same objects: their codes are known.
+            if not np.array_equal(table[use].scale, scale):
+                table[use] = table[use].with_scale(scale)
+        return replace(self, table=table, raised=dict(self.raised))
 
     @property
     def notes(self) -> list[str]:

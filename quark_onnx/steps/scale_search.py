@@ -24,13 +24,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.errors import ConstraintError
+from quark_onnx.errors import ConstraintError, ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.progress import Progress
 from quark_onnx.steps.apply_target_constraints import Limits
 from quark_onnx.steps.compute_qparams import Params
-from quark_onnx.steps.insert import insert_live
 from quark_onnx.steps.local import LocalErrors
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.scale_trials import ScaleTrial
@@ -106,44 +105,43 @@ def search(  # noqa: PLR0913
         ) as progress:
             descent.run(progress)
         moves = _allowed(descent, start, limits)
-        # Scales that no move can change stay constants, which onnxruntime can fold.
-        live, names = insert_live(
+        if not moves:  # no move is promising: the model need not be run
+            return 0
+        probe = ScaleTrial(
+            graph,
             corrected or graph,
             plan,
             params,
-            _changed(moves, start, limits),
+            samples[half:] or samples,
+            reference,
         )
-        probe = None
-        if moves:
-            probe = ScaleTrial(graph, live, samples[half:] or samples, reference)
-    except Exception as error:
-        # onnxruntime raises several unrelated types; scales without a search are valid, too
-        logger.warning(
-            "the scales are not searched, the model with its scales as inputs does not run: %s",
-            error,
-        )
-        return 0
-    # No move is promising: the model need not be run.
-    if probe is None:
+    except Exception as error:  # onnxruntime raises several unrelated types
+        _warn_of_failure(error)
         return 0
     if not probe.usable:
         logger.warning(
             "the scales are not searched: on a sample no output is finite and other than zero",
         )
         return 0
-    with probe:
-        # Names of uses without a pair are empty.
-        scales = _checked(
-            probe,
-            {use: name for use, name in names.items() if name},
-            moves,
-            start,
-            limits,
-        )
+    try:
+        with probe:
+            scales = _checked(probe, moves, start, limits)
+    except ModelError:
+        raise
+    except Exception as error:  # onnxruntime raises several unrelated types
+        _warn_of_failure(error)
+        return 0
     moved = [use for use, scale in scales.items() if (scale != start[use]).any()]
     for use in moved:
         params.table[use] = params.table[use].with_scale(scales[use])
     return len(moved)
+
+
+def _warn_of_failure(error: Exception) -> None:
+    """Log why scales are not searched; without a search they are valid, too."""
+    logger.warning(
+        "the scales are not searched, a model to measure them does not run: %s", error
+    )
 
 
 class _Descent:
@@ -293,17 +291,6 @@ def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
     return scales
 
 
-def _changed(moves: Sequence[_Move], start: Scales, limits: Limits) -> list[Use]:
-    """Return the uses whose scales may change with a subset of the moves."""
-    scales = _applied(moves, start, limits)
-    return [
-        use
-        for use, scale in scales.items()
-        # Constrained scales may move with another one under any subset.
-        if (scale != start[use]).any() or (moves and use in limits.uses)
-    ]
-
-
 def _gain(
     descent: _Descent,
     use: Use,
@@ -335,7 +322,6 @@ def _gain(
 
 def _checked(
     probe: ScaleTrial,
-    names: dict[Use, str],
     moves: Sequence[_Move],
     start: Scales,
     limits: Limits,
@@ -344,17 +330,13 @@ def _checked(
 
     All moves are tried first, then half of them, and so on.
     """
-
-    def noise(scales: Scales, best: list[float]) -> list[float]:
-        return probe.noise({name: scales[use] for use, name in names.items()}, best)
-
-    before = noise(start, [])
+    before = probe.noise({}, [])
     # The sort is stable: equal gains stay in graph order.
     chosen = sorted(moves, key=lambda move: -move.gain)
     while chosen:
         # In graph order, in which the gains were computed.
         scales = _applied([move for move in moves if move in chosen], start, limits)
-        if is_better(noise(scales, before), before):
+        if is_better(probe.noise(scales, before), before):
             return scales
         chosen = chosen[: len(chosen) // 2]
     return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,13 @@ from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import names_of
+from calibrators.onnx_runtime.worker import Session
+from quark_onnx.containers import names_of, subset
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
+from quark_onnx.plan import Plan, Use
 from quark_onnx.report.shapes import other_shape
+from quark_onnx.steps.compute_qparams import Params, compute_bias_qparams
+from quark_onnx.steps.quantized_session import graph_to_measure
 from quark_onnx.steps.run import Reference, Sample
 
 #: Noise below this share counts as zero, so that no single good sample outweighs the others.
@@ -23,52 +27,69 @@ _FLOOR = 1e-3
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 #: Samples per batch, and the excess of mean noise after which no further batch is run.
 _AT_ONCE, _SLACK = 2, 0.02
-Scales = Mapping[str, NDArray[np.float32]]
+Scales = Mapping[Use, NDArray[np.float32]]
+
+
+class _Quantized(NamedTuple):
+    """A session on the quantized model.
+
+    Attributes:
+        session: the session.
+        results: the outputs to compute.
+        judged: the names of the judged tensors among the results, in order.
+    """
+
+    session: Session
+    results: list[str]
+    judged: list[str]
+
+    def values(self, sample: Sample) -> list[Any]:
+        """Return the judged tensors on a sample."""
+        feeds = subset(sample, names_of(self.session.get_inputs()))
+        values = self.session.run(self.results, feeds)
+        by_name = dict(zip(self.results, values, strict=True))
+        return [by_name[name] for name in self.judged]
 
 
 class ScaleTrial:
-    """The float outputs of a few samples, and a model with scales as inputs."""
+    """Output errors of the quantized model for successive choices of scales.
 
-    def __init__(
+    Attributes:
+        usable: whether every sample has a float output that errors can be measured against.
+    """
+
+    def __init__(  # noqa: PLR0913
         self,
         graph: Graph,
-        live: Graph,
+        corrected: Graph,
+        plan: Plan,
+        params: Params,
         samples: Sequence[Sample],
         reference: Reference | None = None,
     ) -> None:
-        """Compute the float outputs, and open the model.
+        """Compute the float outputs.
 
         Args:
             graph: the float graph.
-            live: the graph with scales as inputs.
+            corrected: the graph to quantize: the float graph, or a copy with corrected biases.
+            plan: the decisions about the tensors.
+            params: the scales of all tensors except biases.
             samples: samples to judge scales by.
             reference: a model with equal outputs, some of which are known already; None for none.
         """
-        judged = _parts(graph)
-        self._live, self._shapes, self._samples = (
-            live,
-            ShapeArithmetic.of(graph),
-            samples,
-        )
-        # Names in the float graph; ``_judged`` has those in the live graph, the rounded tensors.
-        self._names = [tensor for tensor, _ in judged]
-        self._judged = [_as_read(live, tensor, reader) for tensor, reader in judged]
-        # A session must not be asked for one output twice.
-        self._results = list(dict.fromkeys(self._judged))
-        self._session = _open(_with_outputs(live, self._results))
-        self._read = names_of(self._session.get_inputs())
+        self._corrected, self._plan, self._params = corrected, plan, params
+        self._shapes, self._samples = ShapeArithmetic.of(graph), samples
+        self._judged = _parts(graph)
+        self._names = [tensor for tensor, _ in self._judged]
         self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
         for values in _outputs(graph, self._names, samples, reference):
             self._references.append(
                 [
-                    # Outputs that are zero, infinite or no floats on a sample are not measured on
-                    # it.
                     (place, v.astype(np.float64))
                     for place, v in enumerate(values)
                     if _measurable(v)
                 ],
             )
-        # Every sample needs an output, because the mean over none is NaN.
         self.usable = all(self._references)
         self._pool = Lanes(_AT_ONCE)
 
@@ -79,34 +100,47 @@ class ScaleTrial:
         scales can no longer win.
 
         Args:
-            scales: the scales.
+            scales: scales in place of those of ``params``, by use.
             best: the least noise so far.
 
         Raises:
             ModelError: an output has another shape than in the float model.
         """
+        model = self._opened(scales)
         found = list[float]()
         for start in range(0, len(self._references), _AT_ONCE):
             some = range(start, min(len(self._references), start + _AT_ONCE))
-            found += self._pool.map(lambda place: self._one(scales, place), some)
-            # The slack keeps chance on the first samples from ending a good trial.
+            found += self._pool.map(lambda place: self._one(model, place), some)
             if best and np.mean(found) > np.mean(best[: len(found)]) + _SLACK:
                 break
         return found
 
-    def _one(self, scales: Scales, place: int) -> float:
-        sample = self._samples[place]
-        feeds = {
-            # Scales are the inputs that no sample has.
-            name: sample[name] if name in sample else scales[name]
-            for name in self._read
-        }
-        values = dict(
-            zip(self._results, self._session.run(self._results, feeds), strict=True),
+    def _opened(self, scales: Scales) -> _Quantized:
+        """Quantize with other scales, and open the model.
+
+        Scales are constants of the model, so that onnxruntime computes on integers.
+        """
+        params = self._params.with_scales(scales)
+        plan = compute_bias_qparams(self._corrected, self._plan, params)
+        quantized = graph_to_measure(self._corrected, plan, params)
+        judged = [_as_read(quantized, *each) for each in self._judged]
+        results = list(dict.fromkeys(judged))
+        lean = quantized.store is not None
+        # One thread is enough, as several samples run in parallel.
+        session = open_session(
+            _with_outputs(quantized, results),
+            threads=1,
+            lean=lean,
+            optimize=not lean,
+            what="the quantized model with other scales",
         )
+        return _Quantized(session, results, judged)
+
+    def _one(self, model: _Quantized, place: int) -> float:
+        values = model.values(self._samples[place])
         errors = []
         for output, reference in self._references[place]:
-            value = values[self._judged[output]]
+            value = values[output]
             if value.shape != reference.shape:
                 self._require_sized_by_data(
                     self._names[output],
@@ -124,7 +158,8 @@ class ScaleTrial:
     ) -> None:
         """Raise an error unless values of a signal decide the shape of a tensor."""
         if not self._shapes.sized_by_data(tensor):
-            what = "output" if self._live.is_output(tensor) else "tensor"
+            is_output = self._corrected.is_output(tensor)
+            what = "output" if is_output else "tensor"
             raise other_shape(f"{what} {tensor!r}", str(reference), str(found))
 
     def __enter__(self) -> ScaleTrial:
@@ -155,18 +190,6 @@ def _outputs(
     session = open_session(_with_outputs(graph, tensors), what="the float model")
     for sample in samples:
         yield session.run(None, dict(sample))
-
-
-def _open(model: ModelProto) -> Any:
-    """Open a single-threaded session with rounded biases.
-
-    One thread is enough, as several samples run in parallel.
-    """
-    return open_session(
-        model,
-        threads=1,
-        what="the quantized model with its scales as inputs",
-    )
 
 
 def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
@@ -216,11 +239,11 @@ def _joint(graph: Graph, tensor: str) -> Node | None:
     return node if node is not None and node.kind == "Concat" else None
 
 
-def _as_read(live: Graph, tensor: str, reader: Node | None) -> str:
+def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
     """Return the rounded tensor for ``reader``; an output keeps its name."""
     if reader is None:
         return tensor
-    node = next(node for node in live.nodes if node.name == reader.name)
+    node = next(node for node in quantized.nodes if node.name == reader.name)
     return node.inputs[reader.inputs.index(tensor)]
 
 

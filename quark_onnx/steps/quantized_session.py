@@ -1,0 +1,38 @@
+"""Sessions that measure a quantized graph before the model is written."""
+
+from __future__ import annotations
+
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.worker import Session
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Plan
+from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.steps.function_bodies import define_functions
+from quark_onnx.steps.insert import insert
+from quark_onnx.steps.unsigned_codes import faster_unsigned, use_unsigned_codes
+
+
+def graph_to_measure(graph: Graph, plan: Plan, params: Params) -> Graph:
+    """Return a graph with pairs that has the results of the quantized model.
+
+    Int8 activations are computed in unsigned codes where these are faster.
+
+    Args:
+        graph: the float graph.
+        plan: the decisions about its tensors.
+        params: scales of every planned tensor, biases included.
+    """
+    result = insert(graph, plan, params)
+    define_functions(result)
+    if faster_unsigned():
+        use_unsigned_codes(result)
+    return result
+
+
+def open_to_measure(graph: Graph, plan: Plan, params: Params) -> Session:
+    """Open a session with the results of the quantized model, as ``graph_to_measure``."""
+    result = graph_to_measure(graph, plan, params)
+    # The optimizer of onnxruntime would copy the weights of a large model.
+    lean = result.store is not None
+    session: Session = open_session(result.to_model(), lean=lean, optimize=not lean)
+    return session
