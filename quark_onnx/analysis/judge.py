@@ -7,13 +7,13 @@ from typing import Any
 
 from onnx import ModelProto
 
-from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
 from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ModelError
 from quark_onnx.report.measure import OutputTotals, measure
 from quark_onnx.report.parts import JoinedParts
 from quark_onnx.steps import Reference
+from quark_onnx.steps.quantized_session import open_equivalent
 
 #: Maximum size of cached float outputs in bytes; further outputs are computed again.
 _MEMORY = 1 << 28
@@ -72,7 +72,7 @@ class Judge:
         errors = _Errors(self._names)
         count = 0
         try:
-            session = open_session(model, what="the quantized model")
+            session = open_equivalent(model)
             # A quantized model may lack an input that only removed nodes read.
             inputs = names_of(session.get_inputs())
             for count, sample in enumerate(self._samples, 1):

@@ -39,6 +39,7 @@ from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
+from quark_onnx.steps.quantized_session import open_equivalent
 from quark_onnx.steps.run import Sample
 
 #: Maximum number of changed nodes to try to restore, and of further nodes to try to lower.
@@ -405,7 +406,7 @@ class _Search:
 
     def _compared(self, model: ModelProto, samples: Sequence[Sample]) -> float:
         """Return the goal of a model, computed from outputs on samples."""
-        session = open_session(model)
+        session = open_equivalent(model)
         if self._settings.distance is not None:
             key = id(samples)  # the list outlives this object, so its id is unique
             if key not in self._expected:

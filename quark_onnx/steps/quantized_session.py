@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from onnx import ModelProto
+
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph
@@ -9,7 +11,19 @@ from quark_onnx.plan import Plan
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
-from quark_onnx.steps.unsigned_codes import faster_unsigned, use_unsigned_codes
+from quark_onnx.steps.unsigned_codes import (
+    faster_unsigned,
+    in_unsigned_codes,
+    use_unsigned_codes,
+)
+
+
+def open_equivalent(model: ModelProto) -> Session:
+    """Open a session with the results of a quantized model, on the kernels that are fastest."""
+    unsigned = in_unsigned_codes(Graph.of(model))
+    equivalent = model if unsigned is None else unsigned.to_model()
+    session: Session = open_session(equivalent, what="the quantized model")
+    return session
 
 
 def graph_to_measure(graph: Graph, plan: Plan, params: Params) -> Graph:
