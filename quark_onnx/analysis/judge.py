@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from onnx import ModelProto
@@ -113,7 +113,7 @@ class _Errors:
         self._totals = OutputTotals(names)
         self._parts = JoinedParts()
 
-    def add(self, sample: Any, expected: list[Any], found: list[Any]) -> None:
+    def add(self, sample: Any, expected: Sequence[Any], found: Sequence[Any]) -> None:
         """Add the outputs of the float and of the quantized model on a sample."""
         before = dict(zip(self._names, expected, strict=True))
         after = dict(zip(self._names, found, strict=True))
