@@ -20,7 +20,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config import spec as specs
-from quark_onnx.onnx.quantization.config.algorithm import ALGO_NAME_TO_CLASS, AlgoConfig
+from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import (
     Config,
     QConfig,
@@ -394,21 +394,31 @@ def _newer(values: Mapping[str, Any]) -> QConfig:
             values.get("weight_params") or {},
         ),
     )
-    algorithms: list[AlgoConfig] = []
-    if values.get("cle_algo"):
-        algorithms.append(ALGO_NAME_TO_CLASS["cle"](**(values.get("cle_params") or {})))
-    chosen = values.get("algorithms") or []
+    names = ["cle"] if values.get("cle_algo") else []
     # An entry of the space is a name, or a list of names.
-    for name in [chosen] if isinstance(chosen, str) else chosen:
-        algorithms.append(
-            ALGO_NAME_TO_CLASS[name](**(values.get(f"{name}_params") or {})),
-        )
+    chosen = values.get("algorithms") or []
+    names += [chosen] if isinstance(chosen, str) else chosen
+    algorithms = []
+    for name in names:
+        parameters = values.get(f"{name}_params") or {}
+        algorithms.append(AlgoConfig.from_dict({"name": name, **parameters}))
     return QConfig(
         layer,
-        exclude=values.get("exclude"),
-        algo_config=algorithms,
+        values.get("specific_layer_config"),
+        values.get("layer_type_config"),
+        values.get("exclude"),
+        algorithms,
+        bool(values.get("use_external_data_format")),
         extra_options=options,
     )
+
+
+#: Enumerations of the parameters of a specification.
+_MEMBERS = {
+    "calibration_method": "CalibMethod",
+    "scale_type": "ScaleType",
+    "quant_granularity": "QuantGranularity",
+}
 
 
 def _tensor(name: str, parameters: Mapping[str, Any]) -> specs.QTensorConfig:
@@ -419,18 +429,13 @@ def _tensor(name: str, parameters: Mapping[str, Any]) -> specs.QTensorConfig:
             f"the search space names {name!r}, which is no specification, such as Int8Spec",
         )
     # Values of a space are names, as it may come from JSON; members themselves are accepted, too.
-    kinds = {
-        "calibration_method": specs.CalibMethod.__getitem__,
-        "scale_type": specs.ScaleType.__getitem__,
-        "quant_granularity": specs.QuantGranularity.__getitem__,
-        "data_type": parse_data_type,
-    }
-    result: specs.QTensorConfig = kind(
-        **{
-            parameter: kinds[parameter](value)
-            if parameter in kinds and isinstance(value, str)
-            else value
-            for parameter, value in parameters.items()
-        },
-    )
+    arguments = dict(parameters)
+    for parameter, value in parameters.items():
+        if not isinstance(value, str):
+            continue
+        if parameter == "data_type":
+            arguments[parameter] = parse_data_type(value)
+        elif parameter in _MEMBERS:
+            arguments[parameter] = specs.parse_enum(f"{_MEMBERS[parameter]}.{value}")
+    result: specs.QTensorConfig = kind(**arguments)
     return result

@@ -124,6 +124,43 @@ def test_the_newer_search_returns_and_writes_the_best_values(tmp_path: Path) -> 
     assert json.loads(text) == best
 
 
+def test_layers_of_the_newer_space_have_their_own_configuration() -> None:
+    model, kinds = classifier(), set[str]()
+
+    def evaluator(path: str) -> float:
+        for node in onnx.load(path).graph.node:
+            if node.op_type == "Conv":
+                kinds.update(name.rpartition("_")[2] for name in node.input[:1])
+        return 1.0
+
+    config = {
+        "search_space": {"layer_type_config": [{None: ["Conv"]}]},
+        "model_input": model,
+        "calib_data_reader": Reader(model, 8),
+        "search_evaluator": evaluator,
+    }
+    AutoSearchPro(config).run()
+    assert kinds and "DequantizeLinear" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"algorithms": ["adaraund"]}, "unknown algorithm.*adaround"),
+        ({"cle_algo": [True], "cle_params": {"steps": 1}}, "cle has no parameter"),
+        ({"activation_params": {"calibration_method": ["MinMx"]}}, "CalibMethod.MinMx"),
+    ],
+)
+def test_an_unknown_name_in_a_newer_space(space: Any, message: str) -> None:
+    config = {
+        "search_space": space,
+        "model_input": classifier(),
+        "calib_data_reader": [],
+    }
+    with pytest.raises(ConfigError, match=message):
+        AutoSearchPro(config).run()
+
+
 def test_a_search_that_lacks_something() -> None:
     with pytest.raises(ConfigError, match="has no model_input"):
         AutoSearchPro({"search_space": {}})
