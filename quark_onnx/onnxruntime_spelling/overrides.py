@@ -177,8 +177,14 @@ def _settings(
         ("rmin", "low"),
         ("rmax", "high"),
     ):
-        if key in first:
-            settings[name] = [_number(channel[key]) for channel in channels]
+        values = [_number(channel[key]) for channel in channels if key in channel]
+        if values and len(values) < len(channels):
+            raise CallError(
+                f"TensorQuantOverrides[{tensor!r}]: option {key!r} must be given for all"
+                " channels, or for none",
+            )
+        if values:
+            settings[name] = values
     return settings
 
 

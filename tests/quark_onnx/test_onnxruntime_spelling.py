@@ -176,6 +176,16 @@ def test_types_and_selections() -> None:
             "has no key 'scal'; did you mean 'scale'?",
         ),
         (
+            {
+                "extra_options": {
+                    "TensorQuantOverrides": {
+                        "x": [{"axis": 1, "rmin": -1.0, "rmax": 1.0}, {"rmax": 1.0}]
+                    }
+                }
+            },
+            "'x']: option 'rmin' must be given for all channels, or for none",
+        ),
+        (
             {"extra_options": {"TensorQuantOverrides": {"x": [{"scale": 1.0}]}}},
             "Must provide both 'scale' and 'zero_p",
         ),
