@@ -62,7 +62,8 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     options = _parse(tool, arguments)
     try:
         tool.action(options)
-    except QuarkError as error:
+    # A file that does not exist, or cannot be written.
+    except (QuarkError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

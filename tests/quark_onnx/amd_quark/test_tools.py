@@ -228,6 +228,18 @@ def test_weights_of_4_bits_are_none_of_8(
     assert capsys.readouterr().out == "A16W8: 0 nodes\nA8W8: 0 nodes\n"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["convert_onnx_to_onnxtxt", "replace_inf_weights", "remove_initializer_from_input"],
+)
+def test_a_model_that_does_not_exist(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [str(tmp_path / "none.onnx"), str(tmp_path / "out.onnx")]
+    assert main(name, paths) == 2
+    assert "none.onnx" in capsys.readouterr().err
+
+
 def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = normal(4, 5), normal(4, 5, seed=1)
     for folder, array in (("float", a), ("quantized", b)):
