@@ -17,6 +17,7 @@ from quark_onnx.containers import differing, excluding, names_of, of_type, witho
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
+from quark_onnx.onnx.legacy import narrowed
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -56,6 +57,13 @@ def spec_setter(side: str, setting: str) -> Apply:
             setattr(draft, side, spec.with_(**{setting: value}))
 
     return apply
+
+
+def weight_symmetric(draft: Draft, value: bool) -> None:
+    """Set a fixed or a variable zero point of weights; only the first omits the least code."""
+    spec = draft.weight
+    if spec is not None and spec.dtype.scaled:
+        draft.weight = narrowed(spec.with_(symmetric=value, narrow=False))
 
 
 def calibrator_setter(kind: type[Any], setting: str) -> Apply:

@@ -209,7 +209,7 @@ ROWS: tuple[Option, ...] = (
     ),
     _obeyed(
         "WeightSymmetric",
-        effects.spec_setter("weight", "symmetric"),
+        effects.weight_symmetric,
         "`symmetric` of the weights",
     ),
     _obeyed("QuantizeBias", effects.quantize_bias, "`bias`"),

@@ -285,6 +285,15 @@ def test_matmul_nbits() -> None:
     )
 
 
+def test_asymmetric_weights_use_every_code() -> None:
+    symmetric, asymmetric = (
+        draft_of(WeightSymmetric=wanted).weight for wanted in (True, False)
+    )
+    assert symmetric is not None and asymmetric is not None
+    assert (symmetric.symmetric, symmetric.narrow) == (True, True)
+    assert (asymmetric.symmetric, asymmetric.narrow) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("choice", "parameters"),
     [
