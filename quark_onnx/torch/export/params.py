@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.fx import GraphModule
 
+from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.export import tensors_of
 from quark_onnx.torch.checkpoints.layouts import check_config, layout_named, read_layout
@@ -107,19 +108,21 @@ def save_params(  # noqa: PLR0913
     }
     folder = Path(export_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    # Hidden names, until both files are complete.
-    whole, text = folder / f".{model_type}.safetensors", folder / f".{model_type}.json"
-    file = TensorFile(whole)
-    try:
-        for name, tensor in tensors_of(model, layout):
-            file.add(name, tensor)
-        file.close()
-    finally:
-        # Closes the file of values after an error; without effect after ``close``.
-        file.abandon()
-    text.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    for path in (whole, text):
-        path.replace(folder / path.name.removeprefix("."))
+    # Both files are renamed when both are complete; after an error none is left.
+    with ScratchFolder(folder, model_type) as scratch:
+        whole = scratch / f"{model_type}.safetensors"
+        text = scratch / f"{model_type}.json"
+        file = TensorFile(whole)
+        try:
+            for name, tensor in tensors_of(model, layout):
+                file.add(name, tensor)
+            file.close()
+        finally:
+            # Windows cannot remove an open file; without effect after ``close``.
+            file.abandon()
+        text.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        for path in (whole, text):
+            path.replace(folder / path.name)
 
 
 def load_params(  # noqa: PLR0913

@@ -135,6 +135,17 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         load_params(images(), **files)
 
 
+def test_an_error_leaves_no_file(tmp_path: Path) -> None:
+    model = images()
+    quantize_model(
+        model, None, TorchConfig(LayerSpec(TensorSpec("int8"))), progress=False
+    )
+    model.register_buffer("phases", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(ModelError, match=r"'phases' is torch\.complex128"):
+        save_params(model, "mine", export_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 class _More(nn.Module):
     def __init__(self) -> None:
         super().__init__()
