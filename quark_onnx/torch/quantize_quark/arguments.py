@@ -44,7 +44,7 @@ class Argument:
             self.settings.get("dest") or self.names.split()[0].removeprefix("--"),
         )
 
-    def is_harmless(self, value: Any) -> bool:
+    def is_harmless(self, value: object) -> bool:
         """Return whether a parsed value asks for the default behaviour.
 
         An argument that is not given is None, or False for a flag.
