@@ -84,15 +84,26 @@ class Override:
         where = f" of the override for {self.where}"
         require_flags(self, ["keep"], where)
         refuse(self, _CONTRADICTIONS)
+        self._check_specs(where)
+        check_granularity(self.activation, self.weight, where)
+
+    def _check_specs(self, where: str) -> None:
+        """Check the types of the specs.
+
+        Names of formats are accepted in dictionaries and by ``QConfig.with_``, which have a base.
+
+        Args:
+            where: the override, for messages.
+
+        Raises:
+            ConfigError: a spec is of another type.
+        """
         for name in ("activation", "weight"):
             spec = getattr(self, name)
-            # Names of formats are accepted in dictionaries and by ``QConfig.with_``, which have a
-            # base.
-            if spec is not None and not isinstance(spec, QuantizationSpec):
+            if not isinstance(spec, QuantizationSpec | None):
                 raise ConfigError(
                     f"{name}{where} is {short(spec)}, not a QuantizationSpec",
                 )
-        check_granularity(self.activation, self.weight, where)
 
     @property
     def where(self) -> str:

@@ -39,7 +39,7 @@ from quark_onnx.config.text import (
     parse_call,
 )
 from quark_onnx.config.yaml_file import read_yaml
-from quark_onnx.containers import excluding, flattened, present, without
+from quark_onnx.containers import among, excluding, flattened, present, without
 from quark_onnx.dtypes import INT8, UINT8
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
@@ -145,21 +145,26 @@ def _optimizers(value: Any) -> tuple[Any, ...]:
             f"optimizers is {short(value)}; it must be a list of"
             f" optimizers{nearest('', OPTIMIZERS)}",
         )
+    # All texts are parsed before objects are checked.
     optimizers = tuple(map(_optimizer, given))
     for item in optimizers:
-        # A class has the attribute as well, but no settings: "CLE" in place of "CLE()" is a
-        # mistake.
-        if isinstance(item, type) or not hasattr(item, "stage"):
-            raise ConfigError(
-                f"optimizers holds {short(item)}; it must be an optimizer or a"
-                f" name{nearest('', OPTIMIZERS)}",
-            )
+        _check_optimizer(item)
     return optimizers
 
 
 def _optimizer(item: object) -> object:
     """Return the optimizer of a text, or the object as it is."""
     return parse_optimizer(item) if isinstance(item, str) else item
+
+
+def _check_optimizer(item: object) -> None:
+    """Raise ConfigError for an object that is no optimizer."""
+    # A class has the attribute as well, but no settings: "CLE" in place of "CLE()" is a mistake.
+    if isinstance(item, type) or not hasattr(item, "stage"):
+        raise ConfigError(
+            f"optimizers holds {short(item)}; it must be an optimizer or a"
+            f" name{nearest('', OPTIMIZERS)}",
+        )
 
 
 def parse_optimizer(text: str) -> Any:
@@ -421,25 +426,36 @@ class QConfig:
         >>> str(QConfig.of("A8W8").with_(activation="uint16").activation)
         'uint16 asymmetric best'
         """
-        for name in ("activation", "weight", "embedding"):
-            # "auto" is a word of ``embedding``, and no name of a number format.
-            if name in changes and changes[name] != AUTO:
-                # The base of a dictionary of changes: settings that the dictionary omits stay.
-                present = getattr(self, name)
-                base = present if isinstance(present, QuantizationSpec) else None
-                changes[name] = spec_of(changes[name], base, name)
-        for name, target in _SHORT_CUTS.items():
-            if name in changes:
-                # A spec that is changed in the same call gets the shortcut applied.
-                spec = changes.get(target, getattr(self, target))
-                if spec is None:
-                    raise ConfigError(
-                        f"{name} cannot be set: {target} is None, so it is not"
-                        " quantized",
-                    )
-                changes[target] = spec.with_(**{name: changes.pop(name)})
+        # "auto" is a word of ``embedding``, and no name of a number format.
+        for name in among(("activation", "weight", "embedding"), changes):
+            if changes[name] != AUTO:
+                changes[name] = self._changed_spec(name, changes[name])
+        for name in among(_SHORT_CUTS, changes):
+            target = _SHORT_CUTS[name]
+            # A spec that is changed in the same call gets the shortcut applied.
+            spec = changes.get(target, getattr(self, target))
+            if spec is None:
+                raise ConfigError(
+                    f"{name} cannot be set: {target} is None, so it is not quantized",
+                )
+            changes[target] = spec.with_(**{name: changes.pop(name)})
         check_names(changes, type(self))
         return replace(self, **changes)
+
+    def _changed_spec(self, name: str, data: object) -> QuantizationSpec | None:
+        """Return a spec from what YAML accepts for a setting.
+
+        Args:
+            name: the setting: activation, weight or embedding.
+            data: a spec, the name of a number format, a dictionary of changes, or None.
+
+        Raises:
+            ConfigError: ``data`` is none of these, or a change is wrong.
+        """
+        # The base of a dictionary of changes: settings that the dictionary omits stay.
+        present = getattr(self, name)
+        base = present if isinstance(present, QuantizationSpec) else None
+        return spec_of(data, base, name)
 
     @property
     def table(self) -> QuantizationSpec | None:
