@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from html import escape
 
-from quark_onnx.containers import flattened
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.page.frame import Frame, series
@@ -42,18 +42,15 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
     Returns:
         SVG.
     """
-    # Outcomes of the whole model are divergences in nats, which do not belong on this axis.
-    outcomes = [each for each in report.outcomes if each.layer and shown(each)]
+    outcomes = list(filter(_is_drawn, report.outcomes))
     if not outcomes:
         return ""
     names = list(report.quantized)
-    frame = Frame.around(
-        names,
-        width,
-        height,
-        flattened((each.before, each.after) for each in outcomes),
-    )
-    places = {name: place for place, name in enumerate(names)}
+    values = list[float]()
+    for outcome in outcomes:
+        values += (outcome.before, outcome.after)
+    frame = Frame.around(names, width, height, values)
+    places = dict(zip(names, range(len(names)), strict=True))
     algorithms = report.algorithms
     # The markers of all algorithms fit into 80 % of a layer's slot.
     step = min(_BESIDE, 0.8 * frame.slot / len(algorithms))
@@ -73,11 +70,12 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
                 min(max(0.4 * step, _LEAST), _GREATEST),
                 stem=frame.slot >= _APART,
             )
-        elif inside := [
-            place
-            for name, place in places.items()
-            if name.startswith(f"{outcome.layer}.")
-        ]:
+        else:
+            inside = _places_inside(outcome.layer, places)
+            # A block without quantized layers, or a layer that stays float, has no place on the
+            # axis.
+            if not inside:
+                continue
             # 0.4 slots beyond the centres of the block's first and last quantized layer.
             drawn = _whole(
                 frame,
@@ -85,10 +83,6 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
                 frame.x(inside[0] - 0.4),
                 frame.x(inside[-1] + 0.4),
             )
-        else:
-            # A block without quantized layers, or a layer that stays float, has no place on the
-            # axis.
-            continue
         # Browsers show the title of a group as its tooltip.
         hover = tag("title", escape(_hover(report, outcome)))
         parts.append(tag("g", hover + drawn, class_=series(own)))
@@ -98,6 +92,22 @@ def errors(report: TorchReport, width: float, height: float, class_: str) -> str
         parts,
         class_,
     )
+
+
+def _is_drawn(outcome: Outcome) -> bool:
+    """Return whether an outcome has errors of a layer or of a block, in the plot's unit."""
+    # Outcomes of the whole model are divergences in nats, which do not belong on this axis.
+    return bool(outcome.layer) and shown(outcome)
+
+
+def _places_inside(block: str, places: Mapping[str, int]) -> list[int]:
+    """Return the indices of a block's layers, in model order.
+
+    Args:
+        block: name of the block.
+        places: indices of the quantized layers by name.
+    """
+    return [place for name, place in places.items() if name.startswith(f"{block}.")]
 
 
 def _layer(
@@ -122,11 +132,11 @@ def _layer(
 
 def _whole(frame: Frame, outcome: Outcome, left: float, right: float) -> str:
     """Draw two lines over a block; the line of the error before is dashed."""
-    rows = (("whole was", outcome.before), ("whole", outcome.after))
-    return "".join(
-        tag("line", class_=name, x1=left, x2=right, y1=frame.y(e), y2=frame.y(e))
-        for name, e in rows
-    )
+    lines = ""
+    for name, error in (("whole was", outcome.before), ("whole", outcome.after)):
+        y = frame.y(error)
+        lines += tag("line", class_=name, x1=left, x2=right, y1=y, y2=y)
+    return lines
 
 
 def _hover(report: TorchReport, outcome: Outcome) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from html import escape
 
 from quark_onnx.containers import flattened
@@ -34,6 +35,18 @@ def tokens_of(report: TorchReport) -> dict[str, dict[int, int]]:
     return found
 
 
+def most_tokens(rows: Mapping[str, Mapping[int, int]]) -> int:
+    """Return the number of tokens of the most active expert.
+
+    Args:
+        rows: the result of ``tokens_of``, which must not be empty.
+    """
+    most = 0
+    for row in rows.values():
+        most = max(most, *row.values())
+    return most
+
+
 def experts(report: TorchReport, width: float, class_: str) -> str:
     """Draw the number of tokens of each expert as the colour intensity of a cell.
 
@@ -53,8 +66,10 @@ def experts(report: TorchReport, width: float, class_: str) -> str:
         return ""
     count = 1 + max(flattened(rows.values()))
     # At least 1, since opacities are shares of this number.
-    most = max(1, *flattened(row.values() for row in rows.values()))
-    high = _ROW if len(rows) <= _MANY else _LOW
+    most = max(1, most_tokens(rows))
+    high = _ROW
+    if len(rows) > _MANY:
+        high = _LOW
     wide, bottom = (width - _LEFT - 12) / count, _TOP + high * len(rows)
     parts = [tag("text", "block", x=0, y=12)]
     for place, (block, row) in enumerate(rows.items()):

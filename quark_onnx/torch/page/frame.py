@@ -87,10 +87,10 @@ class Frame:
 
         The scale covers at least two powers of ten.
         """
-        # Without any positive value, the scale surrounds 1.
-        exponents = [math.log10(value) for value in values if 0 < value < math.inf] or [
-            0.0,
-        ]
+        exponents = [math.log10(value) for value in values if 0 < value < math.inf]
+        if not exponents:
+            # Without any positive value, the scale surrounds 1.
+            exponents = [0.0]
         # The ends are whole or half powers of ten.
         lo, hi = math.floor(2 * min(exponents)) / 2, math.ceil(2 * max(exponents)) / 2
         # Fewer than two labelled powers of ten would not show that the scale is logarithmic.
@@ -169,21 +169,15 @@ class Frame:
         return drawing(self.width, self.height, title, [*found, *parts], class_)
 
     def _ticks(self) -> list[tuple[float, str]]:
+        """Return the values of the grid lines, each with its label."""
         y = self.y
+        found = list[tuple[float, str]]()
         if not self.log:
-            return [
-                (
-                    each,
-                    tag(
-                        "text",
-                        short(each),
-                        x=_LEFT - 8,
-                        y=y(each) + 4,
-                        text_anchor="end",
-                    ),
-                )
-                for each in ticks(self.lo, self.hi, 5)
-            ]
+            for value in ticks(self.lo, self.hi, 5):
+                place = {"x": _LEFT - 8, "y": y(value) + 4}
+                label = tag("text", short(value), **place, text_anchor="end")
+                found.append((value, label))
+            return found
         # log10 of a power of ten may be off by its last bit.
         lo, hi = (
             math.ceil(math.log10(self.lo) - 1e-9),
@@ -191,10 +185,10 @@ class Frame:
         )
         # At most eight labels.
         step = max(1, math.ceil((hi - lo) / 7))
-        return [
-            (10.0**each, power(each, _LEFT - 8, y(10.0**each) + 4))
-            for each in range(lo, hi + 1, step)
-        ]
+        for exponent in range(lo, hi + 1, step):
+            value = 10.0**exponent
+            found.append((value, power(exponent, _LEFT - 8, y(value) + 4)))
+        return found
 
     def _blocks(self) -> list[str]:
         """Shade every second block, and label as many blocks as fit."""

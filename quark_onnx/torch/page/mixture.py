@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from quark_onnx.containers import flattened, merged
+from quark_onnx.containers import merged
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.page.frame import Frame, series
 from quark_onnx.torch.pipelines.mixed_precision import Group, Mixture
@@ -26,17 +26,25 @@ def _sizes(group: Group) -> dict[str, float]:
     return {option.scheme: option.bits / group.weights for option in group.options}
 
 
+def _greatest_size(group: Group) -> float:
+    """Return the bits per weight of a group with its largest option."""
+    return max(_sizes(group).values())
+
+
+def _names(mixture: Mixture) -> list[str]:
+    """Return a name for each group: that of its first layer."""
+    return [group.layers[0] for group in mixture.groups]
+
+
 def bits(mixture: Mixture, width: float, height: float, class_: str) -> str:
     """Draw the bits per weight of each group, in model order.
 
     Returns:
         SVG.
     """
-    # A group is drawn under the name of its first layer.
-    names = [group.layers[0] for group in mixture.groups]
-    most = max(max(_sizes(group).values()) for group in mixture.groups)
+    most = max(map(_greatest_size, mixture.groups))
     # 8 % of room above the tallest bar.
-    frame = Frame(names, width, height, 0.0, 1.08 * most, log=False)
+    frame = Frame(_names(mixture), width, height, 0.0, 1.08 * most, log=False)
     schemes, parts, wide = schemes_of(mixture), [], _BAR * frame.slot
     # The bar of a group has the size of its chosen scheme.
     for place, group in enumerate(mixture.groups):
@@ -71,15 +79,11 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
     Returns:
         SVG.
     """
-    names = [group.layers[0] for group in mixture.groups]
     # All groups and schemes share the axis.
-    options = flattened(group.options for group in mixture.groups)
-    frame = Frame.around(
-        names,
-        width,
-        height,
-        (option.divergence for option in options),
-    )
+    values = list[float]()
+    for group in mixture.groups:
+        values += [option.divergence for option in group.options]
+    frame = Frame.around(_names(mixture), width, height, values)
     schemes, parts = schemes_of(mixture), []
     # A dot is narrower than its slot, and neither vanishes nor covers its neighbours.
     radius = min(max(0.35 * frame.slot, _LEAST), _GREATEST)
@@ -89,13 +93,12 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
             group.options,
             key=lambda option: option == group.chosen,
         ):  # drawn last, on top
-            own = (
-                f"{series(schemes.index(each.scheme))}"
-                f" {'filled' if each == group.chosen else 'hollow'}"
-            )
+            marker = "hollow"
+            if each == group.chosen:
+                marker = "filled"
             dots += tag(
                 "circle",
-                class_=own,
+                class_=f"{series(schemes.index(each.scheme))} {marker}",
                 cx=frame.x(place),
                 cy=frame.y(each.divergence),
                 r=radius,
@@ -110,9 +113,12 @@ def divergences(mixture: Mixture, width: float, height: float, class_: str) -> s
 
 
 def _hover(group: Group) -> str:
-    rows = (
-        f"{each.scheme}: {each.bits / group.weights:.3g} bits, {short(each.divergence)}"
-        " nats" + (", chosen" if each == group.chosen else "")
-        for each in group.options
-    )
-    return "\n".join([first_of(group.layers), *rows])
+    """Return the size and the divergence of a group with each scheme, a line each."""
+    lines = [first_of(group.layers)]
+    for option in group.options:
+        size = f"{option.bits / group.weights:.3g} bits"
+        line = f"{option.scheme}: {size}, {short(option.divergence)} nats"
+        if option == group.chosen:
+            line += ", chosen"
+        lines.append(line)
+    return "\n".join(lines)

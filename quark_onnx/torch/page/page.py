@@ -8,7 +8,6 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
-from quark_onnx.containers import flattened
 from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
 from quark_onnx.report import percentage
@@ -17,13 +16,13 @@ from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.page import mixture as mixed
 from quark_onnx.torch.page.errors import errors, shown
-from quark_onnx.torch.page.experts import experts, tokens_of
+from quark_onnx.torch.page.experts import experts, most_tokens, tokens_of
 from quark_onnx.torch.page.frame import STYLE, block_of, series
 from quark_onnx.torch.pipelines.estimate import size
 from quark_onnx.torch.pipelines.mixed_precision import Mixture
 from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
-from quark_onnx.torch.pipelines.verdict import CheckpointVerdict, file_size
+from quark_onnx.torch.pipelines.verdict import file_size
 from quark_onnx.wording import first_of, tally
 
 _STYLE = (
@@ -67,6 +66,11 @@ _STYLE = (
 
 #: Maximum number of layer names per format.
 _NAMED = 8
+#: The columns of the table of layers.
+_HEAD = (
+    "<th>layer</th><th>other format</th><th>algorithm</th>"
+    '<th class="number">before</th><th class="number">after</th><th>note</th>'
+)
 
 
 def write_page(
@@ -168,22 +172,19 @@ def _verdict(found: Found) -> str:
     band: str = "unknown"
     if judged.divergence is not None:
         band = THRESHOLDS["language"][0].band(judged.divergence)
+    # A good result needs no advice.
+    if band == "good":
+        return verdict(band, judged.sentence(), [])
     code = judged.command or judged.options
     if judged.advice:
         actions = [Action(judged.advice, code)]
     else:
         actions = []
-    actions += [
-        Action("use another scheme for a layer:", f"--layer {name}=SCHEME", effect)
-        for name, effect in _worst(judged)
-    ]
-    # A good result needs no advice.
-    return verdict(band, judged.sentence(), [] if band == "good" else actions)
-
-
-def _worst(judged: CheckpointVerdict) -> list[tuple[str, str]]:
-    """Return the layers with the largest errors, and the error of each in words."""
-    return [(name, f"error {percentage(error)}") for name, error in judged.worst]
+    for name, error in judged.worst:
+        option = f"--layer {name}=SCHEME"
+        effect = f"error {percentage(error)}"
+        actions.append(Action("use another scheme for a layer:", option, effect))
+    return verdict(band, judged.sentence(), actions)
 
 
 def _figure(
@@ -192,22 +193,29 @@ def _figure(
     heights: tuple[float, float],
 ) -> str:
     """Render a drawing for wide and for narrow windows, with a legend."""
+    wide = narrow = ""
     # Drawn twice. CSS shows one of both, by the width of the window.
-    drawn = list(drawn)
-    wide = "".join(draw(1000.0, heights[0], "wide") for draw in drawn)
-    narrow = "".join(draw(380.0, heights[1], "narrow") for draw in drawn)
+    for draw in drawn:
+        wide += draw(1000.0, heights[0], "wide")
+        narrow += draw(380.0, heights[1], "narrow")
     return f'<figure class="card">{wide}{narrow}<ul class="key">{key}</ul></figure>'
+
+
+def _key(labels: Iterable[str]) -> str:
+    """Render a legend: a label for each series, in the order of their colours."""
+    entries = ""
+    for place, label in enumerate(labels):
+        entries += (
+            f'<li class="{series(place)}"><i class="own"></i>{escape(label)}</li>'
+        )
+    return entries
 
 
 def _errors(report: TorchReport) -> str:
     if not any(map(shown, report.outcomes)):
         return ""
-    gains = report.gains()
-    key = "".join(
-        f'<li class="{series(place)}"><i class="own"></i>{escape(each)}:'
-        f" {escape(gains[each])}</li>"
-        for place, each in enumerate(report.algorithms)
-    )
+    # The gains are in the order of the algorithms, as their series are.
+    key = _key(map(": ".join, report.gains().items()))
     figure = _figure([lambda *size: errors(report, *size)], key, (340.0, 300.0))
     return (
         '<section>\n<h2>Errors along the model</h2>\n<p class="note">Of what a layer'
@@ -222,25 +230,25 @@ def _hidden(report: TorchReport) -> str:
 
     Errors relative to a baseline may be negative.
     """
-    count = sum(
-        # Errors of 0 before and after mean that none was measured.
-        bool(each.before or each.after) and not shown(each)
-        for each in report.outcomes
-    )
+    count = len(list(filter(_is_hidden, report.outcomes)))
     if not count:
         return ""
     return f" {count} that are below 0, or no number, are in the table alone."
+
+
+def _is_hidden(outcome: Outcome) -> bool:
+    """Return whether an outcome has measured errors that the plot cannot show."""
+    # Errors of 0 before and after mean that none was measured.
+    return bool(outcome.before or outcome.after) and not shown(outcome)
 
 
 def _mixture(mixture: Mixture | None) -> str:
     if mixture is None:
         return ""
     chosen = Counter(group.chosen.scheme for group in mixture.groups)
-    key = "".join(
-        f'<li class="{series(place)}"><i class="own"></i>{escape(each)}: {chosen[each]}'
-        f" of {len(mixture.groups)}</li>"
-        for place, each in enumerate(mixed.schemes_of(mixture))
-    )
+    count = len(mixture.groups)
+    schemes = mixed.schemes_of(mixture)
+    key = _key(f"{scheme}: {chosen[scheme]} of {count}" for scheme in schemes)
     drawn = [
         lambda *size: mixed.bits(mixture, *size),
         lambda *size: mixed.divergences(mixture, *size),
@@ -259,7 +267,7 @@ def _experts(report: TorchReport) -> str:
     drawn = experts(report, 1000.0, "wide") + experts(report, 380.0, "narrow")
     if not drawn:
         return ""
-    most = max(flattened(row.values() for row in tokens_of(report).values()))
+    most = most_tokens(tokens_of(report))
     key = (
         f'<li><i class="most"></i>{most:,} tokens</li><li><i class="bad"></i>none</li>'
     )
@@ -298,12 +306,14 @@ def _formats(report: TorchReport) -> str:
 
 def _layers(report: TorchReport) -> str:
     """Render a table of layers; blocks with equal cells share an entry."""
+    if not report.quantized:
+        return ""
     found = dict[str, list[Outcome]]()
     for outcome in report.outcomes:
         found.setdefault(outcome.layer, []).append(outcome)
     words = Counter(map(_words, report.quantized.values()))
     # The most frequent format is named once, so that cells show exceptions alone.
-    usual = words.most_common(1)[0][0] if words else ""
+    usual = words.most_common(1)[0][0]
     bodies = list[str]()
     # Outcomes without a layer belong to the whole model.
     if "" in found:
@@ -316,7 +326,9 @@ def _layers(report: TorchReport) -> str:
             rows = _rows("the whole block", "", found.get(block, ()))
         for name in own:
             own_words = _words(report.quantized[name])
-            shown_words = "" if own_words == usual else own_words
+            shown_words = own_words
+            if own_words == usual:
+                shown_words = ""
             # A layer without outcomes has one row.
             rows += _rows(_local(name), shown_words, found.get(name) or [None])
         entries.append((block, rows))
@@ -331,14 +343,10 @@ def _layers(report: TorchReport) -> str:
             '<tbody><tr><th colspan="6"'
             f' scope="rowgroup">{escape(title)}</th></tr>{rows}</tbody>',
         )
-    columns = ("layer", "other format", "algorithm")
-    head = "".join(f"<th>{each}</th>" for each in columns)
-    head += '<th class="number">before</th><th class="number">after</th><th>note</th>'
     table = (
-        f'<table class="layers"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table>'
+        f'<table class="layers"><thead><tr>{_HEAD}</tr></thead>{"".join(bodies)}'
+        "</table>"
     )
-    if not report.quantized:
-        return ""
     return (
         '<section>\n<h2>Layers</h2>\n<p class="note">Layers without another format'
         f" have the usual one: {escape(usual)}.</p>\n"
@@ -348,8 +356,10 @@ def _layers(report: TorchReport) -> str:
 
 def _rows(name: str, words: str, outcomes: Sequence[Outcome | None]) -> str:
     """Render the outcomes of a layer, a block or the model, one row each."""
-    rows = (_row(name, words, each, place) for place, each in enumerate(outcomes))
-    return "".join(rows)
+    rows = ""
+    for place, outcome in enumerate(outcomes):
+        rows += _row(name, words, outcome, place)
+    return rows
 
 
 def _local(name: str) -> str:
@@ -381,20 +391,24 @@ def _row(label: str, words: str, outcome: Outcome | None, place: int) -> str:
             f'{start}<td></td><td class="number"></td><td'
             ' class="number"></td><td></td></tr>'
         )
+    before = after = "–"
     # Errors of 0 before and after mean that none was measured.
-    told = outcome.before or outcome.after
-    numbers = [
-        # Three digits, with trailing zeros, and a true minus.
-        f"{each:#.3g}".replace("-", "−") if told else "–"
-        for each in (outcome.before, outcome.after)
-    ]
-    better = "<b>{}</b>" if outcome.after < outcome.before else "{}"
+    if outcome.before or outcome.after:
+        before = _number(outcome.before)
+        after = _number(outcome.after)
+    if outcome.after < outcome.before:
+        after = f"<b>{after}</b>"
     return (
         f'{start}<td data-column="algorithm">{escape(outcome.algorithm)}</td><td'
-        f' class="number" data-column="before">{numbers[0]}</td><td class="number"'
-        f' data-column="after">{better.format(numbers[1])}</td><td'
+        f' class="number" data-column="before">{before}</td><td class="number"'
+        f' data-column="after">{after}</td><td'
         f">{escape(outcome.note)}</td></tr>"
     )
+
+
+def _number(error: float) -> str:
+    """Return an error in three digits, with trailing zeros and a true minus."""
+    return f"{error:#.3g}".replace("-", "−")
 
 
 def _words(spec: LayerSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
@@ -40,17 +41,17 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
     ]
     # Candidates have one trial each.
     front = {trial.candidate for trial in found.pareto}
-    lines = "".join(
-        _row(trial, trial.candidate in front)
-        for trial in sorted(found.trials, key=lambda each: each.bytes)
-    )
+    lines = ""
+    for trial in sorted(found.trials, key=lambda each: each.bytes):
+        lines += _row(trial, trial.candidate in front)
     cells = ("candidate", "bits", "size", "divergence", "seconds", "on the front")
     head = table_row(cells, "th")
     sizes = ((1000.0, 380.0, "wide"), (380.0, 320.0, "narrow"))
     plots = ""
     # Without a divergence above 0, the logarithmic scale has nothing to show.
-    if any(trial.divergence for trial in found.trials):
-        plots = "".join(_plot(found, *size) for size in sizes)
+    if _points(found.trials):
+        for size in sizes:
+            plots += _plot(found, *size)
     figure = ""
     if plots:
         figure = f'<figure class="card">{plots}</figure>'
@@ -82,11 +83,21 @@ def _row(trial: Trial, front: bool) -> str:
     return table_row(cells)
 
 
+def _points(trials: Iterable[Trial]) -> list[tuple[Trial, float]]:
+    """Return the trials that a logarithmic scale can show, with their divergence."""
+    points = list[tuple[Trial, float]]()
+    for trial in trials:
+        # A failed trial has no divergence, and the scale has no place for 0.
+        if trial.divergence:
+            points.append((trial, float(trial.divergence)))
+    return points
+
+
 def _plot(found: Search, width: float, height: float, class_: str) -> str:
     """Draw bits on x, and divergence on a logarithmic y scale."""
-    known = [each for each in found.trials if each.divergence]
-    bits = [each.bits for each in known]
-    values = [float(each.divergence or 0) for each in known]
+    points = _points(found.trials)
+    bits = [trial.bits for trial, _ in points]
+    values = [value for _, value in points]
     # Points lie 5 % inside of the frame.
     lo, hi = 0.95 * min(bits), 1.05 * max(bits)
     least = math.floor(math.log10(min(values)))
@@ -115,22 +126,22 @@ def _plot(found: Search, width: float, height: float, class_: str) -> str:
         parts.append(
             tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
         )
-    # A divergence of 0 has no place on the logarithmic scale.
-    front = [each for each in found.pareto if each.divergence]
-    path = " ".join(
-        f"{x(each.bits):.1f},{y(each.divergence or 0.0):.1f}" for each in front
-    )
+    front = _points(found.pareto)
+    path = " ".join(f"{x(trial.bits):.1f},{y(value):.1f}" for trial, value in front)
     parts.append(tag("polyline", class_="front", points=path))
     # Without a best candidate, the text "None" equals no candidate.
     best = str(found.best)
-    for each, value in zip(known, values, strict=True):
-        hover = f"{each.candidate}\n{each.bits:.2f} bits, {value:.4f} nats a token"
+    for trial, value in points:
+        hover = f"{trial.candidate}\n{trial.bits:.2f} bits, {value:.4f} nats a token"
+        class_of_point = "point"
+        if trial.candidate == best:
+            class_of_point = "best"
         parts.append(
             tag(
                 "circle",
                 tag("title", hover),
-                class_="best" if each.candidate == best else "point",
-                cx=x(each.bits),
+                class_=class_of_point,
+                cx=x(trial.bits),
                 cy=y(value),
                 r=5,
             )
