@@ -73,28 +73,37 @@ def check_algorithm(text: str) -> None:
 
 
 def _refused_setting(name: str, setting: str) -> Refusal | None:
-    """Return the refusal of a setting; names of one algorithm share their settings."""
+    """Return the refusal of a setting; names of one algorithm share their settings.
+
+    Args:
+        name: name of the algorithm.
+        setting: name of the setting.
+
+    Returns:
+        The refusal; None if the setting is not refused.
+    """
+    settings = ALGORITHM_SETTINGS.get(name.lower())
     for (algorithm, refused), refusal in REFUSED_SETTINGS.items():
         # Equal settings tell that quarot and spinquant are names of rotation.
-        same = ALGORITHM_SETTINGS.get(name.lower()) == ALGORITHM_SETTINGS[algorithm]
-        if same and setting == refused:
+        if (settings, setting) == (ALGORITHM_SETTINGS[algorithm], refused):
             return refusal
     return None
 
 
 def _settings_of(name: str) -> tuple[str, ...]:
     """Return the names of an algorithm's settings; plug-ins need an import of torch."""
-    if name.lower() in REFUSED_ALGORITHMS:
-        refusal = REFUSED_ALGORITHMS[name.lower()]
+    refusal = REFUSED_ALGORITHMS.get(name.lower())
+    if refusal is not None:
         raise ConfigError(f"the algorithm {name!r} is not offered: {refusal}")
     # Any name may belong to a plug-in, whose settings are known from its class alone.
     if ALGORITHMS.plugins and find_spec("torch") is not None:
         return tuple(names_of(fields(ALGORITHMS[name])))
-    if name.lower() not in ALGORITHM_SETTINGS:
+    settings = ALGORITHM_SETTINGS.get(name.lower())
+    if settings is None:
         raise ConfigError(
             f"unknown algorithm {name!r}{nearest(name, ALGORITHM_SETTINGS)}",
         )
-    return ALGORITHM_SETTINGS[name.lower()]
+    return settings
 
 
 def clients_of_algorithm(name: str) -> str:

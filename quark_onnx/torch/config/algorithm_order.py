@@ -14,6 +14,8 @@ from quark_onnx.registry import ALGORITHMS
 #: The order of stages: algorithms of the whole model, of blocks, of weights, and of the
 #: quantized model.
 STAGES = ("model", "block", "weights", "end")
+#: Tasks of stages other than work on the float model, for errors.
+_TASKS = {"weights": "chooses codes"}
 
 
 def algorithm(text: str) -> Any:
@@ -43,36 +45,50 @@ def in_order(algorithms: tuple[Any, ...]) -> tuple[Any, ...]:
     >>> in_order(("clip",))
     (Clip(steps=20, shrink=0.5),)
     """
-    found = tuple(
-        algorithm(each) if isinstance(each, str) else each for each in algorithms
-    )
+    found = tuple(map(_resolved, algorithms))
     _check_stages(found)
     # Codes are chosen once: a follower is added only if the user names no algorithm of weights.
     if at_stage(found, "weights"):
         return found
-    # AWQ asks for its clipping search in this way.
-    followers = tuple(
-        algorithm(each.follower) for each in found if getattr(each, "follower", "")
-    )
+    followers = list[Any]()
+    for each in found:
+        # AWQ asks for its clipping search in this way.
+        name = getattr(each, "follower", "")
+        if name:
+            followers.append(algorithm(name))
     # algorithms of the last stage come last, as checked above
     ends = at_stage(found, "end")
     return (*found[: len(found) - len(ends)], *followers, *ends)
 
 
+def _resolved(given: Any) -> Any:
+    """Return the algorithm of a text; another value is returned unchanged."""
+    if isinstance(given, str):
+        return algorithm(given)
+    return given
+
+
+def _is_algorithm(value: Any) -> bool:
+    """Return whether a value has a stage, and is no class."""
+    # A class has the stage of its instances: GPTQ where GPTQ() is meant.
+    return getattr(value, "stage", None) in STAGES and not isinstance(value, type)
+
+
 def _check_stages(algorithms: tuple[Any, ...]) -> None:
-    """Raise ConfigError for a value that is no algorithm, and for a wrong order."""
+    """Raise ConfigError for a value that is no algorithm, and for a wrong order.
+
+    Args:
+        algorithms: the algorithms in the order that the user gives.
+    """
     for each in algorithms:
-        # A class has the stage of its instances: GPTQ where GPTQ() is meant.
-        if getattr(each, "stage", None) not in STAGES or isinstance(each, type):
+        if not _is_algorithm(each):
             raise ConfigError(
                 f"algorithms has {each!r}; it must be an algorithm, as GPTQ(), or its name",
             )
     # Neighbours in order of their stages are enough for the whole list.
     for one, other in pairwise(algorithms):
         if STAGES.index(one.stage) > STAGES.index(other.stage):
-            task = "works on the float model"
-            if other.stage == "weights":
-                task = "chooses codes"
+            task = _TASKS.get(other.stage, "works on the float model")
             raise ConfigError(f"{other.name} {task}; name it in front of {one.name}")
 
 

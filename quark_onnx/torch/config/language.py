@@ -72,7 +72,9 @@ def config_for(  # noqa: PLR0913
         cache = KVCache(fp8, least=least_kv_scale, where=where)
     # The group size of the model holds for its single layers, too.
     own = tuple((glob, scheme(each, group_size)) for glob, each in layers)
-    rounded = None if attention is None else Attention(fp8, fp8)
+    rounded = None
+    if attention is not None:
+        rounded = Attention(fp8, fp8)
     return TorchConfig(
         scheme(name, group_size),
         layers=own,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from quark_onnx.containers import by_name
 from quark_onnx.dtypes import INT4, Block, DType, Integer, Minifloat
@@ -15,10 +14,18 @@ from quark_onnx.registry import DTYPES
 
 
 def _narrow(name: str, bits: int, signed: bool) -> Integer:
+    """Return an integer format of fewer than four bits.
+
+    Args:
+        name: name of the format.
+        bits: bits of a code.
+        signed: whether codes are in two's complement.
+    """
     # A code takes a byte in memory. Checkpoints and exports pack codes to their own widths.
-    storage = np.dtype(np.int8 if signed else np.uint8)
-    onnx = TensorProto.INT8 if signed else TensorProto.UINT8
-    least = -(1 << bits - 1) if signed else 0
+    onnx, least = TensorProto.UINT8, 0
+    if signed:
+        onnx, least = TensorProto.INT8, -(1 << bits - 1)
+    storage = helper.tensor_dtype_to_np_dtype(onnx)
     return Integer(
         name,
         bits,
@@ -126,7 +133,9 @@ def element_of(dtype: DType) -> MiniFloat | None:
 
 def block_of(dtype: DType) -> int:
     """Return the values per block of a block format; 0 for another format."""
-    return dtype.block_size if isinstance(dtype, Block | TwoLevel | FloatScaled) else 0
+    if isinstance(dtype, Block | TwoLevel | FloatScaled):
+        return dtype.block_size
+    return 0
 
 
 def is_float8(dtype: DType) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quark_onnx.torch.config.number_formats import FloatScaled, TwoLevel
-from quark_onnx.torch.config.schemes import SCHEMES
+from quark_onnx.torch.config.schemes import GROUP_SIZES, SCHEMES
 
 #: The layouts of checkpoints, by the name of ``--layout``.
 LAYOUT_NAMES = (
@@ -44,6 +44,19 @@ def _checkpoint(vllm: str, transformers: str) -> dict[str, tuple[str, ...]]:
     return {client: layouts for client, layouts in found.items() if layouts}
 
 
+def _in_groups(dtype: str, clients: Clients) -> dict[str, Clients]:
+    """Return the same clients for the schemes of a number format in groups.
+
+    Args:
+        dtype: name of the number format.
+        clients: the clients with their layouts.
+    """
+    found = dict[str, Clients]()
+    for size in GROUP_SIZES:
+        found[f"{dtype}_wo_{size}"] = clients
+    return found
+
+
 _BOTH = "quark compressed-tensors"
 _COMPRESSED = _checkpoint("compressed-tensors", "compressed-tensors")
 _INTEGERS = _checkpoint(f"{_BOTH} awq oga", f"{_BOTH} awq oga") | _GGUF | _ONNX | _GENAI
@@ -60,10 +73,8 @@ SCHEME_CLIENTS: dict[str, Clients] = {
     "ptpc_fp8": _checkpoint(_BOTH, _BOTH) | _ONNX,
     "int8": _checkpoint(_BOTH, _BOTH) | _GGUF | _ONNX,
     "int8_per_channel": _checkpoint(_BOTH, _BOTH) | _GGUF | _ONNX,
-    **dict.fromkeys(
-        [f"{dtype}_wo_{size}" for dtype in ("int4", "uint4") for size in (32, 64, 128)],
-        _INTEGERS,
-    ),
+    **_in_groups("int4", _INTEGERS),
+    **_in_groups("uint4", _INTEGERS),
     "int4_wo_per_channel": _PER_CHANNEL,
     "uint4_wo_per_channel": _PER_CHANNEL,
     "int4_wa_64": _checkpoint("compressed-tensors", _BOTH) | _GGUF | _ONNX,
@@ -80,11 +91,9 @@ SCHEME_CLIENTS: dict[str, Clients] = {
     "amdfp4_g32": _checkpoint("", "quark") | _ONNX,
     "int4_fp8": _GGUF | _ONNX,
     **dict.fromkeys(("mx6", "mx9", "bfp16"), _ONNX),
-    **dict.fromkeys(
-        [f"{dtype}_wo_{size}" for dtype in ("int3", "uint3") for size in (32, 64, 128)],
-        _FEW_BITS,
-    ),
-    **dict.fromkeys([f"uint2_wo_{size}" for size in (32, 64, 128)], _TWO_BITS),
+    **_in_groups("int3", _FEW_BITS),
+    **_in_groups("uint3", _FEW_BITS),
+    **_in_groups("uint2", _TWO_BITS),
     **dict.fromkeys(("bf16", "fp16"), _GGUF | _ONNX),
 }
 

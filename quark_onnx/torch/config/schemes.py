@@ -19,10 +19,26 @@ _MXFP4, _MXFP6_E2M3, _MXFP6_E3M2 = (
     TensorSpec("mxfp6e3m2"),
 )
 _NVFP4 = TensorSpec("nvfp4")
+#: Values per group of the schemes in groups.
+GROUP_SIZES = (32, 64, 128)
 
 
 def _same(spec: TensorSpec) -> LayerSpec:
+    """Return the specification of a layer whose input has the format of the weight."""
     return LayerSpec(spec, spec)
+
+
+def _in_groups(dtype: str, weight: TensorSpec) -> dict[str, LayerSpec]:
+    """Return the weight-only schemes of a number format in groups, by name.
+
+    Args:
+        dtype: name of the number format.
+        weight: specification of a weight without groups.
+    """
+    schemes = dict[str, LayerSpec]()
+    for size in GROUP_SIZES:
+        schemes[f"{dtype}_wo_{size}"] = LayerSpec(weight.with_(block_size=size))
+    return schemes
 
 
 #: By the names of AMD Quark 0.13; "wo" stands for weight-only.
@@ -30,15 +46,9 @@ SCHEMES: dict[str, LayerSpec] = {
     "fp8": _same(_FP8),
     "ptpc_fp8": LayerSpec(_FP8.with_(per_channel=True), _FP8_TOKENS),
     "int8": _same(_INT8),
-    **{
-        f"int4_wo_{size}": LayerSpec(_INT4.with_(block_size=size))
-        for size in (32, 64, 128)
-    },
+    **_in_groups("int4", _INT4),
     "int4_wo_per_channel": LayerSpec(_INT4.with_(per_channel=True)),
-    **{
-        f"uint4_wo_{size}": LayerSpec(_UINT4.with_(block_size=size))
-        for size in (32, 64, 128)
-    },
+    **_in_groups("uint4", _UINT4),
     "uint4_wo_per_channel": LayerSpec(_UINT4.with_(per_channel=True)),
     "int4_wa_64": LayerSpec(
         _INT4.with_(block_size=64),
@@ -70,17 +80,9 @@ SCHEMES: dict[str, LayerSpec] = {
         _INT8.with_(per_channel=True),
         _INT8.with_(per_channel=True, dynamic=True),
     ),
-    **{
-        f"int3_wo_{size}": LayerSpec(TensorSpec("int3", block_size=size))
-        for size in (32, 64, 128)
-    },
-    **{
-        f"uint{bits}_wo_{size}": LayerSpec(
-            TensorSpec(f"uint{bits}", symmetric=False, block_size=size),
-        )
-        for bits in (2, 3)
-        for size in (32, 64, 128)
-    },
+    **_in_groups("int3", TensorSpec("int3")),
+    **_in_groups("uint2", TensorSpec("uint2", symmetric=False)),
+    **_in_groups("uint3", TensorSpec("uint3", symmetric=False)),
     "bf16": LayerSpec(TensorSpec("bfloat16")),
     "fp16": LayerSpec(TensorSpec("float16")),
 }
@@ -189,7 +191,13 @@ def _grouped_scheme(pattern: str, group_size: int) -> LayerSpec:
 
 
 def _check_group_size(name: str, spec: LayerSpec, group_size: int) -> None:
-    """Raise ConfigError if the blocks of a scheme have another size."""
+    """Raise ConfigError if the blocks of a scheme have another size.
+
+    Args:
+        name: name of the scheme, as the user gives it.
+        spec: specification of the scheme.
+        group_size: values per group that the user asks for.
+    """
     if spec.weight is not None and spec.weight.group not in (0, group_size):
         raise ConfigError(
             f"group_size is {group_size}, but the scheme {name} has blocks of {spec.weight.group}",
@@ -217,13 +225,27 @@ def _closest_scheme(word: str) -> str:
         return _COMMON_NAMES[word]
     # The number format stands anywhere in the name: int4 in w_int4_g128.
     dtype = re.search(r"(uint|int|mxfp|nvfp|amdfp|fp)\d", word)
-    prefix = dtype[0] if dtype else None
-    alike = [name for name in SCHEMES if prefix and name.startswith(prefix)]
+    if dtype is not None:
+        alike = [name for name in SCHEMES if name.startswith(dtype[0])]
+        if alike:
+            return _closest_of_format(word, dtype[0], alike)
+    known = [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
+    return next(iter(get_close_matches(word, known, n=1)), "")
+
+
+def _closest_of_format(word: str, dtype: str, names: list[str]) -> str:
+    """Return the scheme of a number format that is closest to a word.
+
+    Args:
+        word: the word.
+        dtype: the number format in the word.
+        names: names of schemes that begin with the number format, one or more.
+    """
+    if word != dtype:
+        # With no similar name, suggest a scheme of the same number format.
+        return next(iter(get_close_matches(word, names, n=1)), names[0])
     # A bare number format: weight-only in groups of 128 is the usual choice.
-    if alike and word == prefix:
-        usual = [name for name in alike if name.endswith("_wo_128")]
-        return [*usual, *alike][0]
-    known = alike or [*SCHEMES, *_EARLIER, *_EARLIER_ALONE]
-    close = get_close_matches(word, known, n=1)
-    # With no similar name, suggest a scheme of the same number format.
-    return next(iter([*close, *alike]), "")
+    usual = f"{dtype}_wo_128"
+    if usual in names:
+        return usual
+    return names[0]

@@ -165,7 +165,7 @@ class LayerSpec:
     def __post_init__(self) -> None:
         for name in ("weight", *_ACTIVATIONS):
             spec = getattr(self, name)
-            if spec is not None and not isinstance(spec, TensorSpec):
+            if not isinstance(spec, TensorSpec | None):
                 raise ConfigError(
                     f"{name} is {spec!r}; it must be a TensorSpec or None",
                 )
@@ -184,11 +184,16 @@ class LayerSpec:
 
     @property
     def weight_only(self) -> bool:
-        return self.input is None and self.output is None and self.probabilities is None
+        """Whether inputs, outputs and probabilities stay float."""
+        return not self._activations
 
     @property
     def measures(self) -> bool:
         """Whether an activation's scale needs calibration data."""
         # Weights need no data for their scales.
-        specs = present((self.input, self.output, self.probabilities))
-        return any(spec.measured for spec in specs)
+        return any(spec.measured for spec in self._activations)
+
+    @property
+    def _activations(self) -> list[TensorSpec]:
+        """Specifications of the quantized activations."""
+        return present((self.input, self.output, self.probabilities))

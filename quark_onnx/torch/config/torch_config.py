@@ -10,6 +10,7 @@ from typing import Any
 
 from quark_onnx.config.checks import require
 from quark_onnx.config.spec import check_names
+from quark_onnx.containers import present_values
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.algorithm_order import in_order
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -103,9 +104,9 @@ class Attention:
     layers: tuple[str, ...] = ("*q_proj",)
 
     def __post_init__(self) -> None:
-        for name in ("probabilities", "queries"):
-            spec = getattr(self, name)
-            if spec is not None and not spec.measured:
+        specs = {"probabilities": self.probabilities, "queries": self.queries}
+        for name, spec in present_values(specs).items():
+            if not spec.measured:
                 raise ConfigError(
                     f"attention: {name} are {spec}; they have a scale that data tells",
                 )
@@ -175,30 +176,54 @@ class TorchConfig:
             name: name of the layer.
             kind: class name of the layer.
         """
-        found = self.own_spec(name, kind)
-        if found is None:
+        own = self.own_spec(name, kind)
+        if own is None:
             return None
-        if self.kv_cache is not None and matches(name, self.cached):
-            # RoPE rotates queries and keys, and leaves values unchanged.
-            rotated = self.kv_cache.where == "rope" and _side(name) == "k"
-            found = found.with_(output=self.kv_cache.spec, rotated=rotated)
         # A layer may compute keys and queries at once. Its output has one specification: that of
         # queries.
-        if self.attention is not None and matches(name, self.attending):
-            found = found.with_(
-                probabilities=self.attention.probabilities,
-                output=self.attention.queries or found.output,
-            )
+        found = self._with_attention(name, self._with_cache(name, own))
         # An empty specification leaves the layer as it is.
-        return found if found != LayerSpec() else None
+        if found == LayerSpec():
+            return None
+        return found
+
+    def _with_cache(self, name: str, spec: LayerSpec) -> LayerSpec:
+        """Return the specification of a layer, with the rounding of keys or values.
+
+        Args:
+            name: name of the layer, which computes keys or values if a glob matches it.
+            spec: specification of the layer without the cache.
+        """
+        if not matches(name, self.cached):
+            return spec
+        assert self.kv_cache is not None  # it has the globs
+        # RoPE rotates queries and keys, and leaves values unchanged.
+        rotated = self.kv_cache.where == "rope" and _side(name) == "k"
+        return spec.with_(output=self.kv_cache.spec, rotated=rotated)
+
+    def _with_attention(self, name: str, spec: LayerSpec) -> LayerSpec:
+        """Return the specification of a layer, with the rounding of queries.
+
+        Args:
+            name: name of the layer, which computes queries if a glob matches it.
+            spec: specification of the layer without quantized attention.
+        """
+        if not matches(name, self.attending):
+            return spec
+        assert self.attention is not None  # it has the globs
+        return spec.with_(
+            probabilities=self.attention.probabilities,
+            output=self.attention.queries or spec.output,
+        )
 
     def probabilities_of(self, name: str) -> TensorSpec | None:
         """Return the specification of probabilities for a layer that computes queries.
 
         None if the probabilities stay float.
         """
-        if self.attention is None or not matches(name, self.attending):
+        if not matches(name, self.attending):
             return None
+        assert self.attention is not None  # it has the globs
         return self.attention.probabilities
 
     @property
@@ -225,7 +250,15 @@ class TorchConfig:
         return tuple(dict.fromkeys((*self.cached, *self.attending)))
 
     def own_spec(self, name: str, kind: str) -> LayerSpec | None:
-        """Return the specification of a layer without the rounding for attention."""
+        """Return the specification of a layer without the rounding for attention.
+
+        Args:
+            name: name of the layer.
+            kind: class name of the layer.
+
+        Returns:
+            The specification; None if the layer stays float.
+        """
         if self.excludes(name):
             return None
         return self._own_spec(name, kind)
@@ -235,14 +268,24 @@ class TorchConfig:
         return matches(name, self.exclude)
 
     def _own_spec(self, name: str, kind: str) -> LayerSpec | None:
-        """Return the first specification for a layer or a layer class, or the default."""
+        """Return the first specification for a layer or a layer class, or the default.
+
+        Args:
+            name: name of the layer.
+            kind: class name of the layer.
+
+        Returns:
+            The specification; None for a class that stays float unless a user names it.
+        """
         for glob, spec in self.layers:
             if fnmatchcase(name, glob):
                 return spec
         for type_name, spec in self.types:
             if kind == type_name:
                 return spec
-        return self.default if kind in DEFAULT_TYPES or kind in OPERATORS else None
+        if kind in (*DEFAULT_TYPES, *OPERATORS):
+            return self.default
+        return None
 
     def check(self, names: Iterable[str]) -> None:
         """Raise ConfigError for a glob that matches no layer, or excluded layers only.
@@ -309,7 +352,9 @@ class TorchConfig:
     @property
     def specs(self) -> list[LayerSpec]:
         """The specifications of the configuration."""
-        own = [self.default, *(spec for _, spec in (*self.layers, *self.types))]
+        own = [self.default]
+        for _, spec in (*self.layers, *self.types):
+            own.append(spec)
         # Keys, values and queries are outputs of layers in the configuration.
         if self.kv_cache is not None:
             own.append(LayerSpec(output=self.kv_cache.spec))
@@ -319,8 +364,9 @@ class TorchConfig:
 
     def least_of(self, name: str) -> float:
         """Return the lower bound of the scale of a layer's output."""
-        if self.kv_cache is None or not matches(name, self.cached):
+        if not matches(name, self.cached):
             return 0.0
+        assert self.kv_cache is not None  # it has the globs
         return self.kv_cache.least
 
     @property

@@ -51,10 +51,12 @@ def process_group(device: torch.device) -> Iterator[None]:
     if not started or not dist.is_available() or dist.is_initialized():
         yield
         return
+    backend = "gloo"
     if device.type == "cuda":
+        backend = "nccl"
         # Collectives on objects use the current GPU of the process.
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group(backend)
     try:
         yield
     finally:

@@ -53,14 +53,21 @@ def set_large_apart() -> None:
     Environment variables of the user have priority. Call the function
     before the first large array is allocated.
     """
-    # mallopt would override the environment's settings, which have two spellings.
-    told = any(
-        name.startswith("MALLOC_") for name in os.environ
-    ) or "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
-    if not told and (library := glibc()) is not None:
+    if _is_set_by_user():
+        return
+    if (library := glibc()) is not None:
         # Either call ends glibc's own adjustment of both thresholds (mallopt(3)), so both are set.
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_M_TRIM_THRESHOLD, _KEPT)
+
+
+def _is_set_by_user() -> bool:
+    """Return whether the environment has settings of malloc."""
+    # mallopt would override the environment's settings, which have two spellings.
+    for name in os.environ:
+        if name.startswith("MALLOC_"):
+            return True
+    return "glibc.malloc" in os.getenv("GLIBC_TUNABLES", "")
 
 
 @cache
