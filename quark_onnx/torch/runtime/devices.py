@@ -51,8 +51,9 @@ def device_named(text: str) -> torch.device:
     # fails.
     try:
         torch.empty(1, device=device)
-    # A build without CUDA raises AssertionError, and a build without MPS NotImplementedError.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    # A build without CUDA raises AssertionError, a build without MPS NotImplementedError, and a
+    # backend of another package (hpu) ImportError.
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         # Errors of CUDA go on with general advice; the first line names the cause.
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(

@@ -92,6 +92,7 @@ def test_hosted_states() -> None:
         ("gpu", "must be auto, cpu, cuda, or cuda:N"),
         ("meta", "computes nothing"),
         ("cuda:99", "is not there"),
+        ("hpu", "is not there"),
     ],
 )
 def test_wrong_devices(name: str, message: str, tmp_path: Path, capsys: Any) -> None:
