@@ -563,9 +563,8 @@ def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
 def _of_shift(evidence: Evidence) -> Iterator[Cause]:
     """Yield a constant error of channels, which a correction of biases removes."""
     error, shifted = evidence.error, evidence.statistic.shifted
-    # Place 0 is the first input of the model, without a bias. A shift that comes with the inputs is
-    # fixed there.
-    if shifted > 0.5 and error.place > 0 and evidence.inherited < 0.5 * evidence.noise:
+    # An input of the model has no bias. A shift that comes with the inputs is fixed there.
+    if shifted > 0.5 and error.node and evidence.inherited < 0.5 * evidence.noise:
         text = (
             f"a constant shift of channels makes {percentage(shifted)} of its noise (mean"
             f" error {error.mean_error:.2g})"

@@ -103,6 +103,26 @@ def test_a_tensor_has_the_error_that_numpy_finds() -> None:
     assert (found.samples, found.sqnr) == (5, pytest.approx(y.sqnr, abs=1e-3))
 
 
+def test_no_bias_corrects_the_shift_of_an_input() -> None:
+    model = parse(
+        "g (float[N,4] a, float[N,4] b) => (float[N,4] y) { [add] y = Add (a, b) }"
+    )
+    rounded = parse(
+        """g (float[N,4] a, float[N,4] b) => (float[N,4] y) {
+            [q] b_q = QuantizeLinear (b, s, z)
+            [d] b_d = DequantizeLinear (b_q, s, z)
+            [add] y = Add (a, b_d)
+        }""",
+        s=np.float32(1),
+        z=np.uint8(0),
+    )
+    # every value of b lies 0.3 above a code
+    b = np.tile(np.float32([1.3, 2.3, 3.3, 4.3]), (50, 1))
+    found = analyze(model, rounded, [{"a": normal(50, 4), "b": b}])
+    kinds = {cause.kind for cause in of(found, "b").causes}
+    assert kinds and "shift" not in kinds
+
+
 def test_what_is_clipped_is_named_first() -> None:
     tensor = of(analyze(plain(), pair(0.01, 128), data(scale=2.0)), "x")
     cause = tensor.causes[0]
