@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -79,7 +79,8 @@ class Target:
         (Target(value=0.5, percent=True), Target(value=25.0, percent=False))
         """
         # A bool is no number here: Target.of(True) is an error, and not 1 dB.
-        if is_number(text):
+        # NaN and infinity are numbers, too, which no model could meet or miss.
+        if is_number(text) and isfinite(text):  # type: ignore[arg-type]
             return cls(float(text), False)  # type: ignore[arg-type]
         found = _TARGET.fullmatch(text) if isinstance(text, str) else None
         if found is None:

@@ -114,7 +114,10 @@ def test_targets(text: Any, target: Target) -> None:
     assert Target.of(text) == target
 
 
-@pytest.mark.parametrize("text", ["", "1", "-1%", "1 percent", "dB", None, True, [1]])
+@pytest.mark.parametrize(
+    "text",
+    ["", "1", "-1%", "1 percent", "dB", None, True, [1], float("nan"), float("inf")],
+)
 def test_what_is_no_target(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"accuracy is .*; it must be a loss such as"):
         Target.of(text)
