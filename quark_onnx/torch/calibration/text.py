@@ -133,15 +133,31 @@ def _tokens(texts: Iterator[str], tokenizer: Any, enough: int | None) -> Any:
     return torch.tensor(ids, dtype=torch.int64)
 
 
-def _token_rows(path: Path, length: int) -> Iterator[Any]:
+def _load_ids(path: Path) -> tuple[Any, Any]:
+    """Return the token ids of an .npy or .npz file, and the lengths of rows or None.
+
+    Raises:
+        DataError: the file is neither, or an archive without ``ids``.
+    """
     try:
         # Pickles run code; a NumPy file with objects is refused.
-        with np.load(path, allow_pickle=False) as loaded:
-            ids, lengths = loaded["ids"], loaded.get("len")
-    except TypeError:  # an .npy file is no archive
-        ids, lengths = np.load(path, allow_pickle=False), None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded, None
+        with loaded:
+            return loaded["ids"], loaded.get("len")
+    # EOFError: an empty file.
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read as token ids: {error}") from error
+
+
+def _token_rows(path: Path, length: int) -> Iterator[Any]:
+    """Yield the first ``length`` token ids, (length,) int64, of each row that has so many.
+
+    Raises:
+        DataError: the file holds no ids of shape (windows, length), or lengths of another shape.
+    """
+    ids, lengths = _load_ids(path)
     if ids.ndim != 2 or ids.dtype.kind not in "iu":
         raise DataError(
             f"{path} holds {ids.dtype} of shape {ids.shape}; token ids are integers of"

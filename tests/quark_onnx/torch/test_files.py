@@ -336,3 +336,6 @@ def test_text_becomes_windows(tmp_path: Path) -> None:
     (tmp_path / "d.npz").write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be read as token ids"):
         read_windows(tmp_path / "d.npz", None, 4)
+    (tmp_path / "e.npy").write_bytes(b"")
+    with pytest.raises(DataError, match="e.npy cannot be read as token ids"):
+        read_windows(tmp_path / "e.npy", None, 4)
