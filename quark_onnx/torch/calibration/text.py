@@ -211,7 +211,9 @@ def _texts_of_file(path: Path) -> Iterator[str]:
         rows: Any
         # One JSON value per line; blank lines are allowed.
         if path.suffix == ".jsonl":
-            rows = [json.loads(line) for line in content.splitlines() if line.strip()]
+            # Not splitlines(), which also ends lines at U+2028 and others that strings may contain.
+            lines = content.split("\n")
+            rows = [json.loads(line) for line in lines if line.strip()]
         else:
             rows = json.loads(content)
     except (OSError, ValueError) as error:

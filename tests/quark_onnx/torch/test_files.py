@@ -330,6 +330,9 @@ def test_text_becomes_windows(tmp_path: Path) -> None:
         read_windows(tmp_path, Letters(), 99)
     with pytest.raises(DataError, match="no tokenizer"):
         read_windows(tmp_path / "a.txt", None, 4)
+    (tmp_path / "lines.jsonl").write_text('{"text": "a\u2028b\x85c"}\r\n', "utf-8")
+    (window,) = read_windows(tmp_path / "lines.jsonl", Letters(), 5)
+    assert window.tolist() == [ord(letter) % 96 for letter in "a\u2028b\x85c"]
     (tmp_path / "c.json").write_text('[{"body": "x"}]', encoding="utf-8")
     with pytest.raises(DataError, match="row without a text"):
         read_windows(tmp_path / "c.json", Letters(), 4)
@@ -337,5 +340,5 @@ def test_text_becomes_windows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as token ids"):
         read_windows(tmp_path / "d.npz", None, 4)
     (tmp_path / "e.npy").write_bytes(b"")
-    with pytest.raises(DataError, match="e.npy cannot be read as token ids"):
+    with pytest.raises(DataError, match="cannot be read as token ids"):
         read_windows(tmp_path / "e.npy", None, 4)
