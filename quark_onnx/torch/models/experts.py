@@ -136,7 +136,10 @@ class Experts(nn.Module):
 
     def _layers(self, name: str) -> list[Any]:
         """Return a layer of every expert by its name within the expert."""
-        return [expert.get_submodule(name) for expert in self.children()]
+        # By number: an activation that is a module is a child of its own.
+        return [
+            self.get_submodule(f"{index}.{name}") for index in range(self.num_experts)
+        ]
 
     def _stacks(self, name: str) -> dict[str, Any]:
         """Return the stacked weights of a layer of all experts, and their biases."""

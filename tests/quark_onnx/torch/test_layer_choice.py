@@ -423,6 +423,28 @@ def test_experts_are_stacked_again(kind: str) -> None:
                 assert torch.equal(value, before[f"{name}.{key}"])
 
 
+class _WithoutGate(nn.Module):
+    """Experts with a single product before the activation, which is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up_proj = nn.Parameter(torch.randn(3, 4, 5))
+        self.down_proj = nn.Parameter(torch.randn(3, 5, 4))
+        self.act_fn = nn.ReLU()
+
+    def forward(self, x: Any, indices: Any, shares: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_experts_without_a_gate_are_stacked_again() -> None:
+    model = nn.Sequential(_WithoutGate())
+    before = dict(model[0].named_parameters())
+    assert unfuse_experts(model) == 1
+    stacked = model[0].stacked_parameters()
+    assert stacked.keys() == before.keys()
+    assert all(torch.equal(stacked[name], before[name]) for name in before)
+
+
 def _whole(model: Any, source: Path, output: Path, config: TorchConfig) -> None:
     quantize_model(model, None, config, progress=False)
 
