@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from quark_onnx.containers import grouped_by
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.config.torch_config import TorchConfig, matches
-from quark_onnx.torch.models.names import instances
+from quark_onnx.torch.models.names import configs_of, instances
 from quark_onnx.torch.models.quantized_layer import Layers
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
             undo()
             raise
         # Modules that share a configuration find the wrapper's name there already.
-        if own != _PREFIX + wanted and own != _PREFIX + _EAGER:
+        if own != _PREFIX + wanted:
             before.append((attention.config, str(own)))
             config: Any = attention.config
             config._attn_implementation = _registered(wanted)
@@ -111,20 +111,14 @@ def attention_function(model: nn.Module, name: str) -> Iterator[None]:
         model: model of transformers; its configurations are changed, and restored.
         name: name of the function among transformers' ``AttentionInterface``.
     """
-    # By identity: modules share configurations, and those of transformers are not hashable.
-    configs: dict[int, Any] = {
-        id(module.config): module.config
-        for module in model.modules()
-        if hasattr(module, "config")
-    }
-    own = {key: config._attn_implementation for key, config in configs.items()}
-    for config in configs.values():
+    before = [(config, config._attn_implementation) for config in configs_of(model)]
+    for config, _ in before:
         config._attn_implementation = name
     try:
         yield
     finally:
-        for key, config in configs.items():
-            config._attn_implementation = own[key]
+        for config, own in before:
+            config._attn_implementation = own
 
 
 def notes_of(
@@ -146,26 +140,24 @@ def notes_of(
     """
     # vLLM rounds queries and keys after their norm, while the scale was calibrated before it.
     normalized = grouped_by(_normalized_outputs(model, layers), _last_part)
-    notes = [
-        f"{names[0]} is normalized before attention reads it ({len(names)} layers are):"
-        " vLLM rounds what the norm has left with the scale of what the projection"
-        f" computes; {_ADVICE_ON_NORMS[last]}"
-        for last, names in normalized.items()
-    ]
-    if out := [name for name in kept if matches(name, config.cached)]:
+    notes = list[str]()
+    for last, names in normalized.items():
+        notes.append(
+            f"{names[0]} is normalized before attention reads it ({len(names)} layers"
+            " are): vLLM rounds what the norm has left with the scale of what the"
+            f" projection computes; {_ADVICE_ON_NORMS[last]}",
+        )
+    out = [name for name in kept if matches(name, config.cached)]
+    if out:
         notes.append(
             f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and"
             " values do): vLLM keeps that in fp8 with a scale of 1.0, but for the"
             " blocks that --kv-cache-dtype-skip-layers names",
         )
-    # {True}: each layer with a rounded output rounds probabilities, too; these are queries alone,
-    # as keys and values round none.
-    rounded = {
-        spec.probabilities is not None
-        for _, spec in layers.values()
-        if spec.output is not None
-    }
-    if rounded == {True}:
+    rounded = [spec for _, spec in layers.values() if spec.output is not None]
+    queries = [spec for spec in rounded if spec.probabilities is not None]
+    # Layers that also round probabilities compute queries; all others compute keys and values.
+    if queries and len(queries) == len(rounded):
         notes.append(
             "vLLM refuses rounded queries where keys and values are not rounded: round"
             " them, too (kv_cache)",
@@ -293,9 +285,10 @@ class _Rounded(TorchFunctionMode):
         if func not in _SOFTMAX:
             return found
         self.count += 1
+        x = args[0] if args else kwargs["input"]
         # Softmax is often computed in float32 and cast back; attention multiplies the values by
         # probabilities of the model's type.
-        return self._rounded(found.to((args[0] if args else kwargs["input"]).dtype))
+        return self._rounded(found.to(x.dtype))
 
 
 def _registered(own: str) -> str:

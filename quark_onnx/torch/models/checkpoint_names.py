@@ -34,28 +34,13 @@ class DiskNames:
         for each in get_model_conversion_mapping(model, add_legacy=False)[::-1]:
             if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange):
                 self._renamings.append(each.reverse_transform())
-            # Last parts of one expert's layers in files, such as w1 and w3 of Mixtral.
-            singles = [
-                found[1]
-                for pattern in each.source_patterns
-                if (found := _ONE_EXPERT.search(pattern))
-            ]
-            # Gate and up are fused from two sources in this order; down, or up without a gate, has
-            # one.
-            if len(singles) == len(each.source_patterns):
-                sides = ("gate", "up") if len(singles) == 2 else ("down",)
-                if (
-                    "up_proj" in each.target_patterns[0] and len(singles) == 1
-                ):  # experts without a gate
-                    sides = ("up",)
-                self._experts |= dict(zip(sides, singles, strict=False))
+            self._experts |= _expert_names(each)
 
     def __call__(self, name: str) -> str:
         """Return the file name of a tensor with this name in memory."""
         if found := _EXPERT.fullmatch(name):
-            name = (
-                f"{found[1]}{self._experts.get(found[2], found[2] + '_proj')}{found[3]}"
-            )
+            prefix, side, suffix = found.groups()
+            name = prefix + self._experts.get(side, f"{side}_proj") + suffix
         for renaming in self._renamings:
             name = str(renaming.rename_source_key(name)[0])
         return name
@@ -67,3 +52,28 @@ class DiskNames:
     def experts(self, name: str) -> str:
         """Return the file name of the parent of expert layers such as "0.gate_proj"."""
         return self.layer(f"{name}.0.down_proj").rsplit(".", 2)[0]
+
+
+def _expert_names(conversion: Any) -> dict[str, str]:
+    """Return the file names of an expert's layers that a conversion of transformers stacks.
+
+    Args:
+        conversion: a ``WeightTransform``.
+
+    Returns:
+        Names by "gate", "up" and "down"; empty for a conversion of other weights.
+    """
+    # Last parts of one expert's layers in files, such as w1 and w3 of Mixtral.
+    names = list[str]()
+    for pattern in conversion.source_patterns:
+        found = _ONE_EXPERT.search(pattern)
+        if found is None:
+            return {}
+        names.append(found[1])
+    # Gate and up are fused from two sources in this order; down, or up without a gate, has one.
+    sides: tuple[str, ...] = ("down",)
+    if len(names) == 2:
+        sides = ("gate", "up")
+    elif len(names) == 1 and "up_proj" in conversion.target_patterns[0]:
+        sides = ("up",)
+    return dict(zip(sides, names, strict=False))

@@ -8,9 +8,11 @@ quantized by the usual code.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from inspect import signature
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -44,29 +46,30 @@ class Experts(nn.Module):
         self.turned = _is_turned(stacked)
         self._activation = _activation_of(stacked, self._gated)
         # weight (rows, inputs) with 2 * features rows if gated; bias (rows,) or None.
-        up = _matrices(
-            stacked,
-            "gate_up_proj" if self._gated else "up_proj",
-            self.turned,
-        )
+        first = "gate_up_proj" if self._gated else "up_proj"
+        up = _matrices(stacked, first, self.turned)
         down = _matrices(stacked, "down_proj", self.turned)
         for index in range(self.num_experts):
             expert = nn.Module()
-            weight, bias = up[index]
-            if self._gated:
-                for name, part in zip(
-                    ("gate_proj", "up_proj"),
-                    self.halves(len(weight)),
-                    strict=True,
-                ):
-                    expert.add_module(
-                        name,
-                        _linear(weight[part], None if bias is None else bias[part]),
-                    )
-            else:
-                expert.add_module("up_proj", _linear(weight, bias))
+            for name, layer in self._first_layers(*up[index]):
+                expert.add_module(name, layer)
             expert.add_module("down_proj", _linear(*down[index]))
             self.add_module(str(index), expert)
+
+    def _first_layers(self, weight: Any, bias: Any) -> Iterator[tuple[str, Any]]:
+        """Yield the layers before the activation of an expert, by name.
+
+        Args:
+            weight: (rows, inputs), with gate and up rows if the experts are gated.
+            bias: (rows,), or None.
+        """
+        if not self._gated:
+            yield "up_proj", _linear(weight, bias)
+            return
+        gate_rows, up_rows = self.halves(len(weight))
+        for name, rows in (("gate_proj", gate_rows), ("up_proj", up_rows)):
+            part = None if bias is None else bias[rows]
+            yield name, _linear(weight[rows], part)
 
     def halves(self, count: int) -> tuple[slice, slice]:
         """Return the slices of gate rows and up rows in a stack of ``count`` rows."""
@@ -96,13 +99,11 @@ class Experts(nn.Module):
         if top_k_index is None:
             # (experts * tokens, features): Llama 4 repeats the tokens for every expert, already
             # weighted by the router.
-            experts: Iterator[Any] = (
-                self.get_submodule(str(index)) for index in range(self.num_experts)
-            )
-            parts = zip(experts, hidden_states.chunk(self.num_experts), strict=True)
-            return torch.cat(
-                [expert.down_proj(self._gate(expert, x)) for expert, x in parts],
-            )
+            chunks = hidden_states.chunk(self.num_experts)
+            outputs = list[torch.Tensor]()
+            for index, x in zip(range(self.num_experts), chunks, strict=True):
+                outputs.append(self._output(index, x))
+            return torch.cat(outputs)
         assert top_k_weights is not None
         # Expert by expert, as the eager forward of transformers: another order of sums rounds
         # differently.
@@ -113,14 +114,16 @@ class Experts(nn.Module):
             # Skipped as in transformers, so that the hooks of calibration see no empty inputs.
             if not len(tokens):
                 continue
-            expert: Any = self.get_submodule(str(index))
-            x = hidden_states[tokens]
-            found = (
-                expert.down_proj(self._gate(expert, x))
-                * top_k_weights[tokens, places, None]
-            )
+            output = self._output(index, hidden_states[tokens])
+            found = output * top_k_weights[tokens, places, None]
             total.index_add_(0, tokens, found.to(total.dtype))
         return total
+
+    def _output(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of an expert for (tokens, features)."""
+        expert: Any = self.get_submodule(str(index))
+        result: torch.Tensor = expert.down_proj(self._gate(expert, x))
+        return result
 
     def stacked_parameters(self) -> dict[str, Any]:
         """Return weights and biases of all experts as the stacked module has them, by name."""
@@ -144,9 +147,9 @@ class Experts(nn.Module):
     def _stacks(self, name: str) -> dict[str, Any]:
         """Return the stacked weights of a layer of all experts, and their biases."""
         layers = self._layers(name)
-        stacks = {name: torch.stack([layer.weight for layer in layers])}
+        stacks = {name: _stack(layers, "weight")}
         if layers[0].bias is not None:
-            stacks[f"{name}_bias"] = torch.stack([layer.bias for layer in layers])
+            stacks[f"{name}_bias"] = _stack(layers, "bias")
         return stacks
 
     def _gated_stacks(self) -> dict[str, Any]:
@@ -154,13 +157,19 @@ class Experts(nn.Module):
         # Weight (2 * features, inputs) and bias (2 * features,) of an expert, as the stacked module
         # has them.
         gates, ups = self._layers("gate_proj"), self._layers("up_proj")
-        pairs = list(zip(gates, ups, strict=True))
-        weights = [self._interlaced(gate.weight, up.weight) for gate, up in pairs]
-        stacks = {"gate_up_proj": torch.stack(weights)}
+        stacks = {"gate_up_proj": self._gated_stack(gates, ups, "weight")}
         if gates[0].bias is not None:
-            biases = [self._interlaced(gate.bias, up.bias) for gate, up in pairs]
-            stacks["gate_up_proj_bias"] = torch.stack(biases)
+            stacks["gate_up_proj_bias"] = self._gated_stack(gates, ups, "bias")
         return stacks
+
+    def _gated_stack(
+        self, gates: Sequence[Any], ups: Sequence[Any], key: str
+    ) -> torch.Tensor:
+        """Return the gate and up rows of all experts, of their weights or biases."""
+        parts = list[torch.Tensor]()
+        for gate, up in zip(gates, ups, strict=True):
+            parts.append(self._interlaced(getattr(gate, key), getattr(up, key)))
+        return torch.stack(parts)
 
     def _interlaced(self, gate: Any, up: Any) -> Any:
         """Return gate and up rows of an expert in the order of the stacked module."""
@@ -202,8 +211,7 @@ class ParallelExperts(nn.Module):
 
     def stacked_parameters(self) -> dict[str, Any]:
         """Return the weights of all experts as the stacked module has them, by name."""
-        layers: list[Any] = list(self.children())
-        return {"weight": torch.stack([layer.weight for layer in layers])}
+        return {"weight": _stack(self.children(), "weight")}
 
     def forward(self, inputs: torch.Tensor, expert_size: Sequence[int]) -> torch.Tensor:
         """Return the outputs of the experts for their own tokens.
@@ -215,11 +223,16 @@ class ParallelExperts(nn.Module):
         Returns:
             A tensor of shape (tokens, outputs).
         """
+        outputs = list[torch.Tensor]()
         # An expert without tokens gets an empty part.
-        parts = inputs.split(expert_size)
-        return torch.cat(
-            [self.get_submodule(str(index))(part) for index, part in enumerate(parts)],
-        )
+        for index, part in enumerate(inputs.split(expert_size)):
+            outputs.append(self.get_submodule(str(index))(part))
+        return torch.cat(outputs)
+
+
+def _stack(layers: Iterable[Any], key: str) -> torch.Tensor:
+    """Return the weights or biases of layers as one tensor, (layers, ...)."""
+    return torch.stack(list(map(attrgetter(key), layers)))
 
 
 #: The modules that stacks of experts become.
@@ -269,11 +282,11 @@ def _is_stacked(module: Any) -> bool:
     # A parameter of another name would have an unknown effect.
     if not weights.keys() <= _STACKED:
         return False
-    down, up = (
-        weights.get("down_proj"),
-        weights.get("gate_up_proj", weights.get("up_proj")),
-    )
-    if down is None or up is None or not down.ndim == up.ndim == 3:
+    down = weights.get("down_proj")
+    up = weights.get("gate_up_proj", weights.get("up_proj"))
+    if down is None or up is None:
+        return False
+    if not down.ndim == up.ndim == 3:
         return False
     # as ``Experts`` is called, without routing and with it
     return len(signature(module.forward).parameters) in (1, 3)
@@ -293,27 +306,17 @@ def _is_parallel(module: Any) -> bool:
     ):
         return False
     generator = torch.Generator("cpu").manual_seed(0)
-    count = len(module.weight)
-    weight = torch.randn(
-        count,
-        5,
-        3,
-        generator=generator,
-        dtype=torch.float32,
-        device="cpu",
+    on_cpu = partial(
+        torch.randn, generator=generator, dtype=torch.float32, device="cpu"
     )
+    count = len(module.weight)
+    weight = on_cpu(count, 5, 3)
     # A shallow copy has the module's settings and none of its weights, which may be on "meta".
     small = copy.copy(module)
     small._parameters = {"weight": nn.Parameter(weight, requires_grad=False)}
     # Unequal numbers of tokens, and experts without any.
     sizes = [index % 3 for index in range(count)]
-    x = torch.randn(
-        sum(sizes),
-        3,
-        generator=generator,
-        dtype=torch.float32,
-        device="cpu",
-    )
+    x = on_cpu(sum(sizes), 3)
     try:
         with torch.no_grad():
             found = type(module).forward(small, x, sizes)
@@ -336,10 +339,8 @@ def _is_turned(stacked: Any) -> bool:
         return bool(getattr(stacked, "is_transposed", False))
     # Transposed: (experts, hidden, 2 * features) and (experts, features, hidden). With outputs
     # first, rows are twice outer, so that the shapes are never ambiguous.
-    (_, rows, columns), (_, inner, outer) = (
-        stacked.gate_up_proj.shape,
-        stacked.down_proj.shape,
-    )
+    _, rows, columns = stacked.gate_up_proj.shape
+    _, inner, outer = stacked.down_proj.shape
     return bool(rows == outer and columns == 2 * inner)
 
 
@@ -359,12 +360,9 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
         # the module's settings without its weights
         shell = object.__new__(type(stacked))
         nn.Module.__init__(shell)
-        settings = {
-            key: value
-            for key, value in vars(stacked).items()
-            if not key.startswith("_")
-        }
-        shell.__dict__.update(settings)
+        for key, value in vars(stacked).items():
+            if not key.startswith("_"):
+                shell.__dict__[key] = value
         for name, child in stacked.named_children():
             shell.add_module(name, child)
         return lambda both: own(shell, both)
@@ -387,8 +385,9 @@ def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
     if turned:
         # (experts, inputs, outputs) to (experts, outputs, inputs); _linear makes the copy.
         weight = weight.transpose(1, 2)
-    biases = [None] * len(weight) if bias is None else bias.detach()
-    return [(weight[index], biases[index]) for index in range(len(weight))]
+    if bias is None:
+        return [(matrix, None) for matrix in weight]
+    return list(zip(weight, bias.detach(), strict=True))
 
 
 def _linear(weight: Any, bias: Any) -> Any:

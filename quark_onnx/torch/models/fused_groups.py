@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable
 
+from quark_onnx.containers import among
+
 #: Last parts of the names of fused layers, which have a common parent and a common input.
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # "model.layers.0.mlp.experts.3.up_proj": the prefix up to "experts", a number, the layer.
@@ -23,9 +25,16 @@ def fused_group_of(name: str, names: Container[str]) -> list[str]:
     ['0.o_proj']
     """
     parent, dot, last = name.rpartition(".")
-    # At most one tuple has the name; a layer outside of all is a group by itself.
-    shards = next((shards for shards in FUSED if last in shards), (last,))
-    return [each for shard in shards if (each := f"{parent}{dot}{shard}") in names]
+    fused = (f"{parent}{dot}{shard}" for shard in _shards_of(last))
+    return among(fused, names)
+
+
+def _shards_of(last: str) -> tuple[str, ...]:
+    """Return the last parts of the names of layers that are fused with a layer."""
+    for shards in FUSED:
+        if last in shards:
+            return shards
+    return (last,)
 
 
 def groups_across_experts(names: Iterable[str]) -> list[list[str]]:

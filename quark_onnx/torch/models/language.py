@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from quark_onnx.containers import present
+from quark_onnx.containers import excluding, flattened, present
 from quark_onnx.torch.models.names import within_any
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def _text_parts(model: nn.Module) -> set[int]:
 
 def reads_more_than_text(model: nn.Module) -> bool:
     """Return whether a model or a part of it reads images, video or sound."""
-    return any(set(_modalities(module)) - {"text"} for module in model.modules())
+    modalities = flattened(map(_modalities, model.modules()))
+    return bool(excluding(modalities, {"text"}))
 
 
 def towers_of(model: nn.Module) -> list[str]:
@@ -82,9 +83,11 @@ def language_parts(model: nn.Module) -> list[str]:
     if not reads_more_than_text(model):
         return []
     parts = _text_parts(model)
-    return [
-        name for name, module in model.named_modules() if name and id(module) in parts
-    ]
+    names = list[str]()
+    for name, module in model.named_modules():
+        if name and id(module) in parts:
+            names.append(name)
+    return names
 
 
 def outside_language(model: nn.Module) -> Iterator[str]:

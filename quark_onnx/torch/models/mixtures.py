@@ -42,11 +42,11 @@ def routers_of(model: nn.Module) -> list[str]:
             if name not in stacks and name not in around_stacks:
                 found.update(_routers_in(name, module, stacks[stack]))
     # In the order of the model: ``found`` is a set.
-    return [
-        name
-        for name, module in model.named_modules()
-        if name in found or _is_called_router(name, module)
-    ]
+    routers = list[str]()
+    for name, module in model.named_modules():
+        if name in found or _is_called_router(name, module):
+            routers.append(name)
+    return routers
 
 
 def token_shares(model: nn.Module, active: int) -> dict[str, float]:
@@ -108,20 +108,19 @@ def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
         The name of the module by the name of the stack.
     """
     known = set(stacks)
-    # A matrix that belongs to neither a stack nor a part of one: routers and shared experts have
-    # such.
-    outside = [
-        name
-        for name, module in model.named_modules()
-        if _has_matrix(module) and known.isdisjoint((name, *_parents_of(name)))
-    ]
+    # Matrices that belong to neither a stack nor a part of one: of routers and shared experts.
+    outside = list[str]()
+    for name, module in model.named_modules():
+        if _has_matrix(module) and known.isdisjoint((name, *_parents_of(name))):
+            outside.append(name)
     around = _ancestors_of(outside)
-    return {
+    mixtures = dict[str, str]()
+    for stack in stacks:
         # Parents come from the inside to the outside; the first with a matrix outside of stacks is
         # the mixture.
-        stack: next(iter(among(_parents_of(stack), around)), "")
-        for stack in stacks
-    }
+        parents = among(_parents_of(stack), around)
+        mixtures[stack] = parents[0] if parents else ""
+    return mixtures
 
 
 def _expert_count(last: str, module: nn.Module) -> int:
@@ -148,11 +147,10 @@ def _expert_count(last: str, module: nn.Module) -> int:
 
 def _routers_in(name: str, module: nn.Module, count: int) -> Iterator[str]:
     """Yield the names of the routers in a module next to experts."""
-    owners = {
-        owner: each
-        for owner, each in module.named_modules(prefix=name)
-        if _has_matrix(each)
-    }
+    owners = dict[str, nn.Module]()
+    for owner_name, owner in module.named_modules(prefix=name):
+        if _has_matrix(owner):
+            owners[owner_name] = owner
     if name.rpartition(".")[2] in _ROUTERS:
         yield from owners
     elif len(owners) == 1:

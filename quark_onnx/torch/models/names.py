@@ -29,6 +29,16 @@ def persistent_buffers(module: nn.Module) -> dict[str, Any]:
     return without(buffers, module._non_persistent_buffers_set)
 
 
+def configs_of(model: nn.Module) -> list[Any]:
+    """Return the configurations of a model's modules, each of them once."""
+    # By identity: modules share configurations, and those of transformers are not hashable.
+    configs = dict[int, Any]()
+    for module in model.modules():
+        if hasattr(module, "config"):
+            configs[id(module.config)] = module.config
+    return list(configs.values())
+
+
 @contextlib.contextmanager
 def replaced_forwards(
     modules: Mapping[str, Any],
@@ -74,13 +84,16 @@ def outside_of(modules: Mapping[str, T], blocks: Iterable[str]) -> dict[str, T]:
 
 def block_around(name: str, blocks: Iterable[str]) -> str:
     """Return the block that a module is or belongs to; empty if there is none."""
-    return next((block for block in blocks if within(name, block)), "")
+    for block in blocks:
+        if within(name, block):
+            return block
+    return ""
 
 
 def instances(model: nn.Module, kind: type[T] | tuple[type[T], ...]) -> dict[str, T]:
     """Return the modules of a class, or of one of several, by name."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, kind)
-    }
+    found = dict[str, T]()
+    for name, module in model.named_modules():
+        if isinstance(module, kind):
+            found[name] = module
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,11 +27,10 @@ class OrthogonalMatrix:
     @staticmethod
     def of(rotation: Rotation) -> OrthogonalMatrix:
         """Return a rotation of numpy arrays as torch tensors, in float64."""
-        signs = None if rotation.signs is None else torch.from_numpy(rotation.signs)
-        return OrthogonalMatrix(
-            tuple(map(torch.tensor, rotation.factors)),
-            signs,
-        )
+        factors = tuple(map(torch.tensor, rotation.factors))
+        if rotation.signs is None:
+            return OrthogonalMatrix(factors)
+        return OrthogonalMatrix(factors, torch.from_numpy(rotation.signs))
 
     @property
     def size(self) -> int:
@@ -87,17 +85,20 @@ class OnlineRotation(nn.Module):
         self._count = len(turning.factors)
         device = next(layer.parameters()).device
         # Not part of the state: a checkpoint has no place for an online rotation.
-        for name, tensor in _named(turning.factors, turning.signs):
+        tensors = dict[str, Any]()
+        for place, factor in enumerate(turning.factors):
+            tensors[_factor_name(place)] = factor
+        tensors["signs"] = turning.signs
+        for name, tensor in tensors.items():
             kept = None if tensor is None else tensor.to(device, torch.float32)
             self.register_buffer(name, kept, persistent=False)
 
     @property
     def turning(self) -> OrthogonalMatrix:
         """The rotation."""
-        return OrthogonalMatrix(
-            tuple(getattr(self, f"factor{place}") for place in range(self._count)),
-            self.signs,
-        )
+        names = map(_factor_name, range(self._count))
+        factors = tuple(getattr(self, name) for name in names)
+        return OrthogonalMatrix(factors, self.signs)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the layer's output for the rotated ``x`` of shape (..., features)."""
@@ -108,8 +109,5 @@ class OnlineRotation(nn.Module):
         return f"rotates {self.turning.size} channels"
 
 
-def _named(factors: Sequence[Any], signs: Any) -> list[tuple[str, Any]]:
-    return [
-        *((f"factor{place}", factor) for place, factor in enumerate(factors)),
-        ("signs", signs),
-    ]
+def _factor_name(place: int) -> str:
+    return f"factor{place}"

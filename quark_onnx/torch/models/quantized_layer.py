@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from quark_onnx.containers import subset
+from quark_onnx.containers import subset, values_at
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
@@ -121,26 +121,27 @@ class QuantizedLayer(_Coded):
         self._turned = kind == "Conv1D"
         # the weight of a Conv1D has outputs first here
         self.kind = "Linear" if self._turned else kind
-        self.float_weight: Any = layer.weight if weight is None else None
+        self.float_weight: Any = None
+        if weight is None:
+            self.float_weight = layer.weight
         # Embeddings have no bias.
         self.bias = getattr(layer, "bias", None)
         self.input = Rounding.of(spec.input, input)
         self.output = Rounding.of(spec.output, output)
         self.probabilities = Rounding.of(spec.probabilities, probabilities)
         # Gemma 3 has a tensor as factor, which moves with the model; Bart has a number.
-        factor = getattr(layer, "embed_scale", 1.0) if kind == "Embedding" else 1.0
-        self.register_buffer(
-            "factor",
-            factor if isinstance(factor, torch.Tensor) else None,
-            persistent=False,
-        )
+        factor: Any = 1.0
+        if kind == "Embedding":
+            factor = getattr(layer, "embed_scale", factor)
+        tensor = factor if isinstance(factor, torch.Tensor) else None
+        self.register_buffer("factor", tensor, persistent=False)
         #: Factor of the rows of an embedding, if it is no tensor.
-        self._factor = 1.0 if self.factor is not None else factor
+        self._factor: Any = factor if tensor is None else 1.0
         #: Padding of a convolution, as ``torch.nn.functional.pad`` takes it.
         self._padding: Any = getattr(layer, "_reversed_padding_repeated_twice", None)
-        self._settings: dict[str, Any] = {
-            name: getattr(layer, name) for name in _SETTINGS.get(self.kind, ())
-        }
+        self._settings = dict[str, Any]()
+        for name in _SETTINGS.get(self.kind, ()):
+            self._settings[name] = getattr(layer, name)
         self.shape = tuple(layer.weight.shape)
         if self._turned:
             self.shape = self.shape[::-1]
@@ -198,7 +199,10 @@ class QuantizedLayer(_Coded):
 
     def rounded(self, found: torch.Tensor) -> torch.Tensor:
         """Return the layer's output after rounding."""
-        return found if self.output is None or self.spec.rotated else self.output(found)
+        if self.output is None or self.spec.rotated:
+            return found
+        rounded: torch.Tensor = self.output(found)
+        return rounded
 
     @property
     def round_keys(self) -> Rounding | None:
@@ -275,15 +279,15 @@ class QuantizedLayer(_Coded):
         self, x: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
     ) -> list[int]:
         """Return the output padding of a transposed convolution for an output size."""
-        steps = (self._settings[name] for name in ("stride", "padding", "dilation"))
-        # The last two axes; an output size may include batch and channels. Without output padding
-        # the length is (length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1 (docs of
-        # nn.ConvTranspose2d).
+        steps = values_at(self._settings, ("stride", "padding", "dilation"))
+        # The last two axes; an output size may include batch and channels.
         parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
-        return [
-            wanted - ((length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1)
-            for wanted, length, kernel, stride, pad, dilation in parts
-        ]
+        paddings = list[int]()
+        for wanted, length, kernel, stride, pad, dilation in parts:
+            # The output length without output padding (docs of nn.ConvTranspose2d).
+            least = (length - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1
+            paddings.append(wanted - least)
+        return paddings
 
     def extra_repr(self) -> str:
         return f"{self.kind} {list(self.shape)}, weight={self.spec.weight}"
@@ -393,8 +397,16 @@ def unlike_its_base(module: nn.Module) -> str | None:
 
 def _base_of(module: nn.Module) -> Any:
     """Return the base class of a module among the layer classes, or None."""
-    classes = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d, nn.Embedding, nn.EmbeddingBag)
-    return next((cls for cls in classes if isinstance(module, cls)), None)
+    for cls in (
+        nn.Linear,
+        nn.Conv2d,
+        nn.ConvTranspose2d,
+        nn.Embedding,
+        nn.EmbeddingBag,
+    ):
+        if isinstance(module, cls):
+            return cls
+    return None
 
 
 def outputs_first(weight: torch.Tensor, kind: str | None) -> torch.Tensor:

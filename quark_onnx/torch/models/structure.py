@@ -55,9 +55,11 @@ def blocks_of(model: nn.Module) -> dict[str, Any]:
         for inner in (decoder.children(), decoder.modules()):
             # By identity, as names within the decoder differ from those in the model.
             parts = set(map(id, inner))
-            found = _largest(
-                {name: each for name, each in lists.items() if id(each) in parts},
-            )
+            own = dict[str, nn.ModuleList]()
+            for name, each in lists.items():
+                if id(each) in parts:
+                    own[name] = each
+            found = _largest(own)
             if found:
                 return found
     return _largest(lists)
@@ -68,11 +70,11 @@ def _largest(lists: Mapping[str, Any]) -> dict[str, Any]:
 
     Empty if no list has weights.
     """
-    sizes = {
-        name: sum(_weights(module))
-        for name, module in lists.items()
-        if not within_any(name, excluding(lists, [name]))
-    }
+    sizes = dict[str, int]()
+    for name, module in lists.items():
+        # Lists inside of another list belong to its elements.
+        if not within_any(name, excluding(lists, [name])):
+            sizes[name] = sum(_weights(module))
     # Of equal sizes the first list wins, in the order of the model.
     prefix = max(sizes, key=lambda name: sizes[name], default="")
     if not sizes.get(prefix):
@@ -81,10 +83,10 @@ def _largest(lists: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _weights(module: nn.Module) -> Iterator[int]:
-    """Return the sizes of matrices and of stacks of matrices."""
-    return (
-        parameter.numel() for parameter in module.parameters() if parameter.ndim >= 2
-    )
+    """Yield the sizes of matrices and of stacks of matrices."""
+    for parameter in module.parameters():
+        if parameter.ndim >= 2:
+            yield parameter.numel()
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -107,7 +109,9 @@ def put_modules(model: nn.Module, made: Mapping[str, Any]) -> None:
     True
     """
     # By identity: the same module may be a child of several parents.
-    new = {id(model.get_submodule(name)): module for name, module in made.items()}
+    new = dict[int, Any]()
+    for name, module in made.items():
+        new[id(model.get_submodule(name))] = module
     # Lists of modules and children are copied, as both change during the loop.
     for owner in list(model.modules()):
         for child, old in list(owner._modules.items()):
@@ -141,7 +145,7 @@ def shared_among(
 ) -> bool:
     """Return whether a layer is part of two blocks, or of a block and of the rest."""
     # Modules are compared by identity under all of their names.
-    own = {id(model.get_submodule(name)) for name in layers}
+    own = set(map(id, map(model.get_submodule, layers)))
     places = dict[int, str]()
     for name, module in model.named_modules(remove_duplicate=False):
         block = block_around(name, blocks)
@@ -192,12 +196,13 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
     weight = getattr(embedding_of(model), "weight", None)
     if weight is None:
         return ()
-    rows = len(weight)
+    heads = list[str]()
     # Inside of blocks, a projection may have as many outputs as the vocabulary by chance.
     outside = outside_of(instances(model, nn.Linear), blocks_of(model))
-    return tuple(
-        name for name, module in outside.items() if module.out_features == rows
-    )
+    for name, module in outside.items():
+        if module.out_features == len(weight):
+            heads.append(name)
+    return tuple(heads)
 
 
 def usually_float(model: nn.Module, asked: Iterable[str] = ()) -> tuple[str, ...]:
