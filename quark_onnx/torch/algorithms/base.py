@@ -50,6 +50,17 @@ class Outcome:
     after: float
     note: str = ""
 
+    @classmethod
+    def unchanged(cls, layer: str, algorithm: str, note: str) -> Outcome:
+        """Return the outcome for a layer that keeps its codes.
+
+        Args:
+            layer: the name of the layer.
+            algorithm: the name of the algorithm.
+            note: the reason.
+        """
+        return cls(layer, algorithm, 0.0, 0.0, note)
+
 
 @dataclass
 class BlockJob:
@@ -98,12 +109,11 @@ class BlockJob:
             quantized_weights: the codes; weights of other layers stay float.
             names: the layers to return; None for all.
         """
-        chosen = {
-            name: self.layers[name]
-            for name in (self.layers if names is None else names)
-        }
+        if names is None:
+            names = self.layers
         layers = dict[str, QuantizedLayer]()
-        for name, (module, spec) in chosen.items():
+        for name in names:
+            module, spec = self.layers[name]
             # Activations only: the dequantized weight below takes the place of codes, so that
             # repeated runs do not decode again.
             layer = layers[name] = QuantizedLayer(
@@ -122,15 +132,14 @@ class BlockJob:
     @contextlib.contextmanager
     def put(self, layers: Mapping[str, Any]) -> Iterator[None]:
         """Replace layers of the block, by their names in the model, inside the context."""
-        # Read before anything is replaced: put_modules finds places by the identity of modules.
-        originals = {
-            self.local(name): self.block.get_submodule(self.local(name))
-            for name in layers
-        }
-        put_modules(
-            self.block,
-            {self.local(name): layer for name, layer in layers.items()},
-        )
+        originals = dict[str, Any]()
+        replacements = dict[str, Any]()
+        for name, layer in layers.items():
+            local = self.local(name)
+            # Read before anything is replaced: put_modules finds places by the identity of modules.
+            originals[local] = self.block.get_submodule(local)
+            replacements[local] = layer
+        put_modules(self.block, replacements)
         try:
             yield
         finally:
@@ -141,10 +150,9 @@ class BlockJob:
         # The same layers: the caller sees by their identity that a replay stays valid.
         if all(spec.weight_only for _, spec in self.layers.values()):
             return self
-        layers = {
-            name: (module, LayerSpec(spec.weight))
-            for name, (module, spec) in self.layers.items()
-        }
+        layers = dict[str, tuple[Any, LayerSpec]]()
+        for name, (module, spec) in self.layers.items():
+            layers[name] = (module, LayerSpec(spec.weight))
         return replace(self, layers=layers)
 
     def local(self, name: str) -> str:

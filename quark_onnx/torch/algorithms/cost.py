@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 #: Calls of operators in a block outside of products: norms, rotary embedding, activation,
@@ -142,7 +143,7 @@ class Shapes:
     @property
     def count(self) -> int:
         """Return the number of quantized weights."""
-        return sum(outputs * inputs for outputs, inputs in self.layers.values())
+        return sum(map(prod, self.layers.values()))
 
     @property
     def hessians(self) -> float:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from quark_onnx.containers import flattened
+from quark_onnx.containers import excluding, flattened
 from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
@@ -92,7 +92,7 @@ class HQQ:
                     "only asymmetric integers of blocks or outputs have zero points to"
                     " solve for; its codes stay"
                 )
-                outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
+                outcomes.append(Outcome.unchanged(name, self.name, note))
                 continue
             matrix = weight.reshape(len(weight), -1).float()
             loss = Loss(matrix, squares_of(hessian))
@@ -151,10 +151,9 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
     values = matrix.cpu().numpy()
     # Columns of full groups.
     whole = values.shape[1] // size * size
-    scale, zero = (
-        np.ones((len(values), -(-values.shape[1] // size)), np.float32)
-        for _ in range(2)
-    )
+    # (rows, groups)
+    scale = np.ones((len(values), -(-values.shape[1] // size)), np.float32)
+    zero = np.ones_like(scale)
     rows = max(_SLAB // max(values.shape[1], 1), 1)
     for first in range(0, len(values), rows):
         chunk = slice(first, first + rows)
@@ -175,11 +174,10 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
     # a negative scale counts codes from the other end
     # Codes start at qmin here, and at 0 in the solver.
     zero = np.where(scale < 0, spec.grid.levels - zero, zero) + spec.grid.qmin
-    tensors = [
-        torch.from_numpy(array).to(start.scale.device).reshape(start.scale.shape)
-        for array in (np.abs(scale), zero)
-    ]
-    return Params(tensors[0].to(scale_type(spec, start.dtype)), tensors[1])
+    params = Params(np.abs(scale), zero).each(torch.from_numpy)
+    params = params.each(lambda part: part.to(start.scale.device))
+    params = params.each(lambda part: part.reshape(start.scale.shape))
+    return Params(params.scale.to(scale_type(spec, start.dtype)), params.zero)
 
 
 def _layer_hessians(
@@ -202,7 +200,9 @@ def _layer_hessians(
                 hessian = stats.pop(group[0]).xx
                 # The consumer replaces codes in ``made`` before the next stage runs, which thus
                 # reads their outputs.
-                yield from ((name, hessian) for name in group)
+                for name in group:
+                    yield name, hessian
             done += flattened(stage.groups)
         job.replay.begin(len(stages))
-    yield from ((name, None) for name in made if name not in done)
+    for name in excluding(made, done):
+        yield name, None

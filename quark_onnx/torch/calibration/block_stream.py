@@ -21,7 +21,7 @@ from torch import nn
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.torch.calibration.hidden_states import HiddenStates
 from quark_onnx.torch.calibration.padding import unpadded
-from quark_onnx.torch.models.names import replaced_forwards
+from quark_onnx.torch.models.names import configs_of, replaced_forwards
 
 #: Arguments of a model: a tensor, keywords, or positional arguments.
 Sample = torch.Tensor | Mapping[str, Any] | Sequence[Any]
@@ -106,16 +106,12 @@ def inference(model: nn.Module) -> Iterator[None]:
     """Disable gradients, dropout and key-value caches inside the context."""
     # Module by module: model.train() at the end would also switch modules that were in eval mode.
     training = [module for module in model.modules() if module.training]
-    # submodules may have their own configurations
-    configs: dict[int, Any] = {
-        id(each.config): each.config
-        for each in model.modules()
-        if hasattr(each, "config")
-    }
-    # With a cache, each run would keep keys and values that nobody reads again.
-    cached = [
-        config for config in configs.values() if getattr(config, "use_cache", None)
-    ]
+    # With a cache, each run would keep keys and values that nobody reads again. Submodules may have
+    # their own configurations.
+    cached = list[Any]()
+    for config in configs_of(model):
+        if getattr(config, "use_cache", None):
+            cached.append(config)
     model.eval()
     for config in cached:
         config.use_cache = False
@@ -192,8 +188,9 @@ class BlockStream:
         self._first: Any = None
         # The data is read once, a batch at a time: it may be a loader that cannot start again.
         for batch in batches(data):
+            if self._first is None:
+                self._first = batch
             recorder.run(model, moved(batch, self._device))
-            self._first = batch if self._first is None else self._first
         self.hidden = recorder.hidden
         if not self.hidden:
             raise DataError("the calibration data is empty")
@@ -210,9 +207,9 @@ class BlockStream:
 
         A shared tensor is returned once.
         """
-        found = {
-            id(tensor): tensor for tensor in _tensors(([*self.hidden], self._arguments))
-        }
+        found = dict[int, Any]()
+        for tensor in _tensors(([*self.hidden], self._arguments)):
+            found[id(tensor)] = tensor
         return iter(found.values())
 
     def check_once(self, model: nn.Module) -> None:
@@ -249,11 +246,7 @@ class BlockStream:
         count = len(self.hidden)
         # Float states come first, one per sample, and then the quantized ones in the same order.
         for place, state in enumerate(states):
-            own = (
-                self.hidden
-                if place < count or self.quantized is None
-                else self.quantized
-            )
+            own = self._hidden(quantized=place >= count)
             own[place % count] = state
 
     def split(self) -> None:
@@ -279,7 +272,9 @@ class BlockStream:
 
     def _hidden(self, quantized: bool) -> HiddenStates:
         """Return hidden states; before ``split``, the float ones are the quantized ones, too."""
-        return (self.quantized if quantized else None) or self.hidden
+        if quantized and self.quantized is not None:
+            return self.quantized
+        return self.hidden
 
     def run(
         self,
@@ -360,14 +355,11 @@ class _Recorder:
             for name, block in self._blocks.items()
         }
         self._call(model, batch, before, forwards)
-        # A block runs on all samples, or on none (blocks that text skips): hidden states are
-        # aligned with samples by their index.
-        if odd := [
-            name
-            for name, calls in self.arguments.items()
-            if len(calls) not in (0, before + 1)
-        ]:
-            raise NotWalkable(f"{odd[0]} is not run on all samples; {_NO_WALK}")
+        for name, calls in self.arguments.items():
+            # A block runs on all samples, or on none (blocks that text skips): hidden states are
+            # aligned with samples by their index.
+            if len(calls) not in (0, before + 1):
+                raise NotWalkable(f"{name} is not run on all samples; {_NO_WALK}")
         if not any(self.arguments.values()):
             raise NotWalkable(
                 f"the model runs none of its blocks, {next(iter(self._blocks))} and so"

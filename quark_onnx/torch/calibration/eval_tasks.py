@@ -159,13 +159,12 @@ class Tasks:
             DataError: a task cannot be run.
         """
         # One after the other: the first model is released before the second is loaded.
-        before, after = (
-            self.scores(folder, trust_code=trust_code) for folder in (source, output)
-        )
-        return {
-            task: {name: (was, after[task][name]) for name, was in row.items()}
-            for task, row in before.items()
-        }
+        before = self.scores(source, trust_code=trust_code)
+        after = self.scores(output, trust_code=trust_code)
+        found = dict[str, dict[str, tuple[float, float]]]()
+        for task, row in before.items():
+            found[task] = {name: (was, after[task][name]) for name, was in row.items()}
+        return found
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from calibrators import MinMax, Range
+from quark_onnx.containers import among
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -69,15 +70,12 @@ class Observer:
         if distributed.count() == 1:
             return
         # A rank whose data did not reach the layer has nothing to merge, and no dtype.
-        parts = [
-            part
-            for part in distributed.gathered((self._statistic, self._model))
-            if part[1] is not None
-        ]
+        parts = distributed.gathered((self._statistic, self._model))
         self._statistic = self.spec.calibrator.statistic()
         for statistic, model in parts:
-            self._model = model
-            self._statistic.merge(statistic)
+            if model is not None:
+                self._model = model
+                self._statistic.merge(statistic)
 
     def params(self, least: float = 0.0) -> Params | None:
         """Return the scale, or None without an observed tensor.
@@ -101,11 +99,8 @@ class Observer:
             self._model,
         )
         # Keys and values have a lower bound of their scales (KVCache.least).
-        scale = params.scale.clamp(min=least).to(self._device)
-        return Params(
-            scale,
-            None if params.zero is None else params.zero.to(self._device),
-        )
+        bounded = Params(params.scale.clamp(min=least), params.zero)
+        return bounded.each(lambda part: part.to(self._device))
 
 
 @dataclass(frozen=True)
@@ -211,28 +206,12 @@ class ActivationObservers:
         Args:
             least: returns the least scale of a layer's output.
         """
-        # A layer that no sample reached has no entry.
-        inputs = {
-            name: found
-            for name, one in self.inputs.items()
-            if (found := one.params()) is not None
-        }
+        inputs = _params_of(self.inputs)
         self.borrowing = []
         for group in groups_across_experts(self.inputs):
             self._share(group, inputs)
-        return Scales(
-            inputs,
-            {
-                name: found
-                for name, one in self.outputs.items()
-                if (found := one.params(least(name))) is not None
-            },
-            {
-                name: found
-                for name, one in self.probabilities.items()
-                if (found := one.params()) is not None
-            },
-        )
+        outputs = _params_of(self.outputs, least)
+        return Scales(inputs, outputs, _params_of(self.probabilities))
 
     def unseen(self, name: str, scales: Scales) -> bool:
         """Return whether a layer that needs calibrated scales was inactive."""
@@ -248,18 +227,42 @@ class ActivationObservers:
         for name in group:
             spec = self.inputs[name].spec
             # Scales of another format or calibrator are not comparable.
-            alike = [
-                inputs[each]
-                for each in group
-                if each in inputs and self.inputs[each].spec == spec
-            ]
-            # An expert with data keeps its own scale; the client takes the greatest of the block
-            # itself.
-            if not alike or (name in inputs and not isinstance(spec.dtype, TwoLevel)):
+            alike = list[Params]()
+            for each in among(group, inputs):
+                if self.inputs[each].spec == spec:
+                    alike.append(inputs[each])
+            if not alike:
                 continue
             if name not in inputs:
                 self.borrowing.append(name)
+            # An expert with data keeps its own scale; the client takes the greatest of the block
+            # itself.
+            elif not isinstance(spec.dtype, TwoLevel):
+                continue
             inputs[name] = max(alike, key=lambda params: float(params.scale))
+
+
+def _no_bound(name: str) -> float:
+    return 0.0
+
+
+def _params_of(
+    observers: Mapping[str, Observer],
+    least: Callable[[str], float] = _no_bound,
+) -> dict[str, Params]:
+    """Return the scales of the tensors that were observed, by layer.
+
+    Args:
+        observers: the observers, by layer.
+        least: returns the least scale of a layer.
+    """
+    found = dict[str, Params]()
+    for name, observer in observers.items():
+        params = observer.params(least(name))
+        # A layer that no sample reached has no entry.
+        if params is not None:
+            found[name] = params
+    return found
 
 
 def _reading(watched: Observer) -> Any:

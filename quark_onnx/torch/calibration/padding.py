@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import subset
-
 
 def unpadded(batch: Any) -> Iterator[Any]:
     """Split a batch into batches without padding, by the length of rows.
@@ -26,7 +24,10 @@ def unpadded(batch: Any) -> Iterator[Any]:
         yield batch
         return
     # Token ids, mask and labels are cut at the same places; anything else keeps the batch as it is.
-    tensors = subset(batch, [key for key in batch if torch.is_tensor(batch[key])])
+    tensors = dict[Any, torch.Tensor]()
+    for key, value in batch.items():
+        if torch.is_tensor(value):
+            tensors[key] = value
     if {each.shape for each in tensors.values()} != {mask.shape}:
         yield batch
         return
@@ -37,10 +38,10 @@ def unpadded(batch: Any) -> Iterator[Any]:
     for places, same in rows.items():
         # A row of padding alone has no tokens.
         if places:
-            yield {
-                **batch,
-                **{key: each[same][:, list(places)] for key, each in tensors.items()},
-            }
+            part = dict(batch)
+            for key, each in tensors.items():
+                part[key] = each[same][:, list(places)]
+            yield part
 
 
 def _hides_padding(mask: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quark_onnx.containers import without
@@ -57,6 +57,29 @@ def replaced_forwards(
             del module.forward
             if own[name] is not None:  # set by another library
                 module.forward = own[name]
+
+
+@contextlib.contextmanager
+def input_hooks(
+    modules: Mapping[str, Any],
+    hook_of: Callable[[str], Any],
+) -> Iterator[None]:
+    """Call hooks before modules run, inside the context.
+
+    Args:
+        modules: the modules, by name.
+        hook_of: returns the hook of a name, a function of the module, its arguments and its
+            keywords.
+    """
+    handles = list[Any]()
+    try:
+        for name, module in modules.items():
+            hook = hook_of(name)
+            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def within(name: str, block: str) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter, itemgetter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -138,7 +139,7 @@ class GPTQ:
         )
         # A Cholesky factorization takes n^3 / 3 operations.
         factored = sum(inputs**3 for _, inputs in shapes.groups) / 3
-        most = max((inputs for _, inputs in shapes.layers.values()), default=0)
+        most = max(map(itemgetter(1), shapes.layers.values()), default=0)
         widest, columns = 0, 0
         for (_, inputs), outputs in shapes.groups.items():
             # Both candidates of scales are swept side by side.
@@ -185,18 +186,17 @@ class GPTQ:
         Raises:
             DataError: a layer's inputs are not finite.
         """
-        weights = {
-            name: weight
-            for name, weight, _ in job.weights()
-            if kind_of(job.layers[name][0]) in _KINDS
-        }
+        weights = dict[str, Any]()
+        for name, weight, _ in job.weights():
+            if kind_of(job.layers[name][0]) in _KINDS:
+                weights[name] = weight
         result = dict(quantized_weights)
         outcomes = list[Outcome]()
         for name, (module, _) in job.layers.items():
             # Convolutions and embeddings have no Hessian of rows of inputs here.
             if name in quantized_weights and name not in weights:
                 note = f"{kind_of(module)} layers keep their codes"
-                outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
+                outcomes.append(Outcome.unchanged(name, self.name, note))
         if not weights or not job.calls:
             return result, outcomes
         stages = stages_in(job, weights)
@@ -227,28 +227,29 @@ class GPTQ:
     ) -> list[Outcome]:
         """Round the weights of layers with the same inputs; write them to ``result``."""
         if stats.xx is None:
-            return [Outcome(name, self.name, 0.0, 0.0, UNREACHED) for name in group]
+            return [Outcome.unchanged(name, self.name, UNREACHED) for name in group]
         # Layers of a group read the same tensor: one factorization serves all of them.
         inputs = self._factor(group[0], stats)
-        searches = {
-            name: self.layer_search(name, weights[name].float(), result[name], inputs)
-            for name in group
-            if TensorLevels.of(result[name]) is not None
-        }
+        searches = dict[str, _LayerSearch]()
+        for name in group:
+            if TensorLevels.of(result[name]) is not None:
+                W = weights[name].float()
+                searches[name] = self.layer_search(name, W, result[name], inputs)
         # scales are searched batch by batch, as a batch needs memory for all of its candidates
         candidates = (
             self._candidates(search, inputs.diagonal) for search in searches.values()
         )
         for batch in _batches(candidates):
             self._quantize(batch, inputs.solver)
-        result.update({name: search.best for name, search in searches.items()})
+        for name, search in searches.items():
+            result[name] = search.best
         outcomes = list[Outcome]()
         for name in group:
             if name in searches:
                 outcomes.append(self._outcome(searches[name], stats))
             else:
                 note = f"{result[name].spec.dtype.name} is rounded to the nearest"
-                outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
+                outcomes.append(Outcome.unchanged(name, self.name, note))
         return outcomes
 
     def _factor(self, name: str, stats: HessianStats) -> GroupInputs:
@@ -305,20 +306,17 @@ class GPTQ:
 
     def _quantize(self, batch: Sequence[_Candidates], solver: Solver) -> None:
         """Sweep the weights of a batch as a single matrix, and keep improved rows."""
-        searches = [candidates.search for candidates in batch]
-        stacked = list(
-            map(
-                TensorLevels.stacked, zip(*(each.levels for each in batch), strict=True)
-            )
-        )
+        # One entry per candidate, with the levels of all weights.
+        levels = zip(*map(attrgetter("levels"), batch), strict=True)
+        targets = list(map(attrgetter("search.target"), batch))
         rounded = solver.quantize(
-            joined([search.target for search in searches]),
-            stacked,
+            joined(targets),
+            list(map(TensorLevels.stacked, levels)),
             self.coordinate_descent_passes,
-            joined([search.first for search in searches]),
+            joined(list(map(attrgetter("search.first"), batch))),
         )
         # The rows of the batch go back to the layers they came from.
-        rows = [len(search.target) for search in searches]
+        rows = list(map(len, targets))
         parts = zip(*(part.split(rows) for part in rounded), strict=True)
         for candidates, part in zip(batch, parts, strict=True):
             candidates.consider(Rounded(*part))

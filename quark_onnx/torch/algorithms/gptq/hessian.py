@@ -19,6 +19,7 @@ from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.formats.quantized_tensor import joined
+from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first, split_input
 from quark_onnx.torch.runtime import distributed
 
@@ -120,16 +121,8 @@ class _InputReader:
     def run(self, call: Call) -> dict[str, list[Any]]:
         """Run the block, and return the inputs of each layer within reach."""
         self.inputs = {}
-        hooks = [
-            layer.register_forward_pre_hook(self._hook(name), with_kwargs=True)
-            for name, layer in self.layers.items()
-        ]
-        try:
-            with contextlib.suppress(_AllRead):
-                call.run(self.block)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with input_hooks(self.layers, self._hook), contextlib.suppress(_AllRead):
+            call.run(self.block)
         return self.inputs
 
     def _hook(self, name: str) -> Any:
@@ -168,13 +161,13 @@ def collect_hessians(
         DataError: an input is infinite or not a number.
     """
     # Layers of a group read the same tensor and round it equally: one hook serves the group.
-    leaders = {
-        group[0]: job.block.get_submodule(job.local(group[0])) for group in stage.groups
-    }
+    leaders = dict[str, Any]()
+    for group in stage.groups:
+        leaders[group[0]] = job.block.get_submodule(job.local(group[0]))
     # The Hessian is that of the inputs after rounding, as the quantized layer multiplies them.
-    roundings: dict[str, Any] = {
-        name: layer.input for name, layer in job.quantized({}, leaders).items()
-    }
+    roundings = dict[str, Any]()
+    for name, quantized_layer in job.quantized({}, leaders).items():
+        roundings[name] = quantized_layer.input
     reader = _InputReader(job.block, leaders, stage.last)
     stats = {name: HessianStats() for name in leaders}
     for index, (call, float_call) in enumerate(zip(job.calls, job.floats, strict=True)):

@@ -117,23 +117,13 @@ class SignedRounding:
             if (steps := TensorLevels.of(made[name])) is not None:
                 trained[name] = TrainableWeight(weight, made[name], steps)
             else:
-                kind = made[name].spec.dtype.name
-                outcomes.append(
-                    Outcome(
-                        name,
-                        self.name,
-                        0.0,
-                        0.0,
-                        f"{kind} has no steps that can be trained; its codes stay",
-                    ),
-                )
+                outcomes.append(untrainable(name, self.name, made[name]))
         if not trained or not job.calls:
             return dict(made), outcomes
         # Layers that are not trained run with their codes: their errors are part of the block's.
-        layers = {
-            name: Training(layer, trained.get(name))
-            for name, layer in job.quantized(made).items()
-        }
+        layers = dict[str, Training]()
+        for name, layer in job.quantized(made).items():
+            layers[name] = Training(layer, trained.get(name))
         block = _Block(job, list(layers.values()))
         # Before training: no error would be finite, and every state as good as any other.
         if not all(torch.isfinite(target).all() for target in job.targets):
@@ -156,10 +146,10 @@ class SignedRounding:
                 f"{self.steps} steps",
             ),
         )
-        return (
-            dict(made) | {name: each.made() for name, each in trained.items()},
-            outcomes,
-        )
+        result = dict(made)
+        for name, trained_weight in trained.items():
+            result[name] = trained_weight.made()
+        return result, outcomes
 
     def _train(
         self,
@@ -196,6 +186,18 @@ class SignedRounding:
                 descent.look(block.error)
                 descent.look_at_means(block.error)
         return before, descent.finish()
+
+
+def untrainable(name: str, algorithm: str, codes: Quantized) -> Outcome:
+    """Return the outcome for a layer whose format has no steps that can be trained.
+
+    Args:
+        name: the name of the layer.
+        algorithm: the name of the algorithm.
+        codes: the layer's weight.
+    """
+    note = f"{codes.spec.dtype.name} has no steps that can be trained; its codes stay"
+    return Outcome.unchanged(name, algorithm, note)
 
 
 class Training(nn.Module):
@@ -282,11 +284,15 @@ def descend(
         # The gradients of the last step are dropped.
         for leaf in leaves:
             leaf.grad = torch.zeros_like(leaf)
-        # A layer that the samples do not reach (an expert) has no gradient.
-        slopes = [
-            torch.zeros_like(end) if end.grad is None else end.grad for end in ends
-        ]
+        slopes = list(map(_slope, ends))
         torch.autograd.backward(weights, slopes, inputs=list(leaves))
+
+
+def _slope(end: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a weight; zeros where no sample reaches the layer, as an expert's."""
+    if end.grad is None:
+        return torch.zeros_like(end)
+    return end.grad
 
 
 def _weights(layers: Iterable[Training]) -> list[Any]:

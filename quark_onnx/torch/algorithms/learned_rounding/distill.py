@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from quark_onnx.containers import flattened, without
+from quark_onnx.containers import flattened, present, values_at, without
 from quark_onnx.errors import DataError, ModelError
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.progress import Progress
@@ -26,6 +26,7 @@ from quark_onnx.torch.algorithms.learned_rounding.autoround import (
     Training,
     descend,
     renew,
+    untrainable,
 )
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
@@ -141,9 +142,7 @@ class Distillation:
             if not isinstance(layer, QuantizedLayer) or layer.quantized is None:
                 continue
             if (steps := TensorLevels.of(layer.quantized)) is None:
-                kind = layer.quantized.spec.dtype.name
-                note = f"{kind} has no steps that can be trained; its codes stay"
-                outcomes.append(Outcome(name, self.name, 0.0, 0.0, note))
+                outcomes.append(untrainable(name, self.name, layer.quantized))
                 continue
             weight = outputs_first(float_layer.weight.detach(), kind_of(float_layer))
             trained[name] = Training(
@@ -172,17 +171,13 @@ class Distillation:
         state: State,
     ) -> tuple[float, float]:
         """Train the leaves, restore the best state, and return the divergence before and after."""
-        weights = [
-            each.trained for each in pair.trained.values() if each.trained is not None
-        ]
+        weights = present(each.trained for each in pair.trained.values())
         descent = Descent(weights, self.steps, self.lr, self.lr)
         found = state.read()
         done = 0
         # begins anew where something is missing
-        if descent.fits(found) and all(name in found for name in _OWN):
-            descent.restore(
-                without(found, _OWN),
-            )
+        if descent.fits(found) and found.keys() >= set(_OWN):
+            descent.restore(without(found, _OWN))
             done = int(found["done"])
             before = float(found["before"])
             written = list(found["written"])
@@ -201,7 +196,7 @@ class Distillation:
             # A resumed run draws the samples of finished steps, too, so that the order stays.
             if step < done:
                 continue
-            pair.descend([written[index] for index in chosen], descent.leaves)
+            pair.descend(values_at(written, chosen), descent.leaves)
             descent.step(1 - step / self.steps)
             if step + 1 in looked_at:
                 # the rows are few, and one place's may be luck
@@ -247,18 +242,22 @@ class _Pair:
         try:
             yield
         finally:
-            put_modules(
-                self.model,
-                {name: each.layer for name, each in self.trained.items()},
-            )
+            quantized = dict[str, Any]()
+            for name, each in self.trained.items():
+                quantized[name] = each.layer
+            put_modules(self.model, quantized)
 
     def divergence(self, rows: Sequence[Any]) -> float:
         """Return the mean divergence over all tokens in nats; infinite for NaN."""
+        sums = list[Any]()
+        counts = list[int]()
         with torch.no_grad():
             renew(self.trained.values())
-            parts = [(self._sum(part), part.numel()) for part in self._parts(rows)]
-        count = sum(count for _, count in parts)
-        divergence = sum(float(value) for value, _ in parts) / count
+            for part in self._parts(rows):
+                sums.append(self._sum(part))
+                counts.append(part.numel())
+        divergence = sum(map(float, sums)) / sum(counts)
+        # NaN would compare as no worse than anything.
         return divergence if divergence == divergence else float("inf")
 
     def descend(self, rows: Sequence[Any], leaves: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Descent:
         self._rates = [lr]
         # One parameter group for all shifts, and one for the ranges of each weight, whose rates
         # differ.
-        parts: list[list[Any]] = [[each.shift for each in weights]]
+        parts: list[list[Any]] = [list(map(attrgetter("shift"), weights))]
         if range_lr is not None:
             for weight in weights:
                 self._rates.append(range_lr * weight.fineness)
@@ -65,11 +66,11 @@ class Descent:
         groups = [{"params": part} for part in parts]
         # Adam divides by the gradient's magnitude; the gradients of a good block are tiny beside
         # the default eps of 1e-8
-        self._optimizer: Any = (
-            torch.optim.SGD(groups, lr)
-            if self._sign
-            else torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
-        )
+        self._optimizer: Any
+        if self._sign:
+            self._optimizer = torch.optim.SGD(groups, lr)
+        else:
+            self._optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-20)
         self.best = float("inf")
         # The start: the best state until a look finds another one.
         self._kept = _copied(self.leaves)
@@ -154,11 +155,12 @@ class Descent:
                 for index, tensor in parts.pop(name).items():
                     leaves[index].copy_(tensor)
         optimizer_state = self._optimizer.state_dict()
-        count = len(self.leaves) if parts else 0
-        optimizer_state["state"] = {
-            index: {name: part[index] for name, part in parts.items()}
-            for index in range(count)
-        }
+        moments = dict[int, dict[str, Any]]()
+        # Without moments, as before the first step, no leaf has an entry.
+        for name, by_leaf in parts.items():
+            for index in range(len(self.leaves)):
+                moments.setdefault(index, {})[name] = by_leaf[index]
+        optimizer_state["state"] = moments
         self._optimizer.load_state_dict(optimizer_state)
 
     def finish(self) -> float:

@@ -14,6 +14,7 @@ from quark_onnx.errors import DataError
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic_form
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
 from quark_onnx.torch.calibration.block_stream import Call
+from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
 from quark_onnx.torch.runtime.reductions import total
@@ -180,24 +181,23 @@ def moments_of(
     share = -(-KEPT_TOKENS // max(len(calls), 1))
     # Each layer once: a router and experts may be readers of several pairs.
     collectors = {name: _Collector(share, products) for name in dict.fromkeys(names)}
-    hooks = [
-        block.get_submodule(name).register_forward_pre_hook(
-            _observing(each),
-            with_kwargs=True,
-        )
-        for name, each in collectors.items()
-    ]
-    try:
-        with torch.no_grad():
-            for call in calls if collectors else ():
-                call.run(block)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    if not collectors:
+        return {}
+    layers = dict(zip(collectors, map(block.get_submodule, collectors), strict=True))
+    with (
+        input_hooks(layers, lambda name: _observing(collectors[name])),
+        torch.no_grad(),
+    ):
+        for call in calls:
+            call.run(block)
     # Every rank has the same collectors, and so joins the same collective calls.
     for name, each in collectors.items():
         each.over_ranks(inputs_last(block.get_submodule(name))[0])
-    return {name: each.moments(name) for name, each in collectors.items() if each.count}
+    found = dict[str, ActivationStats]()
+    for name, each in collectors.items():
+        if each.count:
+            found[name] = each.moments(name)
+    return found
 
 
 def _observing(collector: _Collector) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -103,14 +104,13 @@ def _outputs_first(module: Any, parameter: Any) -> Any:
 
 def matrix_of(module: nn.Module) -> torch.Tensor | None:
     """Return the only parameter with two axes of a part, or None."""
-    found = [
-        parameter
-        for parameter in module.parameters(recurse=False)
-        if parameter.ndim > 1
-    ]
-    if [parameter.ndim for parameter in found] != [2]:
-        return None
-    return found[0]
+    found = list[torch.Tensor]()
+    for parameter in module.parameters(recurse=False):
+        if parameter.ndim > 1:
+            found.append(parameter)
+    if len(found) == 1 and found[0].ndim == 2:
+        return found[0]
+    return None
 
 
 def inputs_last(module: nn.Module) -> torch.Tensor:
@@ -130,7 +130,7 @@ def find_pairs(block: nn.Module, call: Call) -> list[Pair]:
     probe = BlockProbe(block, call)
     # Norms first: a layer behind a norm cannot have a linear layer as its source, too.
     found = find_norms(probe)
-    taken = set(flattened(pair.readers for pair in found))
+    taken = set(flattened(map(attrgetter("readers"), found)))
     order = {name: index for index, name in enumerate(probe.base.read)}
     found += _find_linears(probe, taken)
     return sorted(
@@ -156,7 +156,7 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
         parameters = list(probe.parts[name].parameters(recurse=False))
         size = probe.base.made[name].shape[-1]
         # Gain and bias have an entry for each channel; a linear layer has a matrix.
-        per_channel = {(size,)}.issuperset(each.shape for each in parameters)
+        per_channel = {(size,)}.issuperset(map(attrgetter("shape"), parameters))
         if not per_channel or name not in probe.base.read:
             continue
         readers = _readers(probe, name, size)
@@ -201,9 +201,7 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     # The inputs of the matrix must be the channels, in their order.
     if weight.shape[-1] != len(factors):
         return False
-    key = next(
-        key for key, parameter in module.named_parameters() if parameter is weight
-    )
+    (key,) = (key for key, each in module.named_parameters() if each is weight)
     x = probe.base.read[name]
     # A router is no Linear, and its class is unknown: scaling its input and its weight must cancel.
     factors = factors.to(weight.dtype)
@@ -266,10 +264,10 @@ def _matched(
     # A guess is cheap, and a run with random factors decides.
     for rows, columns in _layouts(probe, names):
         if _confirmed(probe, names, rows, columns):
-            return [
-                Pair(source, (reader,), rows, columns)
-                for source, reader in names.items()
-            ]
+            found = list[Pair]()
+            for source, reader in names.items():
+                found.append(Pair(source, (reader,), rows, columns))
+            return found
     return []
 
 
@@ -283,12 +281,10 @@ def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any,
     if outputs == inputs:
         yield every, every
     elif outputs == 2 * inputs:
-        yield from (
-            (start + step * every, every)
-            # The second half, the first half, odd and even rows: where gated layers keep what they
-            # multiply.
-            for start, step in ((inputs, 1), (0, 1), (1, 2), (0, 2))
-        )
+        # The second half, the first half, odd and even rows: where gated layers keep what they
+        # multiply.
+        for start, step in ((inputs, 1), (0, 1), (1, 2), (0, 2)):
+            yield start + step * every, every
     if len(names) == 1:
         # Values of heads that are repeated for groups of queries follow neither layout.
         places = _values_of(probe, source, reader, outputs)
@@ -331,20 +327,23 @@ def _confirmed(
 ) -> bool:
     """Return whether factors pass from sources to readers without a change of the block."""
     factors = probe.factors(len(rows))
-    seen = {
-        source: reader for source, reader in names.items() if reader in probe.base.read
-    }
     divide = dict[str, Any]()
-    for source in seen:
+    multiply = dict[str, Any]()
+    for source, reader in names.items():
+        # Experts without tokens are taken to be like those with tokens.
+        if reader not in probe.base.read:
+            continue
         # (outputs of the source,): 1 but for the rows of the pair.
         ones = torch.ones(probe.base.made[source].shape[-1], device=factors.device)
         divide[source] = ones.index_copy_(0, rows, factors)
-    trace = probe.run(divide, dict.fromkeys(seen.values(), factors[columns]))
-    passed = all(
-        probe.unscaled(trace, reader, factors[columns]) for reader in seen.values()
-    )
-    # Experts without tokens are taken to be like those with tokens.
-    return bool(seen) and passed and probe.same(trace)
+        multiply[reader] = factors[columns]
+    if not multiply:
+        return False
+    trace = probe.run(divide, multiply)
+    for reader, passed in multiply.items():
+        if not probe.unscaled(trace, reader, passed):
+            return False
+    return probe.same(trace)
 
 
 def _close(first: Any, second: Any) -> bool:
@@ -357,8 +356,11 @@ def _with_unreached(probe: BlockProbe, readers: list[str]) -> list[str]:
     """Add experts without tokens to the readers of the experts with tokens."""
     # The short call reaches a few experts; all of them read what their router reads.
     kinds = set(map(pattern_of, readers))
-    unreached = excluding(probe.parts, probe.base.read)
-    return readers + [name for name in unreached if pattern_of(name) in kinds]
+    found = list(readers)
+    for name in excluding(probe.parts, probe.base.read):
+        if pattern_of(name) in kinds:
+            found.append(name)
+    return found
 
 
 def pattern_of(name: str) -> str:
@@ -374,10 +376,9 @@ def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | Non
     """Return the gain parameter of a norm, and the summand of the gain."""
     module = probe.parts[name]
     x = probe.base.read[name].float()
-    parameters = {
-        key: parameter.detach().float()
-        for key, parameter in module.named_parameters(recurse=False)
-    }
+    parameters = dict[str, torch.Tensor]()
+    for key, parameter in module.named_parameters(recurse=False):
+        parameters[key] = parameter.detach().float()
     # What the norm must compute for readers whose weights are multiplied by the factors.
     wanted = functional_call(module, parameters, (x,)) / factors
     for gain in parameters:
@@ -386,8 +387,7 @@ def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | Non
         for unit in (0.0, 1.0):
             changed = {key: each / factors for key, each in parameters.items()}
             changed[gain] = (parameters[gain] + unit) / factors - unit
-            if (
-                functional_call(module, changed, (x,)) - wanted
-            ).norm() <= 1e-4 * wanted.norm():
+            error = functional_call(module, changed, (x,)) - wanted
+            if error.norm() <= 1e-4 * wanted.norm():
                 return gain, unit
     return None

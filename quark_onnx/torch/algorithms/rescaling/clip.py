@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
+from quark_onnx.containers import flattened
 from quark_onnx.optimizers.base import require_number, require_whole
 from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
@@ -81,20 +82,19 @@ class Clip:
         Returns:
             The codes, and an outcome for each layer.
         """
-        weights = {
-            name: weight.float()
-            for name, weight, spec in job.weights()
-            if spec.weight
-            and has_ranges(spec.weight)
-            and kind_of(job.layers[name][0]) in ("Linear", "Conv1D")
-        }
+        weights: dict[str, torch.Tensor] = {}
+        for name, weight, spec in job.weights():
+            if spec.weight is None or not has_ranges(spec.weight):
+                continue
+            if kind_of(job.layers[name][0]) in ("Linear", "Conv1D"):
+                weights[name] = weight.float()
         result = dict(quantized_weights)
         outcomes = list[Outcome]()
         if not weights or not job.calls:
             return result, outcomes
         stages = stages_in(job, weights)
         # ranges depend on float inputs alone: one run of the block serves all stages
-        groups = tuple(chain.from_iterable(stage.groups for stage in stages))
+        groups = tuple(flattened(map(attrgetter("groups"), stages)))
         stats = collect_hessians(job, Stage(groups, stages[-1].last), {}, exact=False)
         for group in groups:
             for name in group:

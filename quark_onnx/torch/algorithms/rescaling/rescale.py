@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -146,18 +146,18 @@ def rescale(
     # No sample reaches the block.
     if not job.floats:
         return []
-    quantized = {
-        job.local(name)
-        for name, (_, spec) in job.layers.items()
-        if spec.weight is not None
-    }
+    quantized = {job.local(name) for name, _, _ in job.weights()}
     # Pairs are found by probing, whose float noise may differ between ranks; all must rescale the
     # same ones.
     everywhere = distributed.from_first(find_pairs(job.block, job.floats[0]))
     # Without a quantized reader, scales have nothing to improve.
-    pairs = [pair for pair in everywhere if not quantized.isdisjoint(pair.readers)]
-    # experts come behind what reads all tokens
-    leaders = [pair.readers[0] for pair in pairs]
+    pairs = list[Pair]()
+    leaders = list[str]()
+    for pair in everywhere:
+        if not quantized.isdisjoint(pair.readers):
+            pairs.append(pair)
+            # experts come behind what reads all tokens
+            leaders.append(pair.readers[0])
     moments = moments_of(job.block, job.calls, leaders, products=products)
     outcomes = list[Outcome]()
     for _, group in groupby(pairs, key=lambda pair: pattern_of(pair.source)):
@@ -186,17 +186,7 @@ def _rescale_alike(
             if pair.readers[0] in moments:
                 readers = _readers(job, pair, moments[pair.readers[0]])
                 plain, best = choose(readers)
-                rows = zip(
-                    readers.names,
-                    readers.powers(),
-                    plain.errors,
-                    best.errors,
-                    strict=True,
-                )
-                outcomes += [
-                    Outcome(name, algorithm, one / power, two / power)
-                    for name, power, one, two in rows
-                ]
+                outcomes += _outcomes(algorithm, readers, plain, best)
                 if best.scale is not None:
                     pair.apply(block, best.scale)
         # The greatest over ranks, so that all of them take back, or none does.
@@ -220,11 +210,36 @@ def _rescale_alike(
     ]
 
 
+def _outcomes(
+    algorithm: str, readers: Readers, plain: Trial, best: Trial
+) -> Iterator[Outcome]:
+    """Yield the outcome for each layer of a pair, with errors as shares of its power."""
+    rows = zip(
+        readers.names,
+        readers.powers(),
+        plain.errors,
+        best.errors,
+        strict=True,
+    )
+    for name, power, before, after in rows:
+        yield Outcome(name, algorithm, before / power, after / power)
+
+
 def _readers(job: BlockJob, pair: Pair, moments: ActivationStats) -> Readers:
-    found = {
-        name: (inputs_last(module).float(), spec)
-        for name, (module, spec) in job.layers.items()
-        if job.local(name) in pair.readers and spec.weight is not None
-    }
-    weights, specs = zip(*found.values(), strict=True)
-    return Readers(tuple(found), weights, specs, pair.columns, len(pair.rows), moments)
+    """Return the quantized readers of a pair, with their weights as they are now."""
+    names = list[str]()
+    weights = list[torch.Tensor]()
+    specs = list[LayerSpec]()
+    for name, (module, spec) in job.layers.items():
+        if job.local(name) in pair.readers and spec.weight is not None:
+            names.append(name)
+            weights.append(inputs_last(module).float())
+            specs.append(spec)
+    return Readers(
+        tuple(names),
+        tuple(weights),
+        tuple(specs),
+        pair.columns,
+        len(pair.rows),
+        moments,
+    )

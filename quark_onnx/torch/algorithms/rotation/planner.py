@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.containers import flattened
+from quark_onnx.containers import excluding, flattened, subset
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.embeddings_and_head import EmbeddingsAndHead
@@ -33,7 +33,7 @@ from quark_onnx.torch.algorithms.rotation.weight_rewrites import (
     fold_stream,
 )
 from quark_onnx.torch.calibration.block_stream import BlockStream, Call, moved
-from quark_onnx.torch.models.names import joined
+from quark_onnx.torch.models.names import input_hooks
 from quark_onnx.torch.models.online_rotation import OnlineRotation, OrthogonalMatrix
 from quark_onnx.torch.models.structure import blocks_of, put_modules
 
@@ -83,10 +83,8 @@ class Rotator:
             self._back = self._outside.back().read(call.hidden)
         else:
             self._back = ()
-        self.centered = any(
-            each.centered
-            for each in (*self._back, *_part(name, first, call).read(call.hidden))
-        )
+        readings = (*self._back, *_part(name, first, call).read(call.hidden))
+        self.centered = any(each.centered for each in readings)
 
     def call(self, name: str) -> Call:
         """Return the call of a block for the sample, in float32.
@@ -104,10 +102,9 @@ class Rotator:
             )
         # bfloat16 would drown the tolerance of the comparison in rounding noise.
         return Call(
-            *map(
-                in_float32,
-                (calls[0].hidden, tuple(calls[0].args), dict(calls[0].kwargs)),
-            ),
+            in_float32(calls[0].hidden),
+            in_float32(tuple(calls[0].args)),
+            in_float32(dict(calls[0].kwargs)),
         )
 
     def outside(self) -> tuple[WeightRewrites, float]:
@@ -157,20 +154,16 @@ class Rotator:
         tensors = {f"{name}.{key}": tensor for key, tensor in floats_of(block).items()}
         changed = self._changed(plan, tensors.__getitem__)
         before = part.run(call.hidden)
-        turn = self.rotation(STREAM, plan).turn if self.settings.r1 else _same
+        turn = _same
+        if self.settings.r1:
+            turn = self.rotation(STREAM, plan).turn
         turned = Call(turn(call.hidden), call.args, call.kwargs)
         # Online rotations act on the inputs of layers whose weights are rewritten already.
-        handles = [
-            part.modules[each].register_forward_pre_hook(
-                _turning(self.rotation(key, plan)),
-            )
-            for each, key in plan.online.items()
-        ]
-        try:
+        online = subset(part.modules, plan.online)
+        with input_hooks(
+            online, lambda each: _turning(self.rotation(plan.online[each], plan))
+        ):
             after = _part(name, block, turned, changed).run(turned.hidden)
-        finally:
-            for handle in handles:
-                handle.remove()
         # A parameter of no known layer is the likely reason if the block computes something else.
         odd = part.unknown()
         if odd:
@@ -192,14 +185,15 @@ class Rotator:
         else:
             plan = WeightRewrites()
         heads = part.heads(hidden, writers)
-        for each in heads if self.settings.r2 else ():
-            plan.update(fold_heads(part, each))
-        # Their inputs are values of heads, which R2 may rotate; R4 is for the other writers (down
-        # projections).
-        values = {each.reader for each in heads}
-        matrices = dict(part.weighted())
-        for name in writers if self.settings.r4 else ():
-            if name not in values:
+        if self.settings.r2:
+            for each in heads:
+                plan.update(fold_heads(part, each))
+        if self.settings.r4:
+            matrices = dict(part.weighted())
+            # Their inputs are values of heads, which R2 may rotate; R4 is for the other writers
+            # (down projections).
+            values = {each.reader for each in heads}
+            for name in excluding(writers, values):
                 plan.update(fold_online(part, name, matrices[name].shape[1]))
         return plan
 
@@ -207,12 +201,10 @@ class Rotator:
         """Return the rotation with a name."""
         if name not in self.rotations:
             size = plan.sizes[name]
+            mixed = size
             # Heads are small, and always mixed as a whole.
-            mixed = (
-                self.settings.size
-                if self.settings.size and not name.startswith(HEADS)
-                else size
-            )
+            if self.settings.size and not name.startswith(HEADS):
+                mixed = self.settings.size
             if size % mixed:
                 raise ConfigError(
                     f"size of rotation is {mixed}, which does not divide {size}"
@@ -259,10 +251,9 @@ def apply(
     made = {name: plan.tensor(name, get, rotations) for name in plan.rewrites}
     for name, tensor in made.items():
         model.get_parameter(name).data = tensor
-    layers = {
-        name: OnlineRotation(model.get_submodule(name), rotations[key])
-        for name, key in plan.online.items()
-    }
+    layers = dict[str, Any]()
+    for name, key in plan.online.items():
+        layers[name] = OnlineRotation(model.get_submodule(name), rotations[key])
     put_modules(model, layers)
 
 
@@ -273,11 +264,11 @@ def _part(
     changed: Mapping[str, Any] | None = None,
 ) -> Part:
     """Return a block in float32, with shared parameters by their names in the model."""
+    tensors = floats_of(block)
     # Shared parameters keep the names of the model: the prefix of the block is cut off.
-    tensors = floats_of(block) | {
-        key.removeprefix(f"{name}."): tensor for key, tensor in (changed or {}).items()
-    }
-    modules = {joined(name, key): module for key, module in block.named_modules()}
+    for key, tensor in (changed or {}).items():
+        tensors[key.removeprefix(f"{name}.")] = tensor
+    modules = dict(block.named_modules(prefix=name))
 
     def run(hidden: torch.Tensor) -> Any:
         with torch.no_grad():
@@ -315,7 +306,7 @@ def _checked(name: str, error: float, why: str = "") -> float:
 
 
 def _turning(turning: OrthogonalMatrix) -> Any:
-    return lambda module, args: (turning.turn(args[0]), *args[1:])
+    return lambda module, args, named: ((turning.turn(args[0]), *args[1:]), named)
 
 
 def _same(x: torch.Tensor) -> Any:

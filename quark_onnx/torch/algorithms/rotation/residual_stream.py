@@ -183,11 +183,10 @@ class Part:
         seen = self.seen(hidden, {name: _constantly(constant)})
         # By pattern, as the sample's tokens do not reach every expert.
         matrices = dict(self.weighted())
-        patterns = {
-            pattern_of(each)
-            for each in matrices
-            if any(_is_constant(found, constant) for found in seen.inputs.get(each, ()))
-        }
+        patterns = set[str]()
+        for each in among(matrices, seen.inputs):
+            if any(_is_constant(found, constant) for found in seen.inputs[each]):
+                patterns.add(pattern_of(each))
         readers = tuple(each for each in matrices if pattern_of(each) in patterns)
         if not readers:
             raise ModelError(
@@ -300,13 +299,13 @@ class Part:
         far = _LARGE * _magnitude(like).double() * signs
         # Two runs: the quotient of both coordinates is the angle, and a factor cancels.
         points = [far * angles.cos(), far * angles.sin()]
-        runs = [
-            self.seen(hidden, {source: _constantly(point)}).inputs[reader][0]
-            for point in points
-        ]
-        # (inputs of the reader,) of the last token: weights of attention sum up to 1, so that equal
-        # values pass through unchanged.
-        x, y = (run.reshape(-1, run.shape[-1])[-1].double() for run in runs)
+        coordinates = list[torch.Tensor]()
+        for point in points:
+            run = self.seen(hidden, {source: _constantly(point)}).inputs[reader][0]
+            # (inputs of the reader,) of the last token: weights of attention sum up to 1, so that
+            # equal values pass through unchanged.
+            coordinates.append(run.reshape(-1, run.shape[-1])[-1].double())
+        x, y = coordinates
         # The index of the output by its angle; 0 / 0 is NaN, an input that follows no output.
         place = (torch.atan(y / x) - 0.1) / (1.3 / max(count - 1, 1))
         rows = place.nan_to_num(nan=-1.0).round().long()
@@ -346,7 +345,7 @@ def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
         *module.named_parameters(recurse=recurse, remove_duplicate=False),
         *module.named_buffers(recurse=recurse, remove_duplicate=False),
     )
-    return {name: in_float32(tensor.detach()) for name, tensor in named}
+    return in_float32({name: tensor.detach() for name, tensor in named})
 
 
 def in_float32(value: Any) -> Any:
@@ -374,10 +373,8 @@ def _is_norm(module: nn.Module, x: torch.Tensor) -> bool:
     if list(module.children()):
         return False
     try:
-        found, scaled = (
-            functional_call(module, floats_of(module), (value.float(),))
-            for value in (x, 4 * x)
-        )
+        found = _output(module, x.float())
+        scaled = _output(module, (4 * x).float())
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
     if not isinstance(found, torch.Tensor) or found.shape != x.shape:
@@ -390,11 +387,14 @@ def _is_norm(module: nn.Module, x: torch.Tensor) -> bool:
 def _is_centered(norm: Any, x: torch.Tensor) -> bool:
     x = x.float()
     # Adding one number to all channels changes nothing if the mean is subtracted.
-    found, moved = (
-        functional_call(norm, floats_of(norm), (value,))
-        for value in (x, x + _magnitude(x))
-    )
+    found = _output(norm, x)
+    moved = _output(norm, x + _magnitude(x))
     return bool((found - moved).norm() <= 1e-3 * found.norm())
+
+
+def _output(module: nn.Module, x: torch.Tensor) -> Any:
+    """Return what a module computes of an input in float32, with parameters in float32."""
+    return functional_call(module, floats_of(module), (x,))
 
 
 def _neutral(norm: Any, x: torch.Tensor) -> float | None:
@@ -403,13 +403,11 @@ def _neutral(norm: Any, x: torch.Tensor) -> float | None:
     # A norm without a gain (OLMo) has nothing to fold.
     if "weight" not in tensors:
         return None
-    zeros = {
-        name: torch.zeros_like(tensor)
-        for name, tensor in tensors.items()
-        if tensor.ndim
-    }
+    for name, tensor in tensors.items():
+        if tensor.ndim:
+            tensors[name] = torch.zeros_like(tensor)
     # With a weight of zeros, x * weight is zero, and x * (1 + weight) is not (Gemma).
-    found = functional_call(norm, tensors | zeros, (x.float(),))
+    found = functional_call(norm, tensors, (x.float(),))
     return 0.0 if bool(found.any()) else 1.0
 
 

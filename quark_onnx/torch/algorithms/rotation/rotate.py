@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark_onnx.containers import subset, without
 from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
@@ -25,7 +26,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     tie,
 )
 from quark_onnx.torch.models.experts import unfuse_experts
-from quark_onnx.torch.models.names import within_any
+from quark_onnx.torch.models.names import outside_of
 from quark_onnx.torch.models.online_rotation import OrthogonalMatrix
 from quark_onnx.torch.models.quantized_layer import Layers
 from quark_onnx.torch.models.structure import vocabulary_of
@@ -83,10 +84,11 @@ class Rotated:
 
     def renamed(self, layers: Layers) -> dict[str, Any]:
         """Rename layers to their present names; a layer after an online rotation has a new name."""
-        return {
-            f"{name}.layer" if name in self.online else name: entry
-            for name, entry in layers.items()
-        }
+        found = dict[str, Any]()
+        for name, entry in layers.items():
+            suffix = ".layer" if name in self.online else ""
+            found[name + suffix] = entry
+        return found
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,8 @@ def rotate(
                 how,
             )
             # Learned matrices have no Hadamard factors: each is a single dense one.
-            rotator.rotations |= {
-                name: OrthogonalMatrix((matrix,))
-                for name, matrix in best.matrices.items()
-            }
+            for name, matrix in best.matrices.items():
+                rotator.rotations[name] = OrthogonalMatrix((matrix,))
             learned = (best.before, best.after)
         # Parameters change only here, after every part has passed its check.
         for part in planned.parts:
@@ -200,16 +200,14 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         ConfigError: each run would rotate something, or rotations are learned.
         ModelError: the model cannot be rotated, or a tensor is missing.
     """
-    if settings.r4 or settings.trained:
+    if settings.r4:
         raise ConfigError(
-            (
-                "a checkpoint has no place for r4 of rotation; set it to false"
-                if settings.r4
-                else (
-                    "rotations are learned in memory: load the model, call"
-                    " quantize_model, and export it"
-                )
-            ),
+            "a checkpoint has no place for r4 of rotation; set it to false"
+        )
+    if settings.trained:
+        raise ConfigError(
+            "rotations are learned in memory: load the model, call quantize_model, and"
+            " export it",
         )
     blocks = stream_blocks(model)
 
@@ -227,23 +225,20 @@ def rotate_sources(model: nn.Module, sources: Sources, settings: Rotation) -> Ro
         empty(block)
 
     with _untied(model, settings) as untied, inference(model):
-        # Modules without children hold the parameters themselves.
-        outside = [
-            (name, module)
-            for name, module in model.named_modules()
-            if not list(module.children())
-        ]
-        for name, module in outside:
-            if not within_any(name, blocks):
-                fill(module, name, sources)
+        outside = dict[str, Any]()
+        for name, module in outside_of(dict(model.named_modules()), blocks).items():
+            # Modules without children hold the parameters themselves.
+            if not list(module.children()):
+                outside[name] = module
+        for name, module in outside.items():
+            fill(module, name, sources)
         # The hidden states that the first block reads, and whether norms subtract means, are known
         # only with the weights of the first block.
         with filled(next(iter(blocks))):
             rotator = Rotator(model, settings, _sample(model))
         planned = _planned(rotator, filled)
-        for name, module in outside:
-            if not within_any(name, blocks):
-                empty(module)
+        for module in outside.values():
+            empty(module)
     whole = planned.whole
     rotations = rotator.rotations
     # Tensors are rewritten when they are read, one at a time.
@@ -282,32 +277,23 @@ def _starts(
     plan: WeightRewrites,
 ) -> tuple[dict[str, OrthogonalMatrix], tuple[dict[str, Any], ...]]:
     """Return the online rotations, which are not learned, and the starts of learning."""
-    fixed = {name: rotator.rotations[name] for name in plan.online.values()}
-    ones = {
-        name: torch.eye(size, dtype=torch.float64)
-        for name, size in plan.sizes.items()
-        if name not in fixed
-    }
+    fixed = subset(rotator.rotations, plan.online.values())
+    ones = dict[str, Any]()
+    turned = dict[str, Any]()
+    for name, size in without(plan.sizes, fixed).items():
+        ones[name] = torch.eye(size, dtype=torch.float64)
+        turned[name] = rotator.rotations[name].turn(ones[name])
     # Random rotations, and no rotation: learning starts from the better of both.
-    return fixed, (
-        {name: rotator.rotations[name].turn(matrix) for name, matrix in ones.items()},
-        ones,
-    )
+    return fixed, (turned, ones)
 
 
 @contextlib.contextmanager
 def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
     """Give the head a weight of its own if it shares the embedding's."""
-    sides = (
-        getattr(model, f"get_{side}_embeddings", None) for side in ("output", "input")
-    )
-    head, table = (None if side is None else side() for side in sides)
-    if (
-        not settings.r1
-        or head is None
-        or table is None
-        or head.weight is not table.weight
-    ):
+    head = _embeddings(model, "get_output_embeddings")
+    table = _embeddings(model, "get_input_embeddings")
+    present = head is not None and table is not None
+    if not (settings.r1 and present and head.weight is table.weight):
         yield False
         return
     # The last norm's gain is folded into the head alone; the embedding must not be scaled by it.
@@ -321,14 +307,19 @@ def _untied(model: Any, settings: Rotation) -> Iterator[bool]:
         raise
 
 
+def _embeddings(model: Any, getter: str) -> Any:
+    """Return the module that a method of transformers names; None without the method."""
+    method = getattr(model, getter, None)
+    return None if method is None else method()
+
+
 def _set_tied(model: Any, tied: bool) -> None:
     """Record in a model's configuration whether the head shares the embedding's weight."""
     # A multimodal model has the entry twice, in its own and in its language model's configuration;
     # transformers ties the weights again on loading if either says so.
-    for config in {
-        id(each): each for each in (model.config, model.config.get_text_config())
-    }.values():
-        config.tie_word_embeddings = tied
+    text_config = model.config.get_text_config()
+    model.config.tie_word_embeddings = tied
+    text_config.tie_word_embeddings = tied
 
 
 def _sample(model: Any) -> Any:

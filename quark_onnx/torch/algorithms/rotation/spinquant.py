@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from quark_onnx.containers import of_type
 from quark_onnx.errors import DataError
 from quark_onnx.progress import Progress
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import through
@@ -102,10 +103,9 @@ class Trainee:
             matrices: the rotations, by name.
             ids: the tokens.
         """
-        rotations = {
-            **self._fixed,
-            **{name: OrthogonalMatrix((matrix,)) for name, matrix in matrices.items()},
-        }
+        rotations = dict(self._fixed)
+        for name, matrix in matrices.items():
+            rotations[name] = OrthogonalMatrix((matrix,))
         # Unchanged parameters are shared, rewritten ones replaced.
         tensors = dict(self._floats)
         for name, rewrite in self._plan.rewrites.items():
@@ -263,16 +263,22 @@ def _whole(
 
 
 def _rows(data: Sequence[Any]) -> Any:
-    ids = [each["input_ids"] if isinstance(each, Mapping) else each for each in data]
-    if not ids or any(
-        not isinstance(each, torch.Tensor) or each.shape[1:] != ids[0].shape[1:]
-        for each in ids
-    ):
+    """Return the token ids of all samples, (samples, length)."""
+    ids = list(map(_ids, data))
+    tensors = of_type(ids, torch.Tensor)
+    lengths = {each.shape[1:] for each in tensors}
+    if len(tensors) < len(ids) or len(lengths) != 1:
         raise DataError(
             "rotations are learned on token ids, all samples of one length; the data"
             " yields something else",
         )
-    return torch.cat(ids)
+    return torch.cat(tensors)
+
+
+def _ids(batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return batch["input_ids"]
+    return batch
 
 
 def _rounded(spec: TensorSpec) -> Any:

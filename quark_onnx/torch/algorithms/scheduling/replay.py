@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -103,7 +104,9 @@ class Replay:
         """
         # Stage 0 has nothing before it that could be stored. Popped: a sample's tensors are
         # replaced by those of its next run.
-        kept = self._kept.pop(index, None) if self._stage else _Kept()
+        kept: _Kept | None = _Kept()
+        if self._stage:
+            kept = self._kept.pop(index, None)
         if kept is None:
             return self._whole(call, run)
         new = _Kept(blanks=dict(kept.blanks))
@@ -139,20 +142,22 @@ class Replay:
     def result(self, index: int, call: Call) -> Any:
         """Return the hidden states of a sample after the block, with all layers quantized."""
         # Layers that no stage covers, such as convolutions, run with their codes as well.
-        groups = flattened(stage.groups for stage in self._stages)
+        groups = flattened(map(attrgetter("groups"), self._stages))
         unstaged = excluding(self._job.layers, flattened(groups))
         with self._job.put(self._layers(unstaged)):
             return self.run(index, call, lambda call: call.run(self._job.block))
 
     def _whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
-        with self._job.put(self._layers(name for _, _, name in self._before())):
+        names = map(itemgetter(2), self._before())
+        with self._job.put(self._layers(names)):
             return run(call)
 
     def _before(self) -> Iterator[tuple[int, str, str]]:
         """Yield the layers of earlier stages: index of the stage, leader of the group, and name."""
         for index, stage in enumerate(self._stages[: self._stage]):
             for group in stage.groups:
-                yield from ((index, group[0], name) for name in group)
+                for name in group:
+                    yield index, group[0], name
 
     def _layers(self, names: Iterable[str]) -> dict[str, Any]:
         return {name: self._layer(name) for name in names}
@@ -236,7 +241,7 @@ def replayed(shapes: Shapes, models: int = 1) -> tuple[int, float]:
         shapes: sizes of the model and the data.
         models: 2 if the float model runs as well; its tensors are not stored.
     """
-    widths = [inputs for _, inputs in shapes.layers.values()] or [0]
+    widths = list(map(itemgetter(1), shapes.layers.values())) or [0]
     number_bytes = shapes.block * max(1, shapes.blocks) / max(1, shapes.weights)
     # Per token, the widest and the narrowest input of layers; the bytes of a number are those of
     # the model's weights.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import Node
 
+from quark_onnx.containers import among, excluding, subset, values_at
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.config.spec import LayerSpec as LayerSpec
@@ -72,12 +74,10 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
         ).run(block)
     levels = trace.levels()
     until = trace.until(levels, result.grad_fn)
-    for name in layers:
-        if name not in levels:
-            levels[name] = next(
-                (level for other, level in levels.items() if _twins(name, other)),
-                0,
-            )
+    for name in excluding(layers, levels):
+        # The level of the first twin that runs; the first stage if there is none.
+        twins = (other for other in levels if _twins(name, other))
+        levels[name] = levels.get(next(twins, name), 0)
     groups_of_level: dict[int, dict[Any, list[str]]] = {}
     for name in layers:
         # one group: the same tensor, rounded equally
@@ -94,45 +94,47 @@ def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
         # A run may stop after the last layer only if each of them runs exactly once.
         last = None
         if all(name in order and trace.once(name, tokens) for name in names):
-            last = max((group[0] for group in groups_here), key=order.__getitem__)
-        stages.append(
-            Stage(groups_here, last, {name: until.get(name, level) for name in names}),
-        )
+            leaders = map(itemgetter(0), groups_here)
+            last = max(leaders, key=order.__getitem__)
+        ends = dict.fromkeys(names, level) | subset(until, names)
+        stages.append(Stage(groups_here, last, ends))
     # the samples of other ranks may reach other experts
     return list(distributed.from_first(stages))
 
 
 def stages_in(job: BlockJob, names: Iterable[str]) -> list[Stage]:
     """Return the stages of some layers of a block; blocks with equal layers are traced once."""
-    layers = {name: job.layers[name] for name in names}
+    layers = subset(job.layers, names)
     # Blocks with the same class, and layers of the same names, shapes and specs, have the same
     # stages.
-    alike = (
-        type(job.block),
-        *(
-            (job.local(name), layer.weight.shape, spec)
-            for name, (layer, spec) in layers.items()
-        ),
-    )
+    keys = list[Any]()
+    for name, (layer, spec) in layers.items():
+        keys.append((job.local(name), layer.weight.shape, spec))
+    alike = (type(job.block), *keys)
     if alike not in job.known:
         traced = stages_of(job.block, layers, job.calls[0])
         # each block chooses other experts
         if not all(stage.last for stage in traced):
             return traced
         job.known[alike] = (job.name, traced)
-    name, stages = job.known[alike]
+    traced_name, stages = job.known[alike]
 
     def here(other: str) -> str:
-        return job.name + other.removeprefix(name)
+        return job.name + other.removeprefix(traced_name)
 
-    return [
-        Stage(
-            tuple(tuple(map(here, group)) for group in stage.groups),
-            stage.last and here(stage.last),
-            {here(other): index for other, index in stage.until.items()},
-        )
-        for stage in stages
-    ]
+    return [_renamed(stage, here) for stage in stages]
+
+
+def _renamed(stage: Stage, here: Callable[[str], str]) -> Stage:
+    """Return the stage of an equal block.
+
+    Args:
+        stage: the stage of the block that was traced.
+        here: maps the name of a layer to the name in the other block.
+    """
+    groups = tuple(tuple(map(here, group)) for group in stage.groups)
+    until = dict(zip(map(here, stage.until), stage.until.values(), strict=True))
+    return Stage(groups, stage.last and here(stage.last), until)
 
 
 def _twins(name: str, other: str) -> bool:
@@ -193,18 +195,16 @@ class _Trace:
 
     def once(self, name: str, tokens: int) -> bool:
         """Return whether a layer runs once, on all tokens."""
-        return [shape[:-1].numel() for _, shape in self.read[name]] == [tokens]
+        runs = self.read[name]
+        return len(runs) == 1 and runs[0][1][:-1].numel() == tokens
 
     def levels(self) -> dict[str, int]:
         """Return the number of layers on the longest path before each layer."""
         levels: dict[str, int] = {}
         # in the order of execution: the producers of an input have a level already
         for name in self._inputs:
-            before = (
-                levels[other]
-                for other in self._nearest_layers(self._inputs[name])
-                if other in levels
-            )
+            nearest = self._nearest_layers(self._inputs[name])
+            before = values_at(levels, among(nearest, levels))
             levels[name] = 1 + max(before, default=-1)
         return levels
 

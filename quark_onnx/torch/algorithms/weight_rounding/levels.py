@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -114,11 +115,9 @@ class TensorLevels:
     @classmethod
     def stacked(cls, parts: Sequence[TensorLevels]) -> TensorLevels:
         """Concatenate the rows of weights with equal columns and levels."""
-        return replace(
-            parts[0],
-            scale=joined([each.scale for each in parts]),
-            zero=joined([each.zero for each in parts]),
-        )
+        scales = list(map(attrgetter("scale"), parts))
+        zeros = list(map(attrgetter("zero"), parts))
+        return replace(parts[0], scale=joined(scales), zero=joined(zeros))
 
     @property
     def levels_of(self) -> tuple[float, float, MiniFloat | None, bool]:
@@ -156,10 +155,10 @@ class TensorLevels:
         zeros: Any = [None] * len(scales)
         if self.zero is not None:
             zeros = self.zero.t().contiguous()
-        return [
-            replace(self, scale=scale, zero=zero, size=1)
-            for scale, zero in zip(scales, zeros, strict=True)
-        ]
+        found = list[TensorLevels]()
+        for scale, zero in zip(scales, zeros, strict=True):
+            found.append(replace(self, scale=scale, zero=zero, size=1))
+        return found
 
     def levels(self, values: torch.Tensor) -> torch.Tensor:
         """Return the levels nearest to values, (rows, columns)."""
