@@ -305,6 +305,7 @@ class BlockStream:
 
 
 def _tensors(parts: Any) -> Iterator[Any]:
+    """Yield the tensors in nested mappings, lists and tuples."""
     if isinstance(parts, torch.Tensor):
         yield parts
     elif isinstance(parts, Mapping):
@@ -315,7 +316,13 @@ def _tensors(parts: Any) -> Iterator[Any]:
 
 
 def moved(batch: Sample, device: torch.device | str) -> Sample:
-    """Move a batch to a device."""
+    """Return a batch on a device.
+
+    Args:
+        batch: tensors, in mappings, lists and tuples of any depth. Lists and tuples become lists;
+            other values stay.
+        device: the device.
+    """
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
@@ -422,29 +429,15 @@ class _Recorder:
     def _standing_in(self, name: str, forward: Any, names: Iterator[str]) -> Any:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             hidden, rest = _hidden_states(name, args, kwargs)
-            # Keys of earlier tokens change the outputs of a block, and belong to one sample.
-            if _filled(kwargs.get("past_key_values")):
-                raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
-            # An empty cache would fill during the recorded calls, which run many times.
-            if "past_key_values" in kwargs:
-                kwargs["past_key_values"] = None
+            _drop_cache(kwargs)
             if name not in names:  # the iterator continues after the name
                 raise NotWalkable(
                     f"the model does not run {name} once for a sample, in its turn;"
                     f" {_NO_WALK}",
                 )
-            # The first block that runs gets the sample's hidden states; further blocks must get
-            # that very tensor, since any operation between two blocks would be lost.
-            if self._handed is None:
-                self.hidden.append(hidden.detach())
-            elif hidden is not self._handed:
-                raise NotWalkable(f"something happens in front of {name}; {_NO_WALK}")
+            self._receive(name, hidden)
             self.arguments[name].append((tuple(rest), dict(kwargs)))
-            # A single tensor needs one run to know the form; a tuple needs one per sample.
-            differs = not isinstance(self._form, torch.Tensor) and name != self._last
-            if self._handed is None and (self._form is None or differs):
-                # further outputs of the first block may differ from sample to
-                # sample
+            if self._lacks_form(name):
                 found = forward(hidden.clone(), *rest, **kwargs)
                 self._form = found if isinstance(found, torch.Tensor) else tuple(found)
             # Logits are never needed: the last norm and the head do not run.
@@ -454,6 +447,49 @@ class _Recorder:
             return _in_form(hidden, self._form)
 
         return stand_in
+
+    def _receive(self, name: str, hidden: torch.Tensor) -> None:
+        """Keep the hidden states that the first block of a sample reads; check those of others.
+
+        Args:
+            name: the block.
+            hidden: what the block reads, (samples, tokens, features).
+
+        Raises:
+            NotWalkable: the model changes hidden states between two blocks.
+        """
+        # Further blocks must get the very tensor of the first one, since any operation between two
+        # blocks would be lost.
+        if self._handed is None:
+            self.hidden.append(hidden.detach())
+        elif hidden is not self._handed:
+            raise NotWalkable(f"something happens in front of {name}; {_NO_WALK}")
+
+    def _lacks_form(self, name: str) -> bool:
+        """Return whether a block must run to show the form of its output.
+
+        A single tensor needs one run. A tuple needs one per sample, as further outputs of the first
+        block may differ from sample to sample.
+        """
+        if self._handed is not None:
+            return False
+        if self._form is None:
+            return True
+        return not isinstance(self._form, torch.Tensor) and name != self._last
+
+
+def _drop_cache(kwargs: dict[str, Any]) -> None:
+    """Remove the cache from the arguments of a block, in place.
+
+    Raises:
+        NotWalkable: the cache holds keys and values of earlier tokens.
+    """
+    # Keys of earlier tokens change the outputs of a block, and belong to one sample.
+    if _filled(kwargs.get("past_key_values")):
+        raise NotWalkable(f"the data brings keys and values along; {_NO_WALK}")
+    # An empty cache would fill during the recorded calls, which run many times.
+    if "past_key_values" in kwargs:
+        kwargs["past_key_values"] = None
 
 
 def _hidden_states(

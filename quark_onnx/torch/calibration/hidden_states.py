@@ -94,6 +94,7 @@ class HiddenStates:
         return other
 
     def _keep(self, state: torch.Tensor) -> Any:
+        """Return what stands for a tensor in the list: a file, host memory or the tensor itself."""
         if self._folder is not None and state.numel():
             return _File(self._folder, state)
         # First come, first kept: moving tensors back and forth would cost more than the room is
@@ -146,4 +147,5 @@ class _File:
 
 
 def _read(kept: Any) -> Any:
+    """Return the tensor of an entry of the list."""
     return kept.read() if isinstance(kept, _File | _Hosted) else kept

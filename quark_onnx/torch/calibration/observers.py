@@ -66,7 +66,10 @@ class Observer:
         self._statistic.observe(thinned.reshape(1, -1))
 
     def over_ranks(self) -> None:
-        """Merge the statistics of all processes."""
+        """Merge the statistics of all processes, in the order of their ranks.
+
+        All processes must call the method: each of them waits for the others.
+        """
         if distributed.count() == 1:
             return
         # A rank whose data did not reach the layer has nothing to merge, and no dtype.
@@ -214,7 +217,12 @@ class ActivationObservers:
         return Scales(inputs, outputs, _params_of(self.probabilities))
 
     def unseen(self, name: str, scales: Scales) -> bool:
-        """Return whether a layer that needs calibrated scales was inactive."""
+        """Return whether a layer that needs calibrated scales was inactive.
+
+        Args:
+            name: the layer.
+            scales: the result of ``scales``, in which other experts may have lent theirs.
+        """
         told = (
             (self.inputs, scales.inputs),
             (self.outputs, scales.outputs),
@@ -223,7 +231,12 @@ class ActivationObservers:
         return any(name in watched and name not in found for watched, found in told)
 
     def _share(self, group: list[str], inputs: dict[str, Params]) -> None:
-        """Give inactive experts, and NVFP4 experts, the greatest scale of the group."""
+        """Give inactive experts, and NVFP4 experts, the greatest scale of the group.
+
+        Args:
+            group: names of layers with a common input, of all experts of a block.
+            inputs: the input scales by layer, changed in place.
+        """
         for name in group:
             spec = self.inputs[name].spec
             # Scales of another format or calibrator are not comparable.
@@ -273,6 +286,14 @@ def _reading(watched: Observer) -> Any:
 
 
 def _rotated(watched: Observer, name: str, outputs: int) -> Any:
+    """Return a function that observes rotated keys, (batch, heads, tokens, features).
+
+    Args:
+        watched: the observer.
+        name: the layer that computes the keys.
+        outputs: number of outputs of the layer.
+    """
+
     def hook(keys: torch.Tensor) -> torch.Tensor:
         # (batch, heads, tokens, features): attention may repeat the heads of keys, but a number
         # that is no multiple of the projection's outputs belongs to something else.

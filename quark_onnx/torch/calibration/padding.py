@@ -23,11 +23,8 @@ def unpadded(batch: Any) -> Iterator[Any]:
     if not isinstance(mask, torch.Tensor) or not _hides_padding(mask):
         yield batch
         return
+    tensors = _tensors_of(batch)
     # Token ids, mask and labels are cut at the same places; anything else keeps the batch as it is.
-    tensors = dict[Any, torch.Tensor]()
-    for key, value in batch.items():
-        if torch.is_tensor(value):
-            tensors[key] = value
     if {each.shape for each in tensors.values()} != {mask.shape}:
         yield batch
         return
@@ -42,6 +39,15 @@ def unpadded(batch: Any) -> Iterator[Any]:
             for key, each in tensors.items():
                 part[key] = each[same][:, list(places)]
             yield part
+
+
+def _tensors_of(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a batch, by key."""
+    tensors = dict[str, torch.Tensor]()
+    for key, value in batch.items():
+        if torch.is_tensor(value):
+            tensors[key] = value
+    return tensors
 
 
 def _hides_padding(mask: Any) -> bool:

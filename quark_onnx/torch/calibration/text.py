@@ -180,6 +180,15 @@ def _token_rows(path: Path, length: int) -> Iterator[Any]:
 
 
 def _texts(source: Path | str) -> Iterator[str]:
+    """Yield the texts of a file, of all files of a folder, or of a data set.
+
+    Args:
+        source: as for ``read_windows``, with the place of a data set looked up.
+
+    Raises:
+        DataError: there is no text.
+        MissingDependency: a data set is named, and ``datasets`` is not installed.
+    """
     path = Path(source)
     if path.is_dir():
         # Sorted: the order of a folder depends on the file system.
@@ -201,6 +210,11 @@ def _texts(source: Path | str) -> Iterator[str]:
 
 
 def _texts_of_file(path: Path) -> Iterator[str]:
+    """Yield the text of a file, or those of the rows of a .json or .jsonl file.
+
+    Raises:
+        DataError: the file cannot be read, or a row is neither a text nor has one under "text".
+    """
     try:
         # Before reading: a device or a pipe would never end.
         regular_size(path)
@@ -226,6 +240,15 @@ def _texts_of_file(path: Path) -> Iterator[str]:
 
 
 def _data_set(name: str) -> Iterator[str]:
+    """Yield the rows of a text column of a data set, by the ``datasets`` package.
+
+    Args:
+        name: a name in ``NAMED``, or that of a repository.
+
+    Raises:
+        DataError: the data set cannot be loaded.
+        MissingDependency: ``datasets`` is not installed.
+    """
     try:
         import datasets
     except ImportError as error:

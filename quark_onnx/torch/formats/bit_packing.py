@@ -208,7 +208,10 @@ def codes_to_whole_bytes(bits: int) -> int:
 def _shifts(bits: int) -> list[int]:
     """Return the bit positions of codes in their byte group."""
     places = range(_GROUPS[bits][0])
-    return [bits * place for place in (places[::-1] if bits == 2 else places)]
+    # 2-bit codes fill a byte from its highest bits down.
+    if bits == 2:
+        places = places[::-1]
+    return [bits * place for place in places]
 
 
 def in_blocks(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -213,8 +213,7 @@ def check_finite(weight: torch.Tensor, name: str) -> None:
 
 def solve(view: torch.Tensor, spec: TensorSpec) -> Params:
     """Return min-max scales of a weight, of shape (), (rows,) or (rows, blocks)."""
-    whole = spec.per_tensor
-    lo, hi = affine.extremes(view.reshape(-1) if whole else view)
+    lo, hi = _extremes(view, spec)
     if spec.scale == "float32":
         lo, hi = lo.float(), hi.float()
     return affine.params_for(lo.squeeze(-1), hi.squeeze(-1), spec)
@@ -245,14 +244,26 @@ def fake_quantize(
     if not isinstance(spec.dtype, Scaled):
         return _without_filling(block_formats.rounded(view, spec, whole).to(x.dtype), x)
     if params is None:
-        params = affine.params_for(
-            *affine.extremes(
-                view.reshape(-1) if spec.per_tensor else view,
-            ),
-            spec,
-        )
+        params = affine.params_for(*_extremes(view, spec), spec)
     values = affine.rounded(view, params, spec, x.dtype)
-    return _without_filling(values, x) if spec.group else values
+    if spec.group:
+        return _without_filling(values, x)
+    return values
+
+
+def _extremes(view: torch.Tensor, spec: TensorSpec) -> tuple[Any, Any]:
+    """Return minimum and maximum for each scale, including zero.
+
+    Args:
+        view: floats whose last axis has one scale, unless the scale is per-tensor.
+        spec: how the tensor is quantized.
+
+    Returns:
+        Two tensors of shape (..., 1), or (1,) for a per-tensor scale.
+    """
+    if spec.per_tensor:
+        view = view.reshape(-1)
+    return affine.extremes(view)
 
 
 def _without_filling(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

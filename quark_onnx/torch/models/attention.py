@@ -177,16 +177,26 @@ _ADVICE_ON_NORMS = {
 }
 
 
+#: By projection, the names of a norm of its output next to it: of Qwen 3, and of Phi.
+_NORMS = {
+    "k_proj": frozenset({"k_norm", "k_layernorm"}),
+    "q_proj": frozenset({"q_norm", "q_layernorm"}),
+}
+
+
 def _normalized_outputs(model: nn.Module, layers: Layers) -> Iterator[str]:
-    """Yield the layers of rounded keys or queries before a norm of the attention."""
+    """Yield the layers of rounded keys or queries before a norm of the attention.
+
+    Args:
+        model: model of transformers.
+        layers: layers by name, with their specs.
+    """
     for name, (_, spec) in layers.items():
         place, _, last = name.rpartition(".")
-        if spec.output is None or spec.rotated or last not in _ADVICE_ON_NORMS:
+        norms = _NORMS.get(last, frozenset())
+        if spec.output is None or spec.rotated:
             continue
-        children = dict(model.get_submodule(place).named_children())
-        # transformers calls the norms of queries and keys q_norm and k_norm (Qwen 3), or
-        # q_layernorm and k_layernorm (Phi).
-        if f"{last[0]}_norm" in children or f"{last[0]}_layernorm" in children:
+        if not norms.isdisjoint(dict(model.get_submodule(place).named_children())):
             yield name
 
 
@@ -195,7 +205,14 @@ def _last_part(name: str) -> str:
 
 
 def reinstall_attention_hooks(model: nn.Module) -> None:
-    """Install attention hooks for the layers of a model that is quantized already."""
+    """Install attention hooks for the layers of a model that is quantized already.
+
+    Args:
+        model: model with ``QuantizedLayer`` modules, changed in place.
+
+    Raises:
+        ModelError: an attention module calls no attention function of transformers.
+    """
     # A reloaded model has the attention function of its configuration, which knows no rounding.
     install_attention_hooks(
         model,

@@ -37,7 +37,11 @@ class DiskNames:
             self._experts |= _expert_names(each)
 
     def __call__(self, name: str) -> str:
-        """Return the file name of a tensor with this name in memory."""
+        """Return the file name of a tensor.
+
+        Args:
+            name: name in memory, with unfused experts: "...experts.3.up_proj.weight".
+        """
         if found := _EXPERT.fullmatch(name):
             prefix, side, suffix = found.groups()
             name = prefix + self._experts.get(side, f"{side}_proj") + suffix
@@ -50,7 +54,11 @@ class DiskNames:
         return self(f"{name}.weight").removesuffix(".weight")
 
     def experts(self, name: str) -> str:
-        """Return the file name of the parent of expert layers such as "0.gate_proj"."""
+        """Return the file name of the parent of expert layers such as "0.gate_proj".
+
+        Args:
+            name: name in memory of the module of all experts.
+        """
         return self.layer(f"{name}.0.down_proj").rsplit(".", 2)[0]
 
 

@@ -126,7 +126,12 @@ class Experts(nn.Module):
         return result
 
     def stacked_parameters(self) -> dict[str, Any]:
-        """Return weights and biases of all experts as the stacked module has them, by name."""
+        """Return weights and biases of all experts as the stacked module has them, by name.
+
+        Returns:
+            Weights of three axes, (experts, outputs, inputs), or (experts, inputs, outputs) where
+            ``turned``; biases (experts, outputs), if the experts have biases.
+        """
         if self._gated:
             found = self._gated_stacks() | self._stacks("down_proj")
         else:
@@ -138,14 +143,23 @@ class Experts(nn.Module):
         return found
 
     def _layers(self, name: str) -> list[Any]:
-        """Return a layer of every expert by its name within the expert."""
+        """Return a layer of every expert, in the order of the experts.
+
+        Args:
+            name: name within the expert, such as "down_proj".
+        """
         # By number: an activation that is a module is a child of its own.
         return [
             self.get_submodule(f"{index}.{name}") for index in range(self.num_experts)
         ]
 
     def _stacks(self, name: str) -> dict[str, Any]:
-        """Return the stacked weights of a layer of all experts, and their biases."""
+        """Return the stacked weights of a layer of all experts, and their biases.
+
+        Args:
+            name: name within the expert, under which the weight (experts, outputs, inputs) is
+                returned; the bias (experts, outputs) has the suffix "_bias".
+        """
         layers = self._layers(name)
         stacks = {name: _stack(layers, "weight")}
         if layers[0].bias is not None:
@@ -165,14 +179,28 @@ class Experts(nn.Module):
     def _gated_stack(
         self, gates: Sequence[Any], ups: Sequence[Any], key: str
     ) -> torch.Tensor:
-        """Return the gate and up rows of all experts, of their weights or biases."""
+        """Return the gate and up rows of all experts, of their weights or biases.
+
+        Args:
+            gates: gate layers, one per expert.
+            ups: up layers, one per expert.
+            key: "weight" or "bias".
+        """
         parts = list[torch.Tensor]()
         for gate, up in zip(gates, ups, strict=True):
             parts.append(self._interlaced(getattr(gate, key), getattr(up, key)))
         return torch.stack(parts)
 
     def _interlaced(self, gate: Any, up: Any) -> Any:
-        """Return gate and up rows of an expert in the order of the stacked module."""
+        """Return gate and up rows of an expert in the order of the stacked module.
+
+        Args:
+            gate: (features, ...), a weight or a bias.
+            up: of the same shape.
+
+        Returns:
+            (2 * features, ...).
+        """
         rows = 2 * len(gate)
         both = gate.new_empty((rows, *gate.shape[1:]))
         gate_rows, up_rows = self.halves(rows)
@@ -181,7 +209,15 @@ class Experts(nn.Module):
         return both
 
     def _gate(self, expert: Any, x: Any) -> Any:
-        """Return the activation between the two products of an expert."""
+        """Return the activation between the two products of an expert.
+
+        Args:
+            expert: module with ``up_proj`` and, if gated, ``gate_proj``.
+            x: (tokens, inputs).
+
+        Returns:
+            (tokens, features), the input of ``down_proj``.
+        """
         if not self._gated:
             return self._activation(expert.up_proj(x))
         parts = (expert.gate_proj(x), expert.up_proj(x))
@@ -244,6 +280,9 @@ def unfuse_experts(model: nn.Module) -> int:
 
     Weights are not copied where their rows are contiguous.
 
+    Args:
+        model: model with any number of stacks; other modules stay.
+
     Returns:
         The number of replaced modules.
     """
@@ -271,13 +310,24 @@ _STACKED = {
 
 
 def stack_names(model: nn.Module) -> list[str]:
-    """Return the parameter names of a model's expert stacks before unfusing."""
+    """Return the parameter names of a model's expert stacks before unfusing.
+
+    Args:
+        model: model whose stacks are unfused.
+
+    Returns:
+        Names that the stacks may have had, some of which did not exist.
+    """
     stacks = instances(model, Experts)
     return list(map(".".join, product(stacks, sorted(_STACKED))))
 
 
 def _is_stacked(module: Any) -> bool:
-    """Return whether a module has the parameters and arguments of a stack for ``Experts``."""
+    """Return whether a module has the parameters and arguments of a stack for ``Experts``.
+
+    The parameters are ``down_proj`` and ``gate_up_proj`` or ``up_proj`` of three axes, with or
+    without biases.
+    """
     weights = dict(module.named_parameters(recurse=False))
     # A parameter of another name would have an unknown effect.
     if not weights.keys() <= _STACKED:
@@ -379,7 +429,13 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
 
 
 def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
-    """Return weight (outputs, inputs) and bias (outputs,) or None of every expert."""
+    """Return weight (outputs, inputs) and bias (outputs,) or None of every expert.
+
+    Args:
+        stacked: module with stacked experts.
+        name: name of the weight; the bias has the suffix "_bias".
+        turned: whether the weight has the shape (experts, inputs, outputs).
+    """
     weight, bias = getattr(stacked, name), getattr(stacked, f"{name}_bias", None)
     weight = weight.detach()
     if turned:
@@ -391,7 +447,12 @@ def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
 
 
 def _linear(weight: Any, bias: Any) -> Any:
-    """Return a linear layer with a weight and a bias, or None."""
+    """Return a linear layer.
+
+    Args:
+        weight: (outputs, inputs); copied where the rows are not contiguous.
+        bias: (outputs,); None for no bias.
+    """
     # nn.Linear's constructor would initialize weights, of up to 70,000 layers, that are replaced
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)

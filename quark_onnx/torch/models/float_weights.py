@@ -20,7 +20,12 @@ ROUTER = "it chooses among experts"
 
 
 def reason_of(name: str, config: TorchConfig) -> str:
-    """Return why a layer without a spec stays float."""
+    """Return why a layer without a spec stays float.
+
+    Args:
+        name: name of the layer.
+        config: configuration that has no spec for the layer.
+    """
     return "excluded" if config.excludes(name) else "nothing asks for it"
 
 
@@ -71,6 +76,9 @@ def notes_on_stacks(model: nn.Module) -> list[str]:
     """Return a note on expert stacks that stay float, or no note.
 
     Unknown stacks may hold most of a model's weights.
+
+    Returns:
+        A list with one sentence for the user, or an empty list.
     """
     stacks = unknown_stacks_of(model)
     if not stacks:
@@ -92,7 +100,12 @@ def notes_on_stacks(model: nn.Module) -> list[str]:
 
 
 def check_not_all_float(chosen: Collection[str], kept: Mapping[str, str]) -> None:
-    """Raise ConfigError if no layer is quantized."""
+    """Raise ConfigError if no layer is quantized.
+
+    Args:
+        chosen: names of the layers that are quantized.
+        kept: reasons why weights stay float, by name.
+    """
     if chosen:
         return
     # Thousands of layers share few reasons: one part for each reason, with its first names.

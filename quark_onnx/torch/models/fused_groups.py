@@ -19,6 +19,13 @@ _BESIDE_GATES = {"up_proj": "gate_proj", "w1": "gate_proj", "w3": "gate_proj"}
 def fused_group_of(name: str, names: Container[str]) -> list[str]:
     """Return the names of a layer and of the layers that runtimes fuse with it.
 
+    Args:
+        name: name of the layer.
+        names: names of all layers.
+
+    Returns:
+        Names in the order of ``FUSED``; the layer alone if nothing is fused with it.
+
     >>> fused_group_of("0.q_proj", ["0.q_proj", "0.k_proj", "0.o_proj", "1.k_proj"])
     ['0.q_proj', '0.k_proj']
     >>> fused_group_of("0.o_proj", ["0.q_proj", "0.k_proj", "0.o_proj"])
@@ -41,6 +48,9 @@ def groups_across_experts(names: Iterable[str]) -> list[list[str]]:
     """Return groups of layers with a common input across all experts of a block.
 
     Gate layers and up layers are in one group. Down layers are in another group.
+
+    Args:
+        names: names of layers; layers outside of experts are left out.
 
     >>> groups_across_experts(["0.experts.0.up_proj", "0.experts.0.down_proj", "0.experts.1.gate_proj", "0.o_proj"])
     [['0.experts.0.up_proj', '0.experts.1.gate_proj'], ['0.experts.0.down_proj']]

@@ -34,7 +34,12 @@ def encoder_of(model: nn.Module) -> nn.Module | None:
 
 
 def _named_part(model: nn.Module, getter: str) -> nn.Module | None:
-    """Return the part that a method of transformers names; None for the model itself."""
+    """Return the part that a method of transformers names; None for the model itself.
+
+    Args:
+        model: the model.
+        getter: name of the method, such as "get_decoder"; None is returned without such a method.
+    """
     # Modules outside of transformers lack the method, and some models of transformers raise.
     try:
         found: nn.Module = getattr(model, getter)()
@@ -61,6 +66,9 @@ def towers_of(model: nn.Module) -> list[str]:
 
     A part that contains the decoder is no tower, whatever its modalities are. Neither is the
     encoder of a sequence-to-sequence model.
+
+    Returns:
+        Names of the outermost modules, in the order of the model.
     """
     kept = _text_parts(model)
     found = list[str]()
@@ -91,7 +99,11 @@ def language_parts(model: nn.Module) -> list[str]:
 
 
 def outside_language(model: nn.Module) -> Iterator[str]:
-    """Yield the names of modules outside of the language part, such as towers."""
+    """Yield the names of modules outside of the language part, such as towers.
+
+    Modules inside of towers are included. Without towers, and for a model that reads text alone,
+    there are no names.
+    """
     parts, towers = language_parts(model), towers_of(model)
     for name, _ in model.named_modules():
         # Without a decoder that transformers names, only towers are known to be outside.

@@ -23,6 +23,12 @@ def routers_of(model: nn.Module) -> list[str]:
     with one output per expert; or "router" is part of its name. The gate of a shared expert is
     included: it has a single output.
 
+    Args:
+        model: model with stacked or unfused experts.
+
+    Returns:
+        Names in the order of the model.
+
     >>> class Mixture(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
@@ -69,6 +75,12 @@ def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
 
     The weights are matrices, or stacks of matrices, outside of layers. Their module is next to a
     router.
+
+    Args:
+        model: model whose known stacks are unfused already.
+
+    Returns:
+        Parameters of two axes or more, by their names in the model.
     """
     stacks = _stacks_of(model)
     around_routers = _ancestors_of(routers_of(model))
@@ -103,6 +115,10 @@ def _stacks_of(model: nn.Module) -> dict[str, int]:
 
 def _mixtures_of(model: nn.Module, stacks: Collection[str]) -> dict[str, str]:
     """Return for every stack the smallest module with a matrix outside of stacks.
+
+    Args:
+        model: the model.
+        stacks: names of the stacks.
 
     Returns:
         The name of the module by the name of the stack.
@@ -146,7 +162,13 @@ def _expert_count(last: str, module: nn.Module) -> int:
 
 
 def _routers_in(name: str, module: nn.Module, count: int) -> Iterator[str]:
-    """Yield the names of the routers in a module next to experts."""
+    """Yield the names of the routers in a module next to experts.
+
+    Args:
+        name: name of the module.
+        module: the module: a router, or one that may contain a router.
+        count: number of experts.
+    """
     owners = dict[str, nn.Module]()
     for owner_name, owner in module.named_modules(prefix=name):
         if _has_matrix(owner):

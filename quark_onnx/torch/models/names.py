@@ -24,7 +24,10 @@ def joined(owner: str, name: str) -> str:
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Any]:
-    """Return the buffers of a module itself that belong to its state, by name."""
+    """Return the buffers of a module itself that belong to its state, by name.
+
+    Buffers of children, and those that no state dict has, are left out.
+    """
     buffers = dict(module.named_buffers(recurse=False))
     return without(buffers, module._non_persistent_buffers_set)
 
@@ -44,7 +47,12 @@ def replaced_forwards(
     modules: Mapping[str, Any],
     forwards: Mapping[str, Any],
 ) -> Iterator[None]:
-    """Let modules run other functions in place of their forward methods inside the context."""
+    """Let modules run other functions in place of their forward methods inside the context.
+
+    Args:
+        modules: modules by name.
+        forwards: functions of the arguments of the forward method (without ``self``), by name.
+    """
     # An instance attribute hides the method of the class; hooks of accelerate set one, too.
     own = {name: vars(module).get("forward") for name, module in modules.items()}
     for name, module in modules.items():
@@ -106,7 +114,12 @@ def outside_of(modules: Mapping[str, T], blocks: Iterable[str]) -> dict[str, T]:
 
 
 def block_around(name: str, blocks: Iterable[str]) -> str:
-    """Return the block that a module is or belongs to; empty if there is none."""
+    """Return the block that a module is or belongs to; empty if there is none.
+
+    Args:
+        name: name of the module.
+        blocks: names of the blocks, none of them inside of another.
+    """
     for block in blocks:
         if within(name, block):
             return block
@@ -114,7 +127,12 @@ def block_around(name: str, blocks: Iterable[str]) -> str:
 
 
 def instances(model: nn.Module, kind: type[T] | tuple[type[T], ...]) -> dict[str, T]:
-    """Return the modules of a class, or of one of several, by name."""
+    """Return the modules of a class, or of one of several, by name.
+
+    Args:
+        model: the model; a shared module has its first name only.
+        kind: the class, or classes; instances of subclasses count as well.
+    """
     found = dict[str, T]()
     for name, module in model.named_modules():
         if isinstance(module, kind):

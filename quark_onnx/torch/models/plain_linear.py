@@ -97,7 +97,13 @@ def _with_parameters(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> Any:
-    """Return a shallow copy of a module with other parameters."""
+    """Return a shallow copy of a module with other parameters.
+
+    Args:
+        module: instance of a subclass of ``nn.Linear``, which stays unchanged.
+        weight: (outputs, inputs).
+        bias: (outputs,), or None.
+    """
     small = copy.copy(module)
     small._parameters = {
         "weight": nn.Parameter(weight, requires_grad=False),

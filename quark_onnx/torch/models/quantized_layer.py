@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from quark_onnx.containers import subset, values_at
+from quark_onnx.containers import present_values, subset, values_at
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params
@@ -27,14 +27,12 @@ class _Coded(nn.Module):
     """
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        before = dict(self._buffers)
+        before = present_values(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, tensor in before.items():
             moved = self._buffers[name]
-            if tensor is None or moved is None:
-                continue
             # From the tensor before the cast: the way through another dtype may lose bits.
-            if moved.dtype != tensor.dtype:
+            if moved is not None and moved.dtype != tensor.dtype:
                 self._buffers[name] = tensor.to(moved.device)
         return self
 
@@ -60,7 +58,12 @@ class Rounding(_Coded):
 
     @classmethod
     def of(cls, spec: TensorSpec | None, params: Params | None) -> Rounding | None:
-        """Return the rounding of a tensor; None for a float tensor."""
+        """Return the rounding of a tensor; None for a float tensor.
+
+        Args:
+            spec: how the tensor is quantized; None for a float tensor.
+            params: calibrated scale and zero point; None for dynamic quantization.
+        """
         return None if spec is None else cls(spec, params)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -198,7 +201,13 @@ class QuantizedLayer(_Coded):
         return self.rounded(found)
 
     def rounded(self, found: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output after rounding."""
+        """Return the layer's output after rounding.
+
+        Keys that attention rounds after RoPE stay float here.
+
+        Args:
+            found: the output of ``compute``.
+        """
         if self.output is None or self.spec.rotated:
             return found
         rounded: torch.Tensor = self.output(found)
@@ -278,7 +287,13 @@ class QuantizedLayer(_Coded):
     def _extra(
         self, x: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
     ) -> list[int]:
-        """Return the output padding of a transposed convolution for an output size."""
+        """Return the output padding of a transposed convolution for an output size.
+
+        Args:
+            x: input of the layer, (..., height, width).
+            weight: weight of the layer, (..., kernel height, kernel width).
+            size: output size; height and width come last.
+        """
         steps = values_at(self._settings, ("stride", "padding", "dilation"))
         # The last two axes; an output size may include batch and channels.
         parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
@@ -340,6 +355,13 @@ def split_input(
     The input is the first argument. A layer may be called by keyword, under any name that its class
     gives to the input.
 
+    Args:
+        args: the positional arguments.
+        named: the keyword arguments.
+
+    Returns:
+        The input, further positional arguments, and further keyword arguments.
+
     >>> split_input((1, 2), {}), split_input((), {"x": 1, "size": 2})
     ((1, (2,), {}), (1, (), {'size': 2}))
     """
@@ -359,6 +381,10 @@ def kind_of(module: nn.Module) -> str | None:
     A subclass counts as its base class if both compute the same function: the forward is inherited,
     or the class is a Linear whose forward is a plain matrix product (``is_plain_linear``). The
     scaled embedding of transformers (Gemma, Bart) counts as Embedding.
+
+    Returns:
+        "Linear", "Conv1D", "Conv2d", "ConvTranspose2d", "Embedding" or "EmbeddingBag"; None for
+        modules that are not quantized.
     """
     if is_scaled_embedding(module):
         return "Embedding"
@@ -372,7 +398,12 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def _computes_as(module: nn.Module, base: type[nn.Module]) -> bool:
-    """Return whether a module computes the same function as a base class."""
+    """Return whether a module computes the same function as a base class.
+
+    Args:
+        module: instance of the base class or of a subclass.
+        base: class of the supported layers.
+    """
     if type(module).forward is base.forward:
         return True
     return base is nn.Linear and is_plain_linear(module)
@@ -385,7 +416,11 @@ def is_scaled_embedding(module: nn.Module) -> bool:
 
 
 def unlike_its_base(module: nn.Module) -> str | None:
-    """Return why a subclass cannot be quantized as its base class, or None."""
+    """Return why a subclass cannot be quantized as its base class, or None.
+
+    Returns:
+        A clause for the user; None for layers that can be quantized, and for other modules.
+    """
     cls = _base_of(module)
     if cls is None or kind_of(module) is not None:
         return None
@@ -413,6 +448,10 @@ def outputs_first(weight: torch.Tensor, kind: str | None) -> torch.Tensor:
     """Return a view of a weight with its output channels on axis 0.
 
     The function is its own inverse.
+
+    Args:
+        weight: weight of a layer, of two axes or more.
+        kind: kind of the layer, as named by ``kind_of``.
     """
     if kind not in ("ConvTranspose2d", "Conv1D"):
         return weight

@@ -45,6 +45,12 @@ def blocks_of(model: nn.Module) -> dict[str, Any]:
     decoder, and the decoder's own lists have priority over lists of its parts: a vision tower or an
     encoder may have more weights.
 
+    Args:
+        model: the model.
+
+    Returns:
+        The blocks in their order, by names such as "model.layers.0".
+
     >>> blocks_of(nn.Sequential(nn.Linear(2, 2)))
     {}
     """
@@ -68,7 +74,11 @@ def blocks_of(model: nn.Module) -> dict[str, Any]:
 def _largest(lists: Mapping[str, Any]) -> dict[str, Any]:
     """Return the elements of the outermost list with most weights, by name.
 
-    Empty if no list has weights.
+    Args:
+        lists: instances of ``nn.ModuleList``, by name.
+
+    Returns:
+        The elements by their names in the model; empty if no list has weights.
     """
     sizes = dict[str, int]()
     for name, module in lists.items():
@@ -90,7 +100,13 @@ def _weights(module: nn.Module) -> Iterator[int]:
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module of this name by another."""
+    """Replace a module of a model by another.
+
+    Args:
+        model: model, changed in place.
+        name: name of the module. Other names of the same module keep it (see ``put_modules``).
+        module: the replacement.
+    """
     parent, _, child = name.rpartition(".")
     owner = model.get_submodule(parent)
     if child.isdigit() and isinstance(owner, nn.ModuleList | nn.Sequential):
@@ -101,6 +117,10 @@ def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def put_modules(model: nn.Module, made: Mapping[str, Any]) -> None:
     """Replace modules by name, at every place of the model that holds them.
+
+    Args:
+        model: model, changed in place.
+        made: the replacements, by the names of the modules that they replace.
 
     >>> shared = nn.Linear(2, 2)
     >>> model = nn.Sequential(shared, nn.ReLU(), shared)
@@ -124,6 +144,10 @@ def shared_parameter(model: nn.Module, blocks: Mapping[str, Any]) -> str | None:
 
     None if no parameter is shared.
 
+    Args:
+        model: the model.
+        blocks: its blocks, by name.
+
     >>> model = nn.ModuleList([nn.LayerNorm(2), nn.LayerNorm(2)])
     >>> model[1].bias = model[0].bias
     >>> shared_parameter(model, {"0": model[0], "1": model[1]})
@@ -143,7 +167,13 @@ def shared_among(
     blocks: Mapping[str, Any],
     layers: Mapping[str, Any],
 ) -> bool:
-    """Return whether a layer is part of two blocks, or of a block and of the rest."""
+    """Return whether a layer is part of two blocks, or of a block and of the rest.
+
+    Args:
+        model: the model.
+        blocks: its blocks, by name.
+        layers: layers to look for, by one of their names.
+    """
     # Modules are compared by identity under all of their names.
     own = set(map(id, map(model.get_submodule, layers)))
     places = dict[int, str]()
@@ -184,6 +214,12 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
 
     Models with remote code may not name their head. The head is then a Linear after the blocks with
     one output per row of the token embedding.
+
+    Args:
+        model: model of transformers, or any other module, which has no head.
+
+    Returns:
+        All names of the head, or the names of several heads.
     """
     if not hasattr(model, "get_output_embeddings"):
         return ()
