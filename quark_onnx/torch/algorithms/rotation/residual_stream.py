@@ -345,7 +345,10 @@ def floats_of(module: nn.Module, recurse: bool = True) -> dict[str, Any]:
         *module.named_parameters(recurse=recurse, remove_duplicate=False),
         *module.named_buffers(recurse=recurse, remove_duplicate=False),
     )
-    return in_float32({name: tensor.detach() for name, tensor in named})
+    floats: dict[str, Any] = in_float32(
+        {name: tensor.detach() for name, tensor in named}
+    )
+    return floats
 
 
 def in_float32(value: Any) -> Any:
