@@ -93,12 +93,17 @@ def settled(graph: Graph, count: int) -> Graph:
     return reloaded(graph) if count else graph
 
 
-def counted(count: int, what: str) -> list[str]:
+def counted(count: int, what: str, happened: str = "") -> list[str]:
     """Return a note on a count, except for zero.
 
-    >>> counted(2, "pair"), counted(1, "pair"), counted(0, "pair")
-    (['2 pairs'], ['1 pair'], [])
+    Args:
+        count: the number of changed objects.
+        what: noun for one of them.
+        happened: what was done to them; empty for the bare count.
+
+    >>> counted(2, "pair", "removed"), counted(1, "pair"), counted(0, "pair")
+    (['2 pairs removed'], ['1 pair'], [])
     """
     if count:
-        return [with_noun(count, what)]
+        return [f"{with_noun(count, what)} {happened}".rstrip()]
     return []

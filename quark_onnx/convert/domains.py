@@ -125,7 +125,7 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
         except ModelError as error:
             notes = [str(error)]
     count = everywhere(graph, lambda inner: _rename_all(inner, domain, need))
-    renamed = [f"{line} renamed" for line in counted(count, "node")]
+    renamed = counted(count, "node", "renamed")
     if count:
         notes = [*renamed, *notes]
     else:

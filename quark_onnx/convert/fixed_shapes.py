@@ -27,7 +27,7 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     while count := everywhere(graph, _fold):
         graph = reloaded(graph)
         folded += count
-    notes += [f"{line} folded" for line in counted(folded, "node")]
+    notes += counted(folded, "node", "folded")
     dynamic = list(filterfalse(graph.has_static_shape, graph.results()))
     if notes and dynamic:
         notes.append(

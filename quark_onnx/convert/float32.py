@@ -22,20 +22,15 @@ def float32(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     inputs = counted(len(original.inputs), "input")
     outputs = counted(len(original.outputs), "output")
     notes = [f"{', '.join((*stored, *inputs, *outputs)) or 'results'} became float32"]
-    for line in counted(casts, "Cast"):
-        notes.append(f"{line} removed, which changed nothing any more")
+    notes += counted(casts, "Cast", "removed, which changed nothing any more")
     return result, notes
 
 
 def _drop_casts(graph: Graph) -> int:
     """Remove the Casts of float32 to float32."""
-    casts = [
-        node
-        for node in graph.nodes
-        if node.kind == "Cast" and node.attribute("to") == TensorProto.FLOAT
-    ]
-    return sum(
-        graph.bypass(node)
-        for node in casts
-        if graph.elem_type(node.inputs[0]) == TensorProto.FLOAT
-    )
+    count = 0
+    for node in graph.nodes_of({"Cast"}):
+        kinds = {node.attribute("to"), graph.elem_type(node.inputs[0])}
+        if kinds == {TensorProto.FLOAT}:
+            count += graph.bypass(node)
+    return count

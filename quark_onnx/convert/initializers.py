@@ -21,24 +21,21 @@ def unique_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[s
     pairs = everywhere(graph, _split_pairs)
     copies = everywhere(graph, _copy)
     return graph, [
-        *(f"{line} of constants added" for line in counted(pairs, "DequantizeLinear")),
-        *(f"{line} added" for line in counted(copies, "initializer")),
+        *counted(pairs, "DequantizeLinear", "of constants added"),
+        *counted(copies, "initializer", "added"),
     ]
 
 
 @conversion("shared-initializers", keeps="exactly")
 def shared_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     """Store bitwise equal initializers once."""
-    return graph, [
-        f"{line} removed" for line in counted(everywhere(graph, _share), "initializer")
-    ]
+    return graph, counted(everywhere(graph, _share), "initializer", "removed")
 
 
 def _split_pairs(graph: Graph) -> int:
     """Copy the DequantizeLinear of a constant per reader; return the number of copies."""
     added = 0
-    dequantizing = [node for node in graph.nodes if node.op_type in DEQUANTIZE]
-    for node in dequantizing:
+    for node in graph.nodes_of_type(DEQUANTIZE):
         result = node.outputs[0]
         if not graph.is_constant(node.inputs[0]) or graph.captured(result):
             continue

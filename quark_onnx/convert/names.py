@@ -50,6 +50,4 @@ def _renamed(
             inner.import_domain(domain)
         return len(nodes)
 
-    return graph, [
-        f"{line} renamed" for line in counted(everywhere(graph, rename), "node")
-    ]
+    return graph, counted(everywhere(graph, rename), "node", "renamed")

@@ -129,11 +129,9 @@ class _Narrow:
         }
         # float32 values of constants that are read in float32, before these constants are rounded
         # below.
-        before = {
-            name: graph.constant(name)
-            for name in self._read_wide(graph, constants)
-            if graph.is_constant(name)
-        }
+        before = dict[str, NDArray[Any] | None]()
+        for name in filter(graph.is_constant, self._read_wide(graph, constants)):
+            before[name] = graph.constant(name)
         # A list, as Casts are added on the way.
         for node in list(graph.nodes):
             self._node(graph, node, kinds, before)
@@ -231,11 +229,10 @@ class _Narrow:
         if schema is None or not self._allowed(schema, schema.outputs, place):
             return False
         kind = _formal(schema.outputs, place).type_str
-        input_kinds = {
-            _formal(schema.inputs, index).type_str
-            for index, name in enumerate(node.inputs)
-            if name
-        }
+        input_kinds = set[str]()
+        for index, name in enumerate(node.inputs):
+            if name:
+                input_kinds.add(_formal(schema.inputs, index).type_str)
         # The result has the type of an input, which has become the 16-bit type.
         if kind in input_kinds or node.has_subgraph:
             return True

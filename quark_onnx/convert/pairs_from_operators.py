@@ -113,9 +113,7 @@ def qoperator_to_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]
         raise AccuracyError(
             f"qoperator-to-qdq: of the model that was converted, {objection}; nothing was written",
         )
-    return graph, [
-        f"{line} on codes became Q/DQ pairs" for line in counted(count, "operator")
-    ]
+    return graph, counted(count, "operator", "on codes became Q/DQ pairs")
 
 
 def _rewrite(graph: Graph) -> int:

@@ -58,7 +58,7 @@ def u16s8(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, list[str]]:
     refused = list[str]()
     count = everywhere(graph, lambda inner: _move_all(inner, activations, refused))
-    notes = [f"{line} moved" for line in counted(count, "tensor")]
+    notes = counted(count, "tensor", "moved")
     if refused:
         notes.append(
             f"{len(refused)} tensors stay as they are, {refused[0]!r} the first of them:"

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
+from quark_onnx.containers import by_name
 from quark_onnx.convert.base import Conversion
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.graph import HALVES, Graph, cast_interface, upcast_to_float32
@@ -159,9 +160,7 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
         # Outputs that differ from run to run (random operators) are not compared.
         for name, expected in before.reference.repeatable(sample).items():
             if not agree(expected, outputs.get(name)):
-                [changed] = [
-                    output_error for output_error in errors if output_error.name == name
-                ]
+                changed = by_name(errors)[name]
                 far = ""
                 if changed.sqnr is not None:
                     far = f": it has {changed.sqnr:.1f} dB SQNR"

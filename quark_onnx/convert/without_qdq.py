@@ -76,7 +76,7 @@ def without_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
         for node in (*graph.nodes, *inner_nodes(graph.nodes))
         if node.op_type in QUANTIZE | DEQUANTIZE
     ]
-    notes = [f"{line} removed" for line in counted(count, "pair")]
+    notes = counted(count, "pair", "removed")
     if remaining:
         notes.append(
             f"{len(remaining)} Q/DQ nodes stay, {remaining[0].name!r} the first of them: other"

@@ -37,9 +37,10 @@ from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     Node,
     all_names,
+    imported_domains,
     name_apart,
-    normalized_domain,
     sparse_names,
+    standard_opset,
 )
 from quark_onnx.graph.readers import Readers
 from quark_onnx.graph.shapes import (
@@ -268,14 +269,7 @@ class Graph:
     def opset(self) -> int:
         """Version of the standard operator set; 0 if the model does not import it."""
         # Imports under both names of the standard domain agree (``check_fields``).
-        return max(
-            (
-                entry.version
-                for entry in self._shell.opset_import
-                if entry.domain in STANDARD_DOMAINS
-            ),
-            default=0,
-        )
+        return standard_opset(self._shell.opset_import)
 
     @property
     def ir_version(self) -> int:
@@ -475,10 +469,7 @@ class Graph:
 
     def import_domain(self, domain: str, version: int = 1) -> None:
         """Import an operator domain, if the model does not yet."""
-        imported = {
-            normalized_domain(entry.domain) for entry in self._shell.opset_import
-        }
-        if domain not in imported:
+        if domain not in imported_domains(self._shell.opset_import):
             self._shell.opset_import.append(helper.make_opsetid(domain, version))
 
     def drop_domain(self, domain: str) -> None:
@@ -540,7 +531,7 @@ class Graph:
         del self._shell.graph.initializer[:]
         model.CopyFrom(self._shell)
         graph = model.graph
-        graph.node.extend(node.to_proto() for node in self.nodes)
+        graph.node.extend(map(Node.to_proto, self.nodes))
         del graph.input[:]
         del graph.output[:]
         del graph.value_info[:]

@@ -18,6 +18,7 @@ from onnx import (
     AttributeProto,
     GraphProto,
     ModelProto,
+    NodeProto,
     TensorProto,
     TypeProto,
     ValueInfoProto,
@@ -132,30 +133,17 @@ def cast_interface(
         name: _fresh(f"{name}_{suffix}", taken) for name in (*inputs, *outputs)
     }
     _rename(graph, inner_names)
-    casts = [
-        helper.make_node(
-            "Cast",
-            [name],
-            [inner_names[name]],
-            _fresh(f"{name}_Cast", taken),
-            to=int(inside),
-        )
-        for name in inputs
-    ]
     # Casts of inputs first, those of outputs last: the order stays topological.
-    nodes = [*casts, *graph.node]
-    nodes += [
-        helper.make_node(
-            "Cast",
-            [inner_names[name]],
-            [name],
-            _fresh(f"{name}_Cast", taken),
-            to=kind,
-        )
-        for name, kind in outputs.items()
+    before = list[NodeProto]()
+    for name in inputs:
+        before.append(_cast(name, inner_names[name], int(inside), taken))
+    after = list[NodeProto]()
+    for name, kind in outputs.items():
         # An input that is an output as well keeps name, type and value: no Cast back.
-        if name not in inputs
-    ]
+        if name not in inputs:
+            # The node is named after the tensor of the interface, as that of an input.
+            after.append(_cast(inner_names[name], name, kind, taken, of=name))
+    nodes = [*before, *graph.node, *after]
     del graph.node[:]
     graph.node.extend(nodes)
     # An initializer that is an output itself: the Cast above reads it under its inner name.
@@ -167,6 +155,22 @@ def cast_interface(
         if value.name in kinds:
             value.type.tensor_type.elem_type = kinds[value.name]
     return result
+
+
+def _cast(
+    source: str, result: str, kind: int, taken: set[str], of: str = ""
+) -> NodeProto:
+    """Return a Cast with a free name.
+
+    Args:
+        source: name of the tensor to read.
+        result: name of the tensor to compute.
+        kind: ``TensorProto.DataType`` of the result.
+        taken: names in use, to which that of the node is added.
+        of: tensor after which the node is named; by default ``source``.
+    """
+    name = _fresh(f"{of or source}_Cast", taken)
+    return helper.make_node("Cast", [source], [result], name, to=kind)
 
 
 def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:

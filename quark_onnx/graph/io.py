@@ -193,11 +193,13 @@ def tensors_with_data(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
     for function in model.functions:
         # Initializers in functions are not those of the model's graphs.
         for node in function.node:
-            yield from ((tensor, False) for tensor, _ in _node_tensors(node))
+            for tensor, _ in _node_tensors(node):
+                yield tensor, False
 
 
 def _graph_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, bool]]:
-    yield from ((tensor, True) for tensor in graph.initializer)
+    for tensor in graph.initializer:
+        yield tensor, True
     for sparse in graph.sparse_initializer:
         yield from ((sparse.values, False), (sparse.indices, False))
     for node in graph.node:
@@ -208,7 +210,8 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t, False
-        yield from ((tensor, False) for tensor in attribute.tensors)
+        for tensor in attribute.tensors:
+            yield tensor, False
         # An unset field reads as an empty message, whose tensors have no external data.
         for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
             yield from ((sparse.values, False), (sparse.indices, False))

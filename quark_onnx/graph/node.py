@@ -13,7 +13,7 @@ from collections.abc import (
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, GraphProto, NodeProto, helper
+from onnx import AttributeProto, GraphProto, NodeProto, OperatorSetIdProto, helper
 
 from quark_onnx.containers import excluding, flattened, names_of
 
@@ -35,6 +35,20 @@ _STAYS_FLOAT = "stays float: "
 def normalized_domain(domain: str) -> str:
     """Return the name of a domain, with one name for the standard domain: the empty one."""
     return "" if domain in STANDARD_DOMAINS else domain
+
+
+def standard_opset(imports: Iterable[OperatorSetIdProto]) -> int:
+    """Return the version of the standard operator set among imports; 0 if it is not imported."""
+    version = 0
+    for entry in imports:
+        if entry.domain in STANDARD_DOMAINS:
+            version = max(version, entry.version)
+    return version
+
+
+def imported_domains(imports: Iterable[OperatorSetIdProto]) -> set[str]:
+    """Return the domains among imports, with one name for the standard domain."""
+    return {normalized_domain(entry.domain) for entry in imports}
 
 
 class Node:

@@ -6,14 +6,21 @@ the outer graph, so that data-flow analyses need not know bodies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import prod
 
 from onnx import TensorProto
 
-from quark_onnx.containers import of_type
+from quark_onnx.containers import (
+    among,
+    excluding,
+    names_of,
+    of_type,
+    subset,
+    values_at,
+)
 from quark_onnx.graph.bodies import Body, bodies
 from quark_onnx.graph.control_inputs import (
     CONTROL_TYPES,
@@ -85,7 +92,7 @@ class Operations:
         """Return the operations of a graph and of its bodies."""
         result = cls()
         result._add_graph(graph, path, {})
-        result.inputs |= {(path, value.name) for value in graph.inputs}
+        result.inputs.update(_located(path, names_of(graph.inputs)))
         return result
 
     def _add_graph(self, graph: Graph, path: Path, outer: Mapping[str, Tensor]) -> None:
@@ -137,20 +144,23 @@ class Operations:
         path: Path,
     ) -> None:
         """Add an operator; ``reads`` has the inputs of node and bodies, by name."""
-        controls = {node.inputs[index] for index in control_inputs(node, graph.opset)}
+        controls = set(values_at(node.inputs, control_inputs(node, graph.opset)))
         # Without a schema the types tell: integers of 32 and 64 bits, and conditions.
         if not has_schema(node):
-            controls |= {
-                name for name in reads if graph.elem_type(name) in CONTROL_TYPES
-            }
+            for name in reads:
+                if graph.elem_type(name) in CONTROL_TYPES:
+                    controls.add(name)
         if node.kind == "Cast" and node.attribute("to") in CONTROL_TYPES:
             # The Cast truncates values that become positions.
             controls |= reads.keys()
-        self.integers |= {(path, name) for name in _integer_results(node, graph.opset)}
-        outputs = tuple((path, name) for name in node.results)
-        steering = tuple(reads[name] for name in reads if name in controls)
+        self.integers.update(_located(path, _integer_results(node, graph.opset)))
         self.sequence.append(
-            Operation(node.kind, tuple(reads.values()), outputs, steering),
+            Operation(
+                node.kind,
+                inputs=tuple(reads.values()),
+                outputs=tuple(_located(path, node.results)),
+                controls=tuple(values_at(reads, among(reads, controls))),
+            ),
         )
 
     def _add_bodies(
@@ -166,16 +176,13 @@ class Operations:
         for body in bodies(graph, node, weights=False):
             inner = Graph(body.model)
             inside = (*path, step(body))
-            borrowed = {name: reads[name] for name in body.borrowed}
-            body_inputs = [
-                (inside, value.name)
-                for value in inner.inputs
-                if value.name not in borrowed
-            ]
-            results = [
-                borrowed.get(value.name, (inside, value.name))
-                for value in inner.outputs
-            ]
+            borrowed = subset(reads, body.borrowed)
+            own_inputs = excluding(names_of(inner.inputs), borrowed)
+            body_inputs = _located(inside, own_inputs)
+            # A body may return a captured tensor as it is.
+            results = list[Tensor]()
+            for name in names_of(inner.outputs):
+                results.append(borrowed.get(name, (inside, name)))
             self._join_inputs(graph, node, given, body_inputs, results)
             self._add_graph(inner, inside, borrowed)
             self._join_outputs(node, given, results, path)
@@ -203,10 +210,10 @@ class Operations:
             )
         elif node.kind != "If":
             # An unknown operator: any input may reach any input of the body.
-            self.sequence += [
-                Operation(node.kind, tuple(filter(None, given)), (tensor,))
-                for tensor in body_inputs
-            ]
+            for tensor in body_inputs:
+                self.sequence.append(
+                    Operation(node.kind, tuple(filter(None, given)), (tensor,)),
+                )
             return
         # Values beyond the inputs of the body, such as scan outputs, are not read by the next
         # iteration.
@@ -246,6 +253,11 @@ class Operations:
                 )
 
 
+def _located(path: Path, names: Iterable[str]) -> list[Tensor]:
+    """Return tensors of the graph at a path."""
+    return [(path, name) for name in names]
+
+
 def _is_stored(graph: Graph, name: str) -> bool:
     """Return whether a tensor is an initializer, or the value of a Constant node."""
     if graph.is_constant(name):
@@ -264,7 +276,7 @@ def _integer_results(node: Node, opset: int) -> list[str]:
     indices = set(integer_results(node.kind, opset))
     if node.kind == "Cast" and node.attribute("to") in _INTEGERS:
         indices.add(0)
-    return [name for index, name in enumerate(node.outputs) if index in indices]
+    return values_at(node.outputs, among(range(len(node.outputs)), indices))
 
 
 _INTEGERS = frozenset(

@@ -109,9 +109,12 @@ def without_those_in_padding(
     if not any(axis.ends_in_padding for axis in axes):
         return False
     # Layout of ``pads``: all beginnings, then all ends.
-    pads = [axis.before for axis in axes]
-    pads += [axis.after + axis.overhang for axis in axes]
-    replaced = {"pads": pads, "ceil_mode": 0}
+    starts = list[int]()
+    ends = list[int]()
+    for axis in axes:
+        starts.append(axis.before)
+        ends.append(axis.after + axis.overhang)
+    replaced = {"pads": [*starts, *ends], "ceil_mode": 0}
     kept = [
         attribute
         for attribute in node.attribute

@@ -34,7 +34,7 @@ def segment(
     model = graph.shell()
     part = model.graph
     part.name = "segment"
-    part.node.extend(node.to_proto() for node in nodes)
+    part.node.extend(map(Node.to_proto, nodes))
     read: dict[str, None] = {}
     for node in nodes:
         names = node.reads
@@ -65,9 +65,8 @@ def _declared(
     sizes: list[int | str | None] = [None] * np.ndim(value)
     shape = graph.sizes(name)
     if sized and len(shape) == len(sizes):
-        # A size that differs from the value stays open: the segment may run on other batches.
-        sizes = [
-            dim if dim == size or isinstance(dim, str) else None
-            for dim, size in zip(shape, value.shape, strict=True)
-        ]
+        for axis, (dim, size) in enumerate(zip(shape, value.shape, strict=True)):
+            # A size that differs from the value stays open: the segment may run on other batches.
+            if dim == size or isinstance(dim, str):
+                sizes[axis] = dim
     return helper.make_tensor_value_info(name, kind, sizes)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from enum import IntEnum
 
-from quark_onnx.containers import flattened
+from quark_onnx.containers import flattened, values_at
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
 from quark_onnx.graph.graph import Graph
@@ -143,10 +143,8 @@ class ShapeArithmetic:
 
     def exact_inputs(self, node: Node, opset: int) -> dict[str, str]:
         """Return the inputs that a node has to read unrounded, with the reason."""
-        names = {
-            node.inputs[index]: f"its reader {node.name} reads it as a shape"
-            for index in control_inputs(node, opset)
-        }
+        controls = values_at(node.inputs, control_inputs(node, opset))
+        names = dict.fromkeys(controls, f"its reader {node.name} reads it as a shape")
         why = self.computed_by(node)
         if why:
             names |= dict.fromkeys(node.operands, why)

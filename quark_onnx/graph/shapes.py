@@ -19,7 +19,12 @@ from onnx import (
 
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
 from quark_onnx.containers import by_name, names_of, of_type
-from quark_onnx.graph.node import all_graphs, nested_nodes, normalized_domain
+from quark_onnx.graph.node import (
+    all_graphs,
+    imported_domains,
+    nested_nodes,
+    normalized_domain,
+)
 from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
 
 logger = logging.getLogger(__name__)
@@ -107,7 +112,7 @@ def infer_values(
 
 def import_all(model: ModelProto) -> None:
     """Import the domains of the nodes: inference fails on a missing domain."""
-    known = {normalized_domain(entry.domain) for entry in model.opset_import}
+    known = imported_domains(model.opset_import)
     used = {normalized_domain(node.domain) for node in nested_nodes(model.graph.node)}
     for domain in sorted(used - known):
         # Inference has no operators of other domains, so that any version of them will do.
@@ -183,11 +188,10 @@ def open_invented_sizes(graph: GraphProto) -> None:
     >>> [sizes_of(value) for value in graph.value_info]
     [(None, 4), ('batch', 4)]
     """
-    declared = {
-        dim.dim_param
-        for value in (*graph.input, *graph.output)
-        for dim in value.type.tensor_type.shape.dim
-    }
+    declared = set[str]()
+    for value in (*graph.input, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            declared.add(dim.dim_param)
     for value in graph.value_info:
         if not value.type.HasField("tensor_type"):
             continue
@@ -203,8 +207,11 @@ def has_long_vector(values: Iterable[ValueInfoProto]) -> bool:
     onnx 1.23 takes a vector for a shape, and allocates some 50 bytes per element, whatever its
     type.
     """
-    shapes = (value.type.tensor_type.shape.dim for value in values)
-    return any(len(dims) == 1 and dims[0].dim_value > _LONG for dims in shapes)
+    for value in values:
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) == 1 and dims[0].dim_value > _LONG:
+            return True
+    return False
 
 
 def _has_too_many_windows(
@@ -212,16 +219,14 @@ def _has_too_many_windows(
     values: Mapping[str, ValueInfoProto],
 ) -> bool:
     """Return whether onnx counts too many windows of a pool; fix the first pool."""
-    pools = (
-        node for node in model.graph.node if node.op_type in POOLS and not node.domain
-    )
     known = by_name(model.graph.input) | dict(values)
-    # One pool at a time: a changed pool changes the shapes that the next one reads.
-    return any(
-        without_those_in_padding(node, sizes_of(known[node.input[0]]))
-        for node in pools
-        if node.input[0] in known
-    )
+    for node in model.graph.node:
+        if node.op_type not in POOLS or node.domain or node.input[0] not in known:
+            continue
+        # One pool at a time: a changed pool changes the shapes that the next one reads.
+        if without_those_in_padding(node, sizes_of(known[node.input[0]])):
+            return True
+    return False
 
 
 def sizes_of(value: ValueInfoProto) -> tuple[int | str | None, ...]:
@@ -253,7 +258,7 @@ for _version, _names in _SINCE.items():
 
 def ir_version_for(model: ModelProto) -> int:
     """Return the least IR version for a model's declared version and types of constants."""
-    types = {tensor.data_type for tensor in initializers(model.graph)}
-    return max(
-        [model.ir_version, *(_IR_VERSIONS.get(elem_type, 1) for elem_type in types)],
-    )
+    version = model.ir_version
+    for tensor in initializers(model.graph):
+        version = max(version, _IR_VERSIONS.get(tensor.data_type, 1))
+    return version

@@ -51,6 +51,7 @@ from quark_onnx.graph.shapes import (
     import_all,
     is_tensor,
     open_negative_sizes,
+    untyped,
 )
 
 logger = logging.getLogger(__name__)
@@ -104,17 +105,18 @@ def check_sizes(model: ModelProto) -> None:
 def _check_sparse(model: ModelProto, limit: int) -> None:
     """Check the dense sizes of sparse tensors, which runtimes expand at loading."""
     for graph in all_graphs(model.graph):
-        sparse = [(tensor.values.name, tensor) for tensor in graph.sparse_initializer]
+        for tensor in graph.sparse_initializer:
+            _require_sparse(tensor.values.name, tensor, limit)
         for node in graph.node:
-            if node.output:
-                sparse += [(node.output[0], tensor) for tensor in _attributes(node)]
-        for name, tensor in sparse:
-            _require(
-                f"sparse tensor {name!r}",
-                tensor.values.data_type,
-                list(tensor.dims),
-                limit,
-            )
+            for tensor in _attributes(node):
+                # A node without a result computes nothing.
+                if node.output:
+                    _require_sparse(node.output[0], tensor, limit)
+
+
+def _require_sparse(name: str, tensor: SparseTensorProto, limit: int) -> None:
+    what = f"sparse tensor {name!r}"
+    _require(what, tensor.values.data_type, list(tensor.dims), limit)
 
 
 def _attributes(node: NodeProto) -> Iterator[SparseTensorProto]:
@@ -141,7 +143,7 @@ def _light(model: ModelProto) -> ModelProto:
     fed = set(names_of(model.graph.input))
     graph.input.extend(map(_closed, model.graph.input))
     # Declared shapes of outputs may be wrong.
-    graph.output.extend(ValueInfoProto(name=value.name) for value in model.graph.output)
+    graph.output.extend(untyped(names_of(model.graph.output)))
     for tensor in model.graph.initializer:
         if tensor_bytes(tensor) <= _LARGE:
             graph.initializer.append(tensor)
@@ -400,7 +402,7 @@ def _values(
         nodes,
         "constants",
         [],
-        [ValueInfoProto(name=name) for name in wanted],
+        untyped(wanted),
         # The session would copy constants that no node reads, too.
         [tensor for tensor in constants if tensor.name in read],
     )
@@ -415,9 +417,9 @@ def _values(
         # onnxruntime raises several unrelated types. Shapes then stay unknown.
         logger.debug("constants are not computed: %s", error)
         return {}
-    return {
-        name: value
-        for name, value in zip(wanted, values, strict=True)
+    computed = dict[str, NDArray[Any]]()
+    for name, value in zip(wanted, values, strict=True):
         # A sequence is returned as a list.
-        if isinstance(value, np.ndarray)
-    }
+        if isinstance(value, np.ndarray):
+            computed[name] = value
+    return computed

@@ -73,12 +73,11 @@ def fixed(
         return graph, closed
     model = graph.to_model()
     inferred = _inferred(model, graph, open_outputs)
-    known = {
-        name: inferred[name]
-        # The order of a set differs between runs; notes are sorted.
-        for name in sorted(open_outputs & inferred.keys())
-        if _is_static(inferred[name])
-    }
+    known = dict[str, ValueInfoProto]()
+    # Sorted, as the order of a set, and so that of the notes, differs between runs.
+    for name in sorted(open_outputs & inferred.keys()):
+        if _is_static(inferred[name]):
+            known[name] = inferred[name]
     if not known:
         return graph, closed
     _set_outputs(model, graph, known)

@@ -32,9 +32,10 @@ def _replace(graph: Graph, node: Node) -> None:
     # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.
     only_if(np.isfinite(factor).all() and np.isfinite(shift).all())
     # Weight (channels, 1, 1, 1): one 1x1 filter per group.
+    weight = factor.reshape(-1, 1, 1, 1).astype(np.float32)
     names = [
-        graph.add_constant(f"{node.name}_{name}", value.astype(np.float32))
-        for name, value in (("weight", factor.reshape(-1, 1, 1, 1)), ("bias", shift))
+        graph.add_constant(f"{node.name}_weight", weight),
+        graph.add_constant(f"{node.name}_bias", shift.astype(np.float32)),
     ]
     graph.remove([node])
     graph.add(

@@ -36,9 +36,11 @@ def inference_parameters(graph: Graph, norm: Node) -> list[Doubles]:
     """
     # In training mode the statistics are those of the batch.
     only_if(not norm.attribute("training_mode", 0) and not any(norm.outputs[1:]))
-    parameters = [required(graph.constant(name)) for name in norm.inputs[1:5]]
-    # float64, as differences of the parameters cancel
-    return [value.astype(np.float64) for value in parameters]
+    parameters = list[Doubles]()
+    for name in norm.inputs[1:5]:
+        # float64, as differences of the parameters cancel
+        parameters.append(required(graph.constant(name)).astype(np.float64))
+    return parameters
 
 
 def _fold(graph: Graph, norm: Node) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Literal
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
 from quark_onnx.conditions import only_if, otherwise
-from quark_onnx.containers import excluding, flattened, of_type
+from quark_onnx.containers import excluding, flattened, of_type, values_at
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
+from quark_onnx.graph.shapes import untyped
 from quark_onnx.passes.base import register
 
 logger = logging.getLogger(__name__)
@@ -54,14 +54,13 @@ def fold_constants(graph: Graph) -> int:
     values = _compute(graph, foldable, wanted)
     for name, value in values.items():
         graph.initializers[name] = numpy_helper.from_array(value, name)
-    done = [
-        node
-        for node in foldable
-        if all(name in values or name not in wanted for name in node.outputs)
-    ]
-    # If a result was too large to keep, the nodes that compute its operands must stay.
-    if len(done) < len(foldable):
-        done = [node for node in done if any(name in values for name in node.outputs)]
+    too_large = set(excluding(wanted, values))
+    done = list[Node]()
+    for node in foldable:
+        # If a result was too large to keep, the nodes that compute its operands must stay.
+        is_stored = not values.keys().isdisjoint(node.outputs)
+        if too_large.isdisjoint(node.outputs) and (is_stored or not too_large):
+            done.append(node)
     graph.remove(done)
     return count + len(done)
 
@@ -69,11 +68,12 @@ def fold_constants(graph: Graph) -> int:
 def _read_elsewhere(graph: Graph, nodes: list[Node]) -> list[str]:
     """Return the results of nodes for readers outside, and outputs."""
     inside = set(nodes)
-    return [
-        name
-        for name in flattened(node.outputs for node in nodes)
-        if graph.is_output(name) or not inside.issuperset(graph.consumers(name))
-    ]
+    names = list[str]()
+    for node in nodes:
+        for name in node.outputs:
+            if graph.is_output(name) or not inside.issuperset(graph.consumers(name)):
+                names.append(name)
+    return names
 
 
 def _foldable(graph: Graph) -> list[Node]:
@@ -82,7 +82,7 @@ def _foldable(graph: Graph) -> list[Node]:
     known: set[str] = set()
     result = []
     # Number of values that the model holds: a result beyond it would make the file larger.
-    budget = sum(math.prod(tensor.dims) for tensor in graph.initializers.values())
+    budget = _count_values(graph.initializers.values())
     for node in graph.nodes:
         if _may_fold(graph, node, known, budget):
             result.append(node)
@@ -108,7 +108,7 @@ def _may_fold(
     only_if(all(map(graph.is_constant, excluding(node.operands, known))))
     # Too large results would be discarded after their computation.
     only_if(not any(_is_larger(graph, name, budget) for name in node.outputs))
-    only_if(all(graph.elem_type(name) in _EXCHANGED for name in node.results))
+    only_if(_EXCHANGED.issuperset(map(graph.elem_type, node.results)))
     return True
 
 
@@ -121,6 +121,14 @@ def _is_larger(graph: Graph, name: str, budget: int) -> bool:
     return size * width > _LARGE and size > budget
 
 
+def _count_values(tensors: Iterable[TensorProto]) -> int:
+    """Return the number of values that tensors have together."""
+    count = 0
+    for tensor in tensors:
+        count += math.prod(tensor.dims)
+    return count
+
+
 def _compute(
     graph: Graph,
     nodes: list[Node],
@@ -130,13 +138,14 @@ def _compute(
     if not wanted:
         return {}
     inputs = set(filter(graph.is_constant, flattened(node.inputs for node in nodes)))
+    # Sorted, as the order of a set differs between runs.
+    operands = values_at(graph.initializers, sorted(inputs))
     proto = helper.make_graph(
-        [node.to_proto() for node in nodes],
+        list(map(Node.to_proto, nodes)),
         "constants",
         [],
-        [onnx.ValueInfoProto(name=name) for name in wanted],
-        # Sorted, as the order of a set differs between runs.
-        [graph.initializers[name] for name in sorted(inputs)],
+        untyped(wanted),
+        operands,
     )
     model = helper.make_model(
         proto,
@@ -150,12 +159,12 @@ def _compute(
         logger.debug("constants are not folded: %s", error)
         return {}
     # Here the operands of the folded nodes alone count.
-    budget = sum(math.prod(graph.initializers[name].dims) for name in inputs)
-    return {
-        name: value
-        for name, value in zip(wanted, values, strict=True)
-        if _is_kept(value, budget)
-    }
+    budget = _count_values(operands)
+    kept = dict[str, np.ndarray]()
+    for name, value in zip(wanted, values, strict=True):
+        if _is_kept(value, budget):
+            kept[name] = value
+    return kept
 
 
 def _is_kept(value: object, budget: int) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from onnx import (
     GraphProto,
     ModelProto,
-    NodeProto,
     OperatorSetIdProto,
     TensorProto,
     defs,
@@ -20,7 +19,12 @@ from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
-from quark_onnx.graph.node import STANDARD_DOMAINS, inner_nodes, subgraphs
+from quark_onnx.graph.node import (
+    STANDARD_DOMAINS,
+    inner_nodes,
+    nested_nodes,
+    standard_opset,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +55,10 @@ def at_opset(graph: Graph, version: int) -> Graph:
         converted = to_opset(model, version)
     except ModelError:
         # onnx has few adapters to lower versions, even if a version only added types.
-        nodes = [
-            node
-            for node in (*graph.nodes, *inner_nodes(graph.nodes))
-            if node.domain in STANDARD_DOMAINS
-        ]
         # A node that means the same at both versions needs no adapter, only another declaration.
-        if not all(_alike(node, graph.opset, version) for node in nodes):
-            raise
+        for node in (*graph.nodes, *inner_nodes(graph.nodes)):
+            if not node.domain and not _alike(node, graph.opset, version):
+                raise
         converted = _declared(model, version)
     return Graph.of(converted, graph.store)
 
@@ -104,21 +104,20 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
 
 def _without_large(light: ModelProto, model: ModelProto) -> list[TensorProto]:
     """Turn large initializers of a copy into inputs, and return the initializers."""
-    large = {
-        tensor.name: tensor
-        for tensor in model.graph.initializer
-        if tensor_bytes(tensor) > _LARGE
-    }
     declared = set(names_of(light.graph.input))
-    small = [tensor for tensor in light.graph.initializer if tensor.name not in large]
+    large = list[TensorProto]()
     del light.graph.initializer[:]
-    light.graph.initializer.extend(small)
-    for name, tensor in large.items():
-        if name not in declared:
-            light.graph.input.append(
-                helper.make_tensor_value_info(name, tensor.data_type, tensor.dims),
+    for tensor in model.graph.initializer:
+        if tensor_bytes(tensor) <= _LARGE:
+            light.graph.initializer.append(tensor)
+            continue
+        large.append(tensor)
+        if tensor.name not in declared:
+            value = helper.make_tensor_value_info(
+                tensor.name, tensor.data_type, tensor.dims
             )
-    return list(large.values())
+            light.graph.input.append(value)
+    return large
 
 
 def _hide_runtime_operators(model: ModelProto) -> bool:
@@ -128,16 +127,9 @@ def _hide_runtime_operators(model: ModelProto) -> bool:
     SimplifiedLayerNormalization, and LayerNormalization before opset 17, as its transformer
     optimizer and onnxruntime-genai's model builder write them.
     """
-    version = max(
-        (
-            entry.version
-            for entry in model.opset_import
-            if entry.domain in STANDARD_DOMAINS
-        ),
-        default=0,
-    )
+    version = standard_opset(model.opset_import)
     hidden = False
-    for node in _nodes(model.graph) if version else ():
+    for node in nested_nodes(model.graph.node) if version else ():
         if node.domain in STANDARD_DOMAINS and not _is_defined(node.op_type, version):
             node.domain = _HIDDEN
             hidden = True
@@ -148,17 +140,9 @@ def _hide_runtime_operators(model: ModelProto) -> bool:
 
 def _show_runtime_operators(graph: GraphProto) -> None:
     """Move operators back to the standard domain after a conversion."""
-    for node in _nodes(graph):
+    for node in nested_nodes(graph.node):
         if node.domain == _HIDDEN:
             node.domain = ""
-
-
-def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """Yield the nodes of a graph and of its bodies."""
-    for node in graph.node:
-        yield node
-        for body in subgraphs(node):
-            yield from _nodes(body)
 
 
 def _is_defined(op_type: str, version: int) -> bool:
@@ -193,7 +177,7 @@ def _alike(node: Node, *versions: int) -> bool:
         return False
     # An attribute that only the newer version knows would be invalid, or lost.
     added = new.attributes.keys() - old.attributes.keys()
-    if any(node.attribute(name) is not None for name in added):
+    if len(node.lacking(added)) < len(added):
         return False
     if old.attributes.keys() - new.attributes.keys():
         return False

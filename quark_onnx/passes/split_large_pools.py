@@ -48,11 +48,11 @@ def _kernel(height: int, width: int) -> tuple[int, int] | None:
     The most square part is taken, then the smallest one.
     """
     # Only equal parts: the mean of means is the mean if each part has the same size.
-    parts = [
-        part
-        for part in product(_divisors(height), _divisors(width))
-        if prod(part) <= _MOST and height * width // prod(part) <= _MOST
-    ]
+    parts = list[tuple[int, int]]()
+    for part in product(_divisors(height), _divisors(width)):
+        count = height * width // prod(part)
+        if max(prod(part), count) <= _MOST:
+            parts.append(part)
     # Ties are decided by the part itself, so that each run takes the same one.
     return min(
         parts,

@@ -42,12 +42,12 @@ def _replace(graph: Graph, node: Node) -> None:
         ends,
         strict=True,
     ):
-        values = {"start": start, "end": end, "axis": axis, "step": 1}
-        bounds = [
-            graph.add_constant(f"{output}_{name}", np.array([value], np.int64))
-            for name, value in values.items()
-        ]
-        graph.add("Slice", [source, *bounds], [output], name=f"{node.name}_{output}")
+        inputs = [source]
+        bounds = {"start": start, "end": end, "axis": axis, "step": 1}
+        for name, value in bounds.items():
+            vector = np.array([value], np.int64)
+            inputs.append(graph.add_constant(f"{output}_{name}", vector))
+        graph.add("Slice", inputs, [output], name=f"{node.name}_{output}")
 
 
 def sizes_of_parts(

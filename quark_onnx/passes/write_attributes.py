@@ -31,7 +31,7 @@ _SAME = ("SAME_UPPER", "SAME_LOWER")
 @register
 def write_attributes(graph: Graph) -> int:
     """Make attributes explicit where the sizes are known."""
-    return sum(_write(graph, node) for node in graph.nodes if node.kind in _WINDOWED)
+    return sum(_write(graph, node) for node in graph.nodes_of(_WINDOWED))
 
 
 def _write(graph: Graph, node: Node) -> bool:
@@ -138,8 +138,11 @@ def _halves(totals: list[int], mode: str) -> list[int]:
     SAME_UPPER puts the odd pad at the end, SAME_LOWER at the start (ONNX, Conv: auto_pad); an
     output_shape without auto_pad does as SAME_LOWER (ONNX, ConvTranspose-11).
     """
-    smaller = [total // 2 for total in totals]
-    larger = [-(-total // 2) for total in totals]
+    smaller = list[int]()
+    larger = list[int]()
+    for total in totals:
+        smaller.append(total // 2)
+        larger.append(total - total // 2)
     if mode == "SAME_UPPER":
         return [*smaller, *larger]
     return [*larger, *smaller]
@@ -159,17 +162,26 @@ def _rounded_up(pads: list[int], axes: list[_Axis]) -> list[int]:
 def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
     """Return the total padding per axis; an output shape must be reachable."""
     only_if(len(output) in (0, len(axes)))
-    totals = [axis.same() for axis in axes]
     if node.kind == "ConvTranspose":
-        sizes = output or [axis.size * axis.stride for axis in axes]
-        added = node.attribute("output_padding", [0] * len(axes))
-        totals = [
-            axis.covers(more) - size
-            for axis, more, size in zip(axes, added, sizes, strict=True)
-        ]
-        only_if(not output or min(totals) >= 0)
+        totals = _transposed_totals(node, axes, output)
+    else:
+        totals = list(map(_Axis.same, axes))
     # Windows that leave out values at the end (stride > reach) need no padding.
     return [max(0, total) for total in totals]
+
+
+def _transposed_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
+    """Return the values to cut off from the result of a ConvTranspose, per axis.
+
+    The result has the sizes of ``output``, by default those of the input times the strides.
+    """
+    added = node.attribute("output_padding", [0] * len(axes))
+    sizes = output or [axis.size * axis.stride for axis in axes]
+    totals = list[int]()
+    for axis, more, size in zip(axes, added, sizes, strict=True):
+        totals.append(axis.covers(more) - size)
+    only_if(not output or min(totals) >= 0)
+    return totals
 
 
 def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis]:
@@ -180,8 +192,8 @@ def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis]:
     only_if(len(sizes) == rank)
     strides = node.attribute("strides", [1] * rank)
     dilations = node.attribute("dilations", [1] * rank)
+    axes = list[_Axis]()
     rows = zip(sizes, kernel, strides, dilations, strict=True)
-    return [
-        _Axis(size, (taps - 1) * dilation + 1, stride)
-        for size, taps, stride, dilation in rows
-    ]
+    for size, taps, stride, dilation in rows:
+        axes.append(_Axis(size, (taps - 1) * dilation + 1, stride))
+    return axes

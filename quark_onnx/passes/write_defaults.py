@@ -61,15 +61,11 @@ def _defaults(op_type: str, opset: int) -> dict[str, Any]:
         schema = onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
         return {}
-    known = {
-        name: schema.attributes[name].default_value
-        # The set has no fixed order; ``sorted`` below makes that of the attributes the same in
-        # each run.
-        for name in _NAMES & set(schema.attributes)
-    }
-    return {
-        name: helper.get_attribute_value(value)
-        for name, value in sorted(known.items())
+    defaults = dict[str, Any]()
+    # Sorted, as the order of a set differs between runs.
+    for name in sorted(_NAMES & set(schema.attributes)):
+        value = schema.attributes[name].default_value
         # An attribute without a default has an empty default_value.
-        if value.name
-    }
+        if value.name:
+            defaults[name] = helper.get_attribute_value(value)
+    return defaults
