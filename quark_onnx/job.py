@@ -407,9 +407,9 @@ class Job:
         )
         # A constant has no type at the interface to restore.
         narrowing.forget_inputs(closed)
-        graph, notes = (
-            fixed(graph) if config.target and config.fix_sizes else (graph, [])
-        )
+        notes = list[str]()
+        if config.target and config.fix_sizes:
+            graph, notes = fixed(graph)
         if config.target and (why := unfit(TARGETS[config.target], config)):
             logger.warning("%s", why)
             notes.append(why)
@@ -536,8 +536,9 @@ class Job:
             keyed=keyed,
             show=progress,
         )
-        for settings in (each for each in config.optimizers if each.stage == "plan"):
-            notes += describe(found, settings, len(graph.nodes)) if found else []
+        for settings in config.optimizers:
+            if found and settings.stage == "plan":
+                notes += describe(found, settings, len(graph.nodes))
         # The final plan: mixed precision may have changed the formats, and so the opset.
         found_plan = plan_at_opset(graph, config, self.reference, sample)
         graph = found_plan.graph
@@ -593,11 +594,7 @@ class Job:
         # Rules of the target, which later changes of scales have to keep, too.
         limits = Limits(graph, plan, params, config)
         count = apply_target_constraints(limits, params)
-        notes += (
-            [f"{count} scales moved for the rules of the target {config.target}"]
-            if count
-            else []
-        )
+        notes += _moved(count, f"for the rules of the target {config.target}")
         # The first calibration samples, in memory.
         few = data.held.first if data.held else []
         corrected = correct_biases(
@@ -619,9 +616,7 @@ class Job:
             # Another function is no reference for the errors of these outputs.
             self.reference if self.keeps_function else None,
         )
-        notes += (
-            [f"{count} scales moved by the error of the layers behind"] if count else []
-        )
+        notes += _moved(count, "by the error of the layers behind")
         resolved = ResolvedPlan(plan, params)
         # After the search, as codes are chosen for final scales.
         graph, plan, layers = self._refine(graph, resolved, data, progress, notes)
@@ -684,21 +679,7 @@ class Job:
                 f" {config.target}",
             )
         write_provenance(result, self.config)
-        # After the gate's samples, as many more as the size of the model permits.
-        more, late = data.verdict_samples(
-            min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
-        )
-        judging = Judging(
-            VerdictCollector(self.reference.model, self.task),
-            (
-                None
-                if data.random or self.findings is not None
-                else PreprocessingCheck(self.trained or self.reference.model, self.task)
-            ),
-            settings_of_config(config, data.count),
-            more,
-            self.findings or (),
-        )
+        judging, late = self._judging(config, data)
         done = finish(
             result,
             self.reference,
@@ -721,10 +702,37 @@ class Job:
         findings = self._findings(judging)
         if findings and verdict is not None:
             verdict = verdict.doubted(findings[0].next_step)
-        notes += verdicts(done.errors, states(result)) if done.errors else []
+        if done.errors:
+            notes += verdicts(done.errors, states(result))
         report = self._report(plans, done, notes, data, layers)
         report = replace(report, verdict=verdict, warnings=[*map(str, findings)])
         return Result(done.model, plan, report)
+
+    def _judging(self, config: QConfig, data: RunData) -> tuple[Judging, int]:
+        """Return the receivers of both models' outputs.
+
+        Args:
+            config: settings of the run, for the advice after a bad verdict.
+            data: the data of the run.
+
+        Returns:
+            The receivers, and the number of further held-out samples among theirs.
+        """
+        # After the gate's samples, as many more as the size of the model permits.
+        more, late = data.verdict_samples(
+            min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
+        )
+        check = None
+        if not data.random and self.findings is None:
+            check = PreprocessingCheck(self.trained or self.reference.model, self.task)
+        judging = Judging(
+            VerdictCollector(self.reference.model, self.task),
+            check,
+            settings_of_config(config, data.count),
+            more,
+            self.findings or (),
+        )
+        return judging, late
 
     def _findings(self, judging: Judging) -> list[Finding]:
         """Return and log signs of wrong preprocessing."""
@@ -758,11 +766,10 @@ class Job:
             if optimizer.stage == "layer"
         ]
         if not chosen:
-            notes += (
-                ["resume: no optimizer chooses codes layer by layer, nothing is kept"]
-                if self.resume
-                else []
-            )
+            if self.resume:
+                notes.append(
+                    "resume: no optimizer chooses codes layer by layer, nothing is kept"
+                )
             return graph, plan, []
         names = ", ".join(names_of(chosen))
         if not len(data.again):
@@ -846,6 +853,13 @@ class Job:
         )
         logger.debug("%s", report)
         return report
+
+
+def _moved(count: int, why: str) -> list[str]:
+    """Return a note on moved scales, except for zero."""
+    if not count:
+        return []
+    return [f"{count} scales moved {why}"]
 
 
 def _check_model(calibration: Calibration, model: ModelProto) -> None:
