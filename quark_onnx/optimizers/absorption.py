@@ -9,6 +9,7 @@ them shrinks by c.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -64,8 +65,7 @@ class BiasAbsorption:
         """
         # One pass measures all pairs: absorbing in one pair leaves the outputs of its readers as
         # they are.
-        candidates = [_pair(graph, node) for node in graph.nodes]
-        pairs = present(candidates)
+        pairs = present(map(partial(_pair, graph), graph.nodes))
         if not pairs or not len(samples):
             return 0
         tensors = [

@@ -91,9 +91,8 @@ class AdaQuant:
                 greatest[where],
                 lattice.levels,
             ).on(device)
-            first, offset = (
-                device.put(array[where]) for array in (initial, present.bias)
-            )
+            first = device.put(initial[where])
+            offset = device.put(present.bias[where])
             mesh = lattice.part(where)
             if factor is None:
                 own_factor = None

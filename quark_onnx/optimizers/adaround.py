@@ -71,20 +71,16 @@ class AdaRound:
         weight = present.weight.copy()
 
         def work(part: Part, own: tuple[slice, slice]) -> None:
-            low, span, start, bias = (
-                device.put(array[own]) for array in (below, step, share, present.bias)
+            rounded_up = adaround(
+                part,
+                device.put(below[own]),
+                device.put(step[own]),
+                device.put(share[own]),
+                device.put(present.bias[own]),
+                settings,
+                device.xp,
             )
-            up = device.get(
-                adaround(
-                    part,
-                    low,
-                    span,
-                    start,
-                    bias,
-                    settings,
-                    device.xp,
-                )
-            )
+            up = device.get(rounded_up)
             weight[own] = np.where(up, above[own], below[own])
 
         descend(problem, device, work)

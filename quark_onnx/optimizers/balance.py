@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
@@ -98,26 +99,18 @@ def balance(
     # One pass over the data for all layers of all pairs.
     seen = _observe(graph, layers_of(pairs), samples)
     # A pair with an unobserved layer would have a term of unknown noise, and its factors no limit.
-    pairs = [
-        pair
-        for pair in pairs
-        if all(_watched(graph, layer, seen) for layer in layers_of([pair]).values())
-    ]
+    pairs = [pair for pair in pairs if _is_watched(graph, pair, seen)]
     # Place 0 is for channels without a factor.
     places = dict[str, slice]()
     size = 1
     for pair in pairs:
         places[pair.first.node.name] = slice(size, size + pair.channels)
         size += pair.channels
-    known = {
-        name: _Known.of(
-            graph,
-            layer,
-            seen[layer.node.input(0)],
-            seen[layer.node.outputs[0]],
-        )
-        for name, layer in layers_of(pairs).items()
-    }
+    known = dict[str, _Known]()
+    for name, layer in layers_of(pairs).items():
+        read = seen[layer.node.input(0)]
+        computed = seen[layer.node.outputs[0]]
+        known[name] = _Known.of(graph, layer, read, computed)
     # True for logarithms that stay 0; place 0 is always fixed.
     fixed = np.ones(size, np.bool_)
     for pair in pairs:
@@ -157,6 +150,11 @@ def _observe(
     }
 
 
+def _is_watched(graph: Graph, pair: Pair, seen: dict[str, Sampled]) -> bool:
+    """Return whether all inputs and outputs of a pair's layers are known and finite."""
+    return all(_watched(graph, layer, seen) for layer in layers_of([pair]).values())
+
+
 def _watched(graph: Graph, layer: Layer, seen: dict[str, Sampled]) -> bool:
     """Return whether all inputs and outputs of a layer are known and finite."""
     # Channels of a tensor that was empty or had another size on some sample are not complete.
@@ -165,10 +163,11 @@ def _watched(graph: Graph, layer: Layer, seen: dict[str, Sampled]) -> bool:
         layer.node.input(0): groups * inputs,
         layer.node.outputs[0]: groups * outputs,
     }
-    return all(
-        seen[tensor].lo.size == size and not seen[tensor].nonfinite
-        for tensor, size in sizes.items()
-    )
+    for tensor, size in sizes.items():
+        statistic = seen[tensor]
+        if statistic.lo.size != size or statistic.nonfinite:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -274,13 +273,9 @@ def _terms(
     """
     firsts = {pair.first.node.name: pair for pair in pairs}
     # For each input of a layer, the place of the logarithm that multiplies it; 0 for none.
-    sources = {
-        name: np.zeros(
-            layer.energy.size,
-            np.intp,
-        )
-        for name, layer in known.items()
-    }
+    sources = dict[str, NDArray[np.intp]]()
+    for name, layer in known.items():
+        sources[name] = np.zeros(layer.energy.size, np.intp)
     for name, pair in firsts.items():
         channels = np.arange(places[name].start, places[name].stop)
         for reader in pair.readers:
@@ -341,15 +336,9 @@ def _gain(function: Activation, x: Doubles) -> Doubles:
         function: the activation.
         x: samples of its input, (vectors, channels).
     """
-    gain: Doubles = np.square(
-        np.broadcast_to(
-            # The derivative of a linear function is the number 1.
-            function.derivative(x),
-            x.shape,
-        )
-    ).mean(
-        axis=0,
-    )
+    # The derivative of a linear function is the number 1.
+    slope = np.broadcast_to(function.derivative(x), x.shape)
+    gain: Doubles = np.square(slope).mean(axis=0)
     return gain
 
 

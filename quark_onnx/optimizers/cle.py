@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
@@ -40,9 +39,12 @@ from quark_onnx.patterns.channel_pairs import (
 from quark_onnx.patterns.depthwise import is_depthwise
 from quark_onnx.patterns.runtime import estimated_runtime, unfused_runtime
 
-_RELU6 = ("auto", "keep", "bound", "replace")
-_SILU = ("auto", "keep", "scale")
-_PASSING = ("all", "depthwise")
+#: Values of the settings that are words.
+_CHOICES = {
+    "silu": ("auto", "keep", "scale"),
+    "passing": ("all", "depthwise"),
+    "relu6": ("auto", "keep", "bound", "replace"),
+}
 #: A rewrite with a greater estimated slowdown of the quantized model is only tried on request
 #: (MobileNetV2 with relu6=bound: twice the runtime).
 _MOST_SLOWDOWN = 0.5
@@ -96,20 +98,13 @@ class CLE:
     least_gain: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.silu not in _SILU:
-            raise ConfigError(
-                f"silu of cle is {self.silu!r}; it must be one of {', '.join(_SILU)}",
-            )
-        if self.passing not in _PASSING:
-            raise ConfigError(
-                f"passing of cle is {self.passing!r}; it must be one of"
-                f" {', '.join(_PASSING)}",
-            )
-        if self.relu6 not in _RELU6:
-            raise ConfigError(
-                f"relu6 of cle is {self.relu6!r}; it must be one of"
-                f" {', '.join(_RELU6)}",
-            )
+        for setting, choices in _CHOICES.items():
+            value = getattr(self, setting)
+            if value not in choices:
+                raise ConfigError(
+                    f"{setting} of cle is {value!r}; it must be one of"
+                    f" {', '.join(choices)}",
+                )
         require_whole(self, "sweeps", least=0)
         require_flag(self, "activations")
         require_number(self, "least_gain", least=0.0)
@@ -262,8 +257,11 @@ def _replace_clips(graph: Graph) -> None:
 
 def _gated_tensors(pairs: list[Pair]) -> set[str]:
     """Return the tensors that get an operator where factors pass clips and gates."""
-    gated = flattened((*pair.clips, *pair.gates) for pair in pairs)
-    return {node.inputs[0] for node, _ in gated}
+    tensors = set[str]()
+    for pair in pairs:
+        for node, _ in (*pair.clips, *pair.gates):
+            tensors.add(node.inputs[0])
+    return tensors
 
 
 def _reads_depthwise(graph: Graph, pair: Pair) -> bool:
@@ -275,11 +273,12 @@ def _small_gains(balanced: Balance, least: float) -> list[int]:
     """Return the pairs whose clips and gates bring less than a fall of the noise, by index."""
     if not least:
         return []
-    return [
-        index
-        for index, pair in enumerate(balanced.pairs)
-        if (pair.clips or pair.gates) and balanced.gain(index) < least
-    ]
+    small = list[int]()
+    for index, pair in enumerate(balanced.pairs):
+        adds_operators = pair.clips or pair.gates
+        if adds_operators and balanced.gain(index) < least:
+            small.append(index)
+    return small
 
 
 def _share_of_runtime(graph: Graph, pairs: list[Pair], left_out: list[int]) -> float:
@@ -359,16 +358,8 @@ def _reach(reader: Reader, weights: dict[str, Doubles], channels: int) -> Double
         channels: number of channels.
     """
     # (groups, inputs, outputs, kernel), so that rows are input channels.
-    moved = np.moveaxis(
-        np.abs(weights[reader.layer.node.name]),
-        2,
-        1,
-    )
-    rows = moved.reshape(
-        moved.shape[0] * moved.shape[1],
-        -1,
-    ).max(axis=1)
-    greatest: Doubles = (
-        rows[reader.span(channels)].reshape(channels, reader.repeat).max(axis=1)
-    )
+    moved = np.moveaxis(np.abs(weights[reader.layer.node.name]), 2, 1)
+    rows = moved.reshape(moved.shape[0] * moved.shape[1], -1).max(axis=1)
+    repeated = rows[reader.span(channels)].reshape(channels, reader.repeat)
+    greatest: Doubles = repeated.max(axis=1)
     return greatest

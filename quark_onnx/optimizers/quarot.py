@@ -133,7 +133,7 @@ class QuaRot:
 
 def _halves(size: int, seed: int) -> Rotation:
     """Return a rotation of one or two factors of similar sizes, with independent random signs."""
-    orders = [len(factor) for factor in random_hadamard(size, seed).factors]
+    orders = list(map(len, random_hadamard(size, seed).factors))
     # Sizes of the left factor at every place where the product can be split.
     cuts = [int(np.prod(orders[:place])) for place in range(1, len(orders))]
     if size <= _SMALL or not cuts:

@@ -9,6 +9,7 @@ folded into the constants that compute the tensor.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -84,8 +85,7 @@ class SmoothQuant:
         Raises:
             DataError: a sample does not fit or cannot be run.
         """
-        candidates = [_group(graph, tensor) for tensor in sources(graph)]
-        groups = present(candidates)
+        groups = present(map(partial(_group, graph), sources(graph)))
         reachable = [
             group
             for group in groups
@@ -95,10 +95,9 @@ class SmoothQuant:
             return Rewrites(0, _notes(len(groups) - len(reachable)))
         # Only the search reads sampled vectors.
         statistics = _observe(graph, reachable, samples, vectors=self.alpha == "auto")
-        count = sum(
-            self._smooth(graph, group, statistic, rounding)
-            for group, statistic in zip(reachable, statistics, strict=True)
-        )
+        count = 0
+        for group, statistic in zip(reachable, statistics, strict=True):
+            count += self._smooth(graph, group, statistic, rounding)
         return Rewrites(count, _notes(len(groups) - len(reachable)))
 
     def _smooth(
@@ -119,10 +118,7 @@ class SmoothQuant:
         # The tensor was empty, of other channels, or not finite: its outliers are unknown.
         if seen.lo.size != group.size or seen.nonfinite:
             return False
-        largest = np.maximum(
-            np.abs(seen.lo),
-            np.abs(seen.hi),
-        )
+        largest = np.maximum(np.abs(seen.lo), np.abs(seen.hi))
         weights = [layer.matrix(graph) for layer in group.layers]
         # Layers that read one tensor share its factors, so that the greatest weight decides.
         reach = np.max(
@@ -191,11 +187,12 @@ def _group(graph: Graph, tensor: str) -> _Group | None:
     """
     layers, others = readers_of(graph, tensor)
     nodes = {layer.node for layer in layers}
-    # A shared weight would be multiplied for the other layer, too.
-    if not layers or any(
-        set(graph.consumers(layer.node.input(1))) - nodes for layer in layers
-    ):
+    if not layers:
         return None
+    for layer in layers:
+        # A shared weight would be multiplied for the other layer, too.
+        if set(graph.consumers(layer.node.input(1))) - nodes:
+            return None
     return _Group(
         tensor,
         tuple(layers),
@@ -324,10 +321,6 @@ def _symmetric(weight: Floats, rounding: Rounding) -> Floats:
         return weight
     # (outputs,) or a single number; codes reach half of the steps to both sides.
     largest = np.abs(weight).max(axis=0 if rounding.per_channel else None)
-    scale = np.where(
-        largest > 0,
-        largest,
-        1.0,
-    ) / (rounding.weight // 2)
+    scale = np.where(largest > 0, largest, 1.0) / (rounding.weight // 2)
     rounded: Floats = np.rint(weight / scale) * scale
     return rounded

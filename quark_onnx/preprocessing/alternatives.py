@@ -95,22 +95,30 @@ class Alternative:
         """Return the preprocessing in words."""
         if self.scaling is None:
             return _SWAP
-        return f"{self.scaling.name}{f' and {_SWAP}' if self.swapped else ''}"
+        if self.swapped:
+            return f"{self.scaling.name} and {_SWAP}"
+        return self.scaling.name
 
     @property
     def options(self) -> str:
         """Return the options of the command line, as in ``NextStep``."""
-        swap = ["--color swapped"] if self.swapped else []
-        scaling = [self.scaling.options] if self.scaling is not None else []
-        return " ".join([*scaling, *swap])
+        options = list[str]()
+        if self.scaling is not None:
+            options.append(self.scaling.options)
+        if self.swapped:
+            options.append("--color swapped")
+        return " ".join(options)
 
     @property
     def advice(self) -> str:
         if self.scaling is None:
             return f"use {_SWAP_ADVICE}"
-        alone = "" if "--mean" in self.scaling.options else " without --mean and --std"
-        swap = f", and {_SWAP_ADVICE}" if self.swapped else ""
-        return f"use {self.scaling.options}{alone}{swap}"
+        advice = f"use {self.scaling.options}"
+        if "--mean" not in self.scaling.options:
+            advice += " without --mean and --std"
+        if self.swapped:
+            advice += f", and {_SWAP_ADVICE}"
+        return advice
 
     @property
     def usual_options(self) -> str:

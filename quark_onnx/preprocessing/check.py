@@ -22,7 +22,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.containers import names_of, present, subset
+from quark_onnx.containers import names_of, present, subset, values_at
 from quark_onnx.preprocessing.alternatives import Alternative, Pictures
 from quark_onnx.preprocessing.evidence import (
     Classified,
@@ -121,11 +121,7 @@ class PreprocessingCheck:
                 self._given.add(outputs)
             self._add_labels(outputs, labels)
         self._feeds.append(given)
-        # Inputs of one sample may have different first axes, such as a batch of pictures and a
-        # size.
-        self._rows += max(
-            (len(value) for value in given.values() if value.ndim), default=1
-        )
+        self._rows += _rows_of(given)
         self._bytes += size
 
     @property
@@ -211,13 +207,9 @@ class PreprocessingCheck:
 
     def _constant(self) -> bool:
         """Return whether the output is constant although the inputs change."""
-        first = self._feeds[0]
-        alike = all(
-            feed.keys() == first.keys()
-            and all(np.array_equal(value, first[name]) for name, value in feed.items())
-            for feed in self._feeds
-        )
-        return self._rows >= FIRST and not self._varies and not alike
+        if self._rows < FIRST or self._varies:
+            return False
+        return not all(map(partial(_are_equal, self._feeds[0]), self._feeds))
 
     def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
         """Return the input with pictures, the channel axis, and the batches as NCHW."""
@@ -275,12 +267,7 @@ class PreprocessingCheck:
             alternatives = [each for each in alternatives if each.scaling is None]
         # Without a BatchNormalization, biases that match the responses speak for the scaling.
         elif fits(ratios):
-            alternatives = [
-                each
-                for each in alternatives
-                if each.scaling is None
-                or not farther(self._ratios(layers, each), ratios)
-            ]
+            alternatives = self._as_near(layers, alternatives, ratios)
         elif too_large(ratios) and isinstance(self._given, Detected):
             finding = self._too_large(session, layers, responses, alternatives)
         yield from present(
@@ -315,6 +302,26 @@ class PreprocessingCheck:
         """Return the ratios of responses to biases on the first rows of an alternative."""
         few = [*other.feeds(0, self._count(_RESPONSE_ROWS))]
         return layers.ratios(layers.responses(few))
+
+    def _as_near(
+        self,
+        layers: FirstLayers,
+        alternatives: Sequence[Alternative],
+        ratios: Sequence[float],
+    ) -> list[Alternative]:
+        """Return alternatives whose responses are as near to the biases as the given ones.
+
+        Args:
+            layers: the first layers.
+            alternatives: the alternatives; those without another scaling are kept.
+            ratios: ratios of the given responses.
+        """
+        near = list[Alternative]()
+        for other in alternatives:
+            same = other.scaling is None
+            if same or not farther(self._ratios(layers, other), ratios):
+                near.append(other)
+        return near
 
     def _too_large(
         self,
@@ -386,11 +393,11 @@ class PreprocessingCheck:
         # Inputs as large as the given ones are no argument against an alternative.
         if too_large(layers.ratios(layers.responses(given))):
             return list(alternatives)
-        return [
-            other
-            for other in alternatives
-            if not too_large(self._ratios(layers, other))
-        ]
+        admissible = list[Alternative]()
+        for other in alternatives:
+            if not too_large(self._ratios(layers, other)):
+                admissible.append(other)
+        return admissible
 
     def _collapsed(self) -> bool:
         given = self._given
@@ -408,9 +415,7 @@ class PreprocessingCheck:
             # Whole samples: a batch is never split.
             if total >= rows:
                 return place
-            total += max(
-                (len(value) for value in feed.values() if value.ndim), default=1
-            )
+            total += _rows_of(feed)
         return len(self._feeds)
 
     def _fresh(self) -> Evidence:
@@ -457,6 +462,19 @@ def _batch_norm_finding(
         best[1].advice,
         best[1].options,
     )
+
+
+def _rows_of(feed: Feeds) -> int:
+    """Return the number of rows of a sample, the greatest first axis of its inputs."""
+    # Inputs may have different first axes, such as a batch of pictures and a size.
+    return max((len(value) for value in feed.values() if value.ndim), default=1)
+
+
+def _are_equal(first: Feeds, second: Feeds) -> bool:
+    """Return whether two samples have the same values."""
+    if first.keys() != second.keys():
+        return False
+    return all(map(np.array_equal, first.values(), values_at(second, first)))
 
 
 def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:

@@ -92,15 +92,28 @@ def evidence_for(task: Task) -> Evidence | None:
 
 def _limit(limits: Mapping[int, float], rows: int) -> float:
     """Return the limit for the greatest number of rows that is reached."""
-    reached = [limit for least, limit in limits.items() if least <= rows]
-    return reached[-1] if reached else min(limits.values())
+    found = min(limits.values())
+    # In the order of increasing numbers of rows.
+    for least, limit in limits.items():
+        if least <= rows:
+            found = limit
+    return found
 
 
 def _student(differences: Floats) -> float:
     """Return Student's t of a mean difference from zero."""
     # The standard error of the mean; equal differences have none, and count as no evidence.
     spread = differences.std(ddof=1) / len(differences) ** 0.5
-    return float(differences.mean() / spread) if spread else 0.0
+    if not spread:
+        return 0.0
+    return float(differences.mean() / spread)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return a mean; 0 without values."""
+    if not values:
+        return 0.0
+    return float(np.mean(values))
 
 
 @dataclass
@@ -242,13 +255,12 @@ class Labelled:
 
     @property
     def top1(self) -> float:
-        return float(np.mean(self.hits)) if self.hits else 0.0
+        return _mean(self.hits)
 
     @property
     def strength(self) -> float:
-        likelihood = float(np.mean(self.likelihoods)) if self.likelihoods else 0.0
         # Rows are few, so that top-1 often ties; the likelihood of the labels decides then.
-        return self.top1 + 0.001 * likelihood
+        return self.top1 + 0.001 * _mean(self.likelihoods)
 
     @property
     def fits(self) -> bool:

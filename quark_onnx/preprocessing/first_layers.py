@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, helper
+from onnx import ModelProto, NodeProto, helper
 
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
@@ -159,25 +159,23 @@ def _first(model: ModelProto) -> list[_Layer]:
 
     # With 5 inputs, BatchNormalization has running statistics: mean and variance are inputs 3 and
     # 4.
-    norms = {
-        node.input[0]: node
-        for node in graph.node
-        if node.op_type == "BatchNormalization" and len(node.input) == 5
-    }
+    norms = dict[str, NodeProto]()
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and len(node.input) == 5:
+            norms[node.input[0]] = node
     layers: list[_Layer] = []
     for node in graph.node:
         if node.op_type != "Conv" or node.input[1] not in constants:
             continue
         # The names of a BatchNormalization's input link it to the convolution before it.
         norm = norms.get(node.output[0])
-        layers.append(
-            _Layer(
-                node.output[0],
-                constant(node.input[2]) if len(node.input) > 2 else None,
-                None if norm is None else constant(norm.input[3]),
-                None if norm is None else constant(norm.input[4]),
-            ),
-        )
+        bias = mean = variance = None
+        if len(node.input) > 2:
+            bias = constant(node.input[2])
+        if norm is not None:
+            mean = constant(norm.input[3])
+            variance = constant(norm.input[4])
+        layers.append(_Layer(node.output[0], bias, mean, variance))
         if len(layers) == _LAYERS:
             break
     return layers

@@ -99,7 +99,9 @@ def picture_axis(shape: tuple[int, ...]) -> int | None:
     if shape[1] in _CHANNELS and min(shape[2:]) >= _LEAST_SIDE:
         return 1
     # Channels first is tried first: (1, 3, 224, 3) would fit both.
-    return 3 if shape[3] in _CHANNELS and min(shape[1:3]) >= _LEAST_SIDE else None
+    if shape[3] in _CHANNELS and min(shape[1:3]) >= _LEAST_SIDE:
+        return 3
+    return None
 
 
 def scaling_of(images: Sequence[Images]) -> Scaling | None:
@@ -120,7 +122,9 @@ def scaling_of(images: Sequence[Images]) -> Scaling | None:
         off = np.maximum(np.abs(least - black), np.abs(greatest - white))
         errors.append(float((off / (white - black)).max()))
     best = int(np.argmin(errors))
-    return SCALINGS[best] if errors[best] <= _UNLIKE else None
+    if errors[best] > _UNLIKE:
+        return None
+    return SCALINGS[best]
 
 
 @dataclass(frozen=True)

@@ -146,13 +146,14 @@ def _equals(
     best: Alternative, found: Evidence, tried: Sequence[Trial]
 ) -> list[Alternative]:
     """Return the other alternatives with evidence as strong as the best's."""
-    return [
-        other
-        for other, evidence in tried
-        if other is not best
-        and not evidence.beaten_by(found)
-        and not found.beaten_by(evidence)
-    ]
+    equals = list[Alternative]()
+    for other, evidence in tried:
+        if other is best:
+            continue
+        differs = evidence.beaten_by(found) or found.beaten_by(evidence)
+        if not differs:
+            equals.append(other)
+    return equals
 
 
 def _with_given(other: Alternative) -> str:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.containers import by_name, flattened, names_of
+from quark_onnx.containers import by_name, names_of
 from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -48,8 +48,9 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
                 "set it to 1 where there are tokens",
             )
             return
-    sequences = flattened(_rows(feed, identifiers, masks) for feed in feeds)
-    rows = list(filter(len, sequences))
+    rows = list[NDArray[Any]]()
+    for feed in feeds:
+        rows += filter(len, _rows(feed, identifiers, masks))
     if len(rows) < _SAMPLES:
         return
     tokens = np.concatenate(rows)
@@ -82,11 +83,17 @@ def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[A
     tokens = feed[identifiers]
     if tokens.ndim != 2:
         return
-    mask = next(
-        (feed[name] for name in masks if feed[name].shape == tokens.shape), None
-    )
+    mask = _mask_of(tokens, feed, masks)
     for place, row in enumerate(tokens):
-        yield row if mask is None else row[mask[place] != 0]
+        yield row[mask[place] != 0]
+
+
+def _mask_of(tokens: NDArray[Any], feed: Feeds, masks: list[str]) -> NDArray[Any]:
+    """Return the first mask of the shape of the tokens; ones without such a mask."""
+    for name in masks:
+        if feed[name].shape == tokens.shape:
+            return feed[name]
+    return np.ones(tokens.shape, np.bool_)
 
 
 def _repeated(tokens: NDArray[Any]) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import kinds_of
 from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.registry import TARGETS
 from quark_onnx.steps.compute_qparams import Params
@@ -100,7 +101,7 @@ class _Planned:
 
     def leaks(self, node: Node) -> bool:
         # The first of the chain is the node itself.
-        return any(each.kind == "LeakyRelu" for each in self._behind(node)[1:])
+        return "LeakyRelu" in kinds_of(self._behind(node)[1:])
 
     def _key(self, use: Use) -> Use | None:
         root = self._plan.root(use)

@@ -21,6 +21,7 @@ from onnx import TensorProto
 from quark_onnx.fusions.base import CONTRIB, Codes, value, zero_points
 from quark_onnx.graph import Graph, Node, add_narrow
 from quark_onnx.graph.bodies import in_bodies
+from quark_onnx.graph.node import kinds_of
 
 #: Operators whose weights onnxruntime dequantizes in each run; a MatMul reads blocks as they are.
 _LAYERS = frozenset({"Conv", "Gemm"})
@@ -34,15 +35,15 @@ def lower_blocks(graph: Graph) -> int:
     Returns:
         The number of rewritten nodes.
     """
-    blocked = [node for node in graph.nodes if _size(node)]
-    contributed = [
-        node for node in blocked if node.kind == f"{CONTRIB}::DequantizeLinear"
-    ]
-    contiguous = [
-        node
-        for node in blocked
-        if node.kind == "DequantizeLinear" and _is_contiguous_weight(graph, node)
-    ]
+    contributed = list[Node]()
+    contiguous = list[Node]()
+    for node in graph.nodes:
+        if not _size(node):
+            continue
+        if node.kind == f"{CONTRIB}::DequantizeLinear":
+            contributed.append(node)
+        elif node.kind == "DequantizeLinear" and _is_contiguous_weight(graph, node):
+            contiguous.append(node)
     for node in contributed:
         _lower(graph, node)
     for node in contiguous:
@@ -68,7 +69,7 @@ def _is_contiguous_weight(graph: Graph, node: Node) -> bool:
     if _is_reshaped(graph, node):
         # Readers of the reshaped weight.
         readers = graph.consumers(readers[0].outputs[0])
-    if any(reader.kind not in _LAYERS for reader in readers):
+    if not kinds_of(readers) <= _LAYERS:
         return False
     shape = value(graph, codes).shape
     axis = int(node.attribute("axis", 1)) % len(shape)

@@ -57,7 +57,8 @@ def params(bounds: tuple[float, float], found: Statistic | None, grid: Grid) -> 
     """
     # The range, reduced to octaves or quarters of the bounds.
     reach = within(bounds, found, grid)
-    finer, covering = (params_for(reach, grid, short=short) for short in (1, 0))
+    finer = params_for(reach, grid, short=1)
+    covering = params_for(reach, grid)
     if finer.scale == covering.scale or not isinstance(found, Histogram):
         return finer
     scales = np.array([finer.scale, covering.scale], np.float64)

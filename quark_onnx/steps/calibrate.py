@@ -17,7 +17,7 @@ from onnx import ModelProto
 from calibrators import Extremes, Histogram, Statistic
 from calibrators.onnx_runtime.control_flow import Observation, Scope
 from calibrators.onnx_runtime.runner import Progress, Receive, collect
-from quark_onnx.containers import flattened, names_of
+from quark_onnx.containers import excluding, flattened, names_of, values_at
 from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan, PlanBuilder, Quantize, Use
@@ -112,7 +112,7 @@ def calibrate(  # noqa: PLR0913
     scope = _scope(ModelProto(), watched, insides)
     with data_errors():
         # Nothing is left to measure, and the float model need not run.
-        if known and not any(True for _ in scope.flat()):
+        if known and next(scope.flat(), None) is None:
             found = _read_through(samples)
         else:
             found = collect(
@@ -260,15 +260,13 @@ def _scope(
     borrowed: frozenset[str] = frozenset(),
 ) -> Scope:
     """Return the observations of a graph and of nested bodies."""
-    scopes = [
-        _scope(
-            shapeless(i),
-            _watched(i.graph, _wanted(i.graph, i.plan)),
-            i.insides,
-            i.body.borrowed,
+    scopes = list[Scope]()
+    for inside in insides:
+        body = inside.body
+        observed = _watched(inside.graph, _wanted(inside.graph, inside.plan))
+        scopes.append(
+            _scope(shapeless(inside), observed, inside.insides, body.borrowed)
         )
-        for i in insides
-    ]
     # Captured constants are copies in the body, and need no value from outside.
     inputs = frozenset(names_of(model.graph.input))
     return Scope(model, tuple(watched), controls(insides, scopes), borrowed & inputs)
@@ -301,11 +299,11 @@ def _watched(
 
     A Concat of watched tensors is not watched: its values are the values of its inputs.
     """
-    return [
-        observation
-        for observation in wanted
-        if observation not in known and not _parts(graph, observation, wanted)
-    ]
+    watched = list[Observation]()
+    for observation in excluding(wanted, known):
+        if not _parts(graph, observation, wanted):
+            watched.append(observation)
+    return watched
 
 
 def _parts(
@@ -329,7 +327,9 @@ def _parts(
     ):
         return []
     parts = [replace(observation, tensor=name) for name in node.inputs]
-    return parts if all(part in wanted for part in parts) else []
+    if excluding(parts, wanted):
+        return []
+    return parts
 
 
 def _statistics(
@@ -345,11 +345,12 @@ def _statistics(
         known[observation] = next(found)
     # A Concat may join the results of others: parts are computed before the whole.
     # An explicit stack, because chains of Concat may exceed the recursion limit.
-    todo = [observation for observation in wanted if observation not in known]
+    todo = excluding(wanted, known)
     while todo:
         observation = todo.pop()
         parts = _parts(graph, observation, wanted)
-        if missing := [part for part in parts if part not in known]:
+        missing = excluding(parts, known)
+        if missing:
             todo += [observation, *missing]
             continue
         known[observation] = observation.calibrator.statistic()
@@ -379,32 +380,27 @@ def _ranges(
     for observation, readers in wanted.items():
         statistic = statistics[observation]
         for use in readers:
-            entry, reason = plan.entries[use], _unfit(statistic)
-            if (
-                # A user's least range gives a scale to a tensor of zeros.
-                reason == _ZERO
-                and isinstance(entry, Quantize)
-                and entry.given
-                and entry.given.min_range
-            ):
-                reason = ""
-            # A tensor with known bounds stays quantized by these.
-            if reason and isinstance(entry, Quantize) and entry.bounds is None:
-                changed.keep(use.tensor, reason)
-            elif not reason:
+            entry = plan.entries[use]
+            assert isinstance(entry, Quantize)
+            reason = _unfit(statistic, entry)
+            if not reason:
                 ranges[use] = statistic
+            # A tensor with known bounds stays quantized by these.
+            elif entry.bounds is None:
+                changed.keep(use.tensor, reason)
     bodies = list[SubgraphPlan]()
     for inside in insides:
-        measured = inside
         # A body that was not run has no statistics in ``found``.
-        if inside.played:
-            own = _ranges(inside.graph, inside.plan, inside.insides, found)
-            measured = replace(
-                inside,
-                plan=own.plan,
-                ranges=own.ranges,
-                insides=own.insides,
-            )
+        if not inside.played:
+            bodies.append(inside)
+            continue
+        own = _ranges(inside.graph, inside.plan, inside.insides, found)
+        measured = replace(
+            inside,
+            plan=own.plan,
+            ranges=own.ranges,
+            insides=own.insides,
+        )
         bodies.append(measured)
     return Calibrated(changed.build(), ranges, bodies)
 
@@ -414,12 +410,15 @@ def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
     return entry.spec.measured and not known and not graph.is_constant(use.tensor)
 
 
-def _unfit(statistic: Statistic) -> str:
+def _unfit(statistic: Statistic, entry: Quantize) -> str:
+    """Return why a statistic gives no scale; empty if it does."""
     if not statistic.lo.size:
         return "it never had a float value during calibration"
     if statistic.nonfinite:
         return "it held NaN or infinite values during calibration"
-    if not (statistic.lo.any() or statistic.hi.any()):
+    # A user's least range gives a scale to a tensor of zeros.
+    is_widened = entry.given is not None and entry.given.min_range
+    if not (statistic.lo.any() or statistic.hi.any() or is_widened):
         return _ZERO
     return ""
 
@@ -462,7 +461,7 @@ class _Reservoir:
     @property
     def samples(self) -> list[Any]:
         """The samples in the order of the stream."""
-        return [self._kept[index] for index in sorted(self._kept)]
+        return values_at(self._kept, self.positions)
 
     def add(self, sample: Any) -> None:
         index = self._seen

@@ -20,6 +20,7 @@ from calibrators.derived import derived
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.shown import short
 from calibrators.stored import from_plain, kind_of, to_plain
+from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.page.document import write_whole
 from quark_onnx.version import __version__
@@ -73,8 +74,8 @@ class Calibration:
     @property
     def kinds(self) -> list[str]:
         """Return the kinds of statistics."""
-        entries = self._tensors.values()
-        return sorted({kind_of(each) for entry in entries for each in entry.statistics})
+        statistics = flattened(entry.statistics for entry in self._tensors.values())
+        return sorted(set(map(kind_of, statistics)))
 
     def find(self, key: str, axis: int | None, wanted: Statistic) -> Statistic | None:
         """Return the statistic of a tensor; None without a measurement.
@@ -107,15 +108,16 @@ class Calibration:
         Raises:
             ConfigError: the file cannot be written.
         """
-        tensors = [
-            {
-                "name": entry.name,
-                "key": key,
-                "axis": axis,
-                "statistics": [to_plain(each) for each in entry.statistics],
-            }
-            for (key, axis), entry in self._tensors.items()
-        ]
+        tensors = list[dict[str, Any]]()
+        for (key, axis), entry in self._tensors.items():
+            tensors.append(
+                {
+                    "name": entry.name,
+                    "key": key,
+                    "axis": axis,
+                    "statistics": list(map(to_plain, entry.statistics)),
+                }
+            )
         document = {
             TITLE: _FORMAT,
             "version": __version__,

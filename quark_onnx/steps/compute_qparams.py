@@ -92,35 +92,29 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
     params = Params()
     changes: dict[Use, Entry] = {}
     for use, entry in plan.entries.items():
-        if isinstance(entry, Quantize) and entry.spec.measured:
-            # The user's parameters precede all others.
-            if entry.given is not None and entry.given.scale:
-                params.table[use] = _given_params(graph, use, entry)
-            elif _beyond_half(graph, ranges, use, entry):
-                changes[use] = Keep("its scale is beyond what a float16 holds")
-            elif (
-                isinstance(entry.spec.dtype, Integer)
-                and entry.spec.block_size
-                and _all_codes(entry.spec)
-            ):
-                params.table[use] = _in_blocks(graph, use, entry, entry.spec.dtype)
-            elif entry.bounds is not None and not _ranged(entry):
-                params.table[use] = bounded.params(
-                    entry.bounds,
-                    ranges.get(use),
-                    entry.spec.grid,
-                )
-            else:
-                params.table[use] = _params(
-                    graph,
-                    use,
-                    entry,
-                    _range(graph, ranges, use, entry),
-                )
+        if not isinstance(entry, Quantize) or not entry.spec.measured:
+            continue
+        # The user's parameters precede all others.
+        if entry.given is not None and entry.given.scale:
+            params.table[use] = _given_params(graph, use, entry)
+        elif _beyond_half(graph, ranges, use, entry):
+            changes[use] = Keep("its scale is beyond what a float16 holds")
+        else:
+            params.table[use] = _computed(graph, ranges, use, entry)
     plan = plan.revised(changes)
     # After all parameters are known, because the union needs those of the inputs.
     join_ranges(graph, plan, params.table)
     return ResolvedPlan(plan, params)
+
+
+def _computed(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> QParams:
+    """Return scale and zero point from the range of a tensor, measured or known."""
+    spec = entry.spec
+    if isinstance(spec.dtype, Integer) and spec.block_size and _all_codes(spec):
+        return _in_blocks(graph, use, entry, spec.dtype)
+    if entry.bounds is not None and not _ranged(entry):
+        return bounded.params(entry.bounds, ranges.get(use), spec.grid)
+    return _params(graph, use, entry, _range(graph, ranges, use, entry))
 
 
 def _ranged(entry: Quantize) -> bool:
@@ -171,10 +165,8 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy releases the GIL
         parts = list(pool.map(part, range(0, len(table), _BLOCKS)))
-    scale, zero = (
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("scale", "zero_point")
-    )
+    scale = np.concatenate([part.scale for part in parts])
+    zero = np.concatenate([part.zero_point for part in parts])
     # Solvers may return negative scales, and rounding to float16 is defined for positive ones.
     scale = np.sign(scale) * round_scale(np.abs(scale.astype(np.float64)), spec.grid)
     # Solvers count codes from 0; the format's codes begin at qmin.
@@ -264,9 +256,9 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
         and max(low.size, high.size) == 1
         and not entry.spec.block_size
     ):
-        low, high = (
-            np.broadcast_to(end, (int(shape[entry.axis] or 1),)) for end in (low, high)
-        )
+        channels = (int(shape[entry.axis] or 1),)
+        low = np.broadcast_to(low, channels)
+        high = np.broadcast_to(high, channels)
     return Range(low, high)
 
 

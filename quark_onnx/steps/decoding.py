@@ -8,9 +8,13 @@ With 8 bits, small objects are lost while the SQNR of the output looks good.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import filterfalse
 
+from quark_onnx.containers import among, excluding
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.graph.node import kinds_of
 from quark_onnx.plan import Keep, PlanBuilder, Use
 from quark_onnx.rules.base import WEIGHTED
 from quark_onnx.rules.passthrough import REARRANGING
@@ -33,15 +37,16 @@ def tail_of(graph: Graph) -> dict[Node, None]:
         graph.nodes_of(WEIGHTED),
         graph.leaders,
     )
-    return dict.fromkeys(node for node in graph.nodes if node not in before)
+    return dict.fromkeys(excluding(graph.nodes, before))
 
 
 def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, None]:
     """Return the nodes of a tail connected with ``node``."""
-    return reach(
-        [node],
-        lambda n: [m for m in (*graph.leaders(n), *graph.followers(n)) if m in tail],
-    )
+
+    def neighbours(member: Node) -> list[Node]:
+        return among((*graph.leaders(member), *graph.followers(member)), tail)
+
+    return reach([node], neighbours)
 
 
 def spare_decoding(plan: PlanBuilder) -> None:
@@ -102,25 +107,19 @@ def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
     """Return the reason why a node decodes coordinates; empty otherwise."""
     if node.kind == "Exp":
         # A softmax written as operators divides exponentials by their sum.
-        sums = any(reader.kind == "ReduceSum" for reader in graph.followers(node))
-        return "" if sums else "makes sizes"
-    if node.kind in _ARITHMETIC:
-        grid = next(
-            (tensor for tensor in node.inputs if _is_grid(graph, tensor, positions)),
-            "",
-        )
-        if not grid:
+        if "ReduceSum" in kinds_of(graph.followers(node)):
             return ""
-        return f"computes with the priors or grid {grid!r}"
+        return "makes sizes"
+    if node.kind in _ARITHMETIC:
+        for tensor in node.inputs:
+            if _is_grid(graph, tensor, positions):
+                return f"computes with the priors or grid {tensor!r}"
     if node.kind == "Concat":
         # Corners are center - size / 2 and center + size / 2, both sums of parts of one tensor.
-        counts = Counter(
-            filter(None, (_sum_of_parts(graph, name) for name in node.inputs)),
-        )
-        twice = next((tensor for tensor, count in counts.items() if count > 1), "")
-        if not twice:
-            return ""
-        return f"joins sums of parts of {twice!r}"
+        sources = [_sum_of_parts(graph, name) for name in node.inputs]
+        for tensor, count in Counter(filter(None, sources)).items():
+            if count > 1:
+                return f"joins sums of parts of {tensor!r}"
     return ""
 
 
@@ -130,25 +129,24 @@ def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
         return False
     shape = graph.shape(tensor)
     # Scales and offsets per channel vary along one axis alone.
-    return shape is not None and sum(size != 1 for size in shape) > 1
+    return shape is not None and len(excluding(shape, (1,))) > 1
 
 
 def _positions(graph: Graph) -> set[str]:
     """Return the tensors computed from sizes and constants only."""
     found = set[str]()
     for node in graph.nodes:
-        signals = (
-            name
-            for name in (*node.inputs, *node.captures)
-            if name and not graph.is_constant(name)
-        )
-        if node.kind in _SIZES or (
-            # Random operators have no signal among the inputs, and are no positions.
-            not node.kind.startswith("Random")
-            and all(name in found for name in signals)
-        ):
+        signals = _signals(graph, node.reads)
+        # Random operators have no signal among the inputs, and are no positions.
+        computed = not node.kind.startswith("Random") and found.issuperset(signals)
+        if computed or node.kind in _SIZES:
             found.update(node.outputs)
     return found
+
+
+def _signals(graph: Graph, names: Iterable[str]) -> list[str]:
+    """Return the tensors that are neither omitted nor constant."""
+    return list(filterfalse(graph.is_constant, filter(None, names)))
 
 
 def _sum_of_parts(graph: Graph, tensor: str) -> str:
@@ -159,13 +157,18 @@ def _sum_of_parts(graph: Graph, tensor: str) -> str:
     node = _origin(graph, tensor)
     if node is None or node.kind not in _SUMS:
         return ""
-    parts = [_origin(graph, name) for name in node.inputs]
-    sources = {
-        # "" for an operand that is no part: it stands beside the sources, so that two are found.
-        part.inputs[0] if part is not None and part.kind in _PARTING else ""
-        for part in parts
-    }
-    return sources.pop() if len(sources) == 1 else ""
+    # "" for an operand that is no part: it stands beside the sources, so that two are found.
+    sources = {_cut_from(_origin(graph, name)) for name in node.inputs}
+    if len(sources) != 1:
+        return ""
+    return sources.pop()
+
+
+def _cut_from(node: Node | None) -> str:
+    """Return the tensor that a node cuts a part out of; empty for other nodes."""
+    if node is None or node.kind not in _PARTING:
+        return ""
+    return node.inputs[0]
 
 
 def _origin(graph: Graph, tensor: str) -> Node | None:
@@ -174,7 +177,7 @@ def _origin(graph: Graph, tensor: str) -> Node | None:
     Rearrangements, elementwise functions and constant factors are skipped.
     """
     while (node := graph.producer(tensor)) is not None:
-        signals = [name for name in node.inputs if name and not graph.is_constant(name)]
+        signals = _signals(graph, node.inputs)
         scales = node.kind in _SCALING and len(signals) == 1
         # With several signals the value is no function of one tensor any more.
         if not signals or not (scales or node.kind in REARRANGING | _POINTWISE):

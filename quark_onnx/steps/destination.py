@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from onnx import ModelProto
@@ -51,7 +52,7 @@ def destination(model: object, output: object) -> Path | None:
             " overwritten",
         )
     # Missing folders are created when the model is written, in the nearest existing one.
-    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    folder = next(filter(Path.exists, target.absolute().parents))
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ConfigError(
             f"output {target} cannot be written: {folder} is no folder that can be"
@@ -69,26 +70,39 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
     if isinstance(model, ModelProto):
         return False
     files = _stored_beside(Path(model))
-    written = [] if target is None else [target, data_file(target)]
+    if files and target is not None:
+        _require_free(Path(model).parent, sorted(files), target)
+    return bool(files)
+
+
+def _require_free(folder: Path, files: Sequence[str], target: Path) -> None:
+    """Check that an output with external data replaces no other file.
+
+    Args:
+        folder: the folder of the input model.
+        files: external data files of the input model, relative to the folder.
+        target: the output file.
+
+    Raises:
+        ConfigError: the output would replace the external data, or a file of another model.
+    """
+    data = data_file(target)
     for name in files:
-        if any(_same_file(path, Path(model).parent / name) for path in written):
+        held = folder / name
+        if _same_file(target, held) or _same_file(data, held):
             raise ConfigError(
                 f"output {target} would replace {name!r}, which holds weights of the"
                 " input model",
             )
-    # The result of a model with external data has external data, too. The data file of an earlier
-    # output may be replaced; any other file must not.
-    taken = files and target is not None and data_file(target).exists()
-    if (
-        target is not None
-        and taken
-        and not (target.exists() and data_file(target).name in _stored_beside(target))
-    ):
+    if not data.exists():
+        return
+    # The data file of an earlier output may be replaced; any other file must not.
+    is_earlier = target.exists() and data.name in _stored_beside(target)
+    if not is_earlier:
         raise ConfigError(
-            f"output {target} needs {data_file(target)} for its weights, which exists"
-            " and is not an earlier output's",
+            f"output {target} needs {data} for its weights, which exists and is not an"
+            " earlier output's",
         )
-    return bool(files)
 
 
 def _stored_beside(model: Path) -> set[str]:

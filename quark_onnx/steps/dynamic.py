@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from quark_onnx.containers import names_of
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.graph.node import DEQUANTIZE
@@ -66,11 +67,8 @@ def read_floats(graph: Graph, before: Collection[str], where: str = "") -> list[
 
 def _float_readers(graph: Graph, node: Node) -> list[str]:
     """Return the consumers of the dequantized result of a DynamicQuantizeLinear."""
-    pairs = [
-        reader
-        for reader in graph.consumers(node.outputs[0])
-        if reader.op_type in DEQUANTIZE
-    ]
-    return [
-        reader.name for pair in pairs for reader in graph.consumers(pair.outputs[0])
-    ]
+    names = list[str]()
+    for pair in graph.consumers(node.outputs[0]):
+        if pair.op_type in DEQUANTIZE:
+            names += names_of(graph.consumers(pair.outputs[0]))
+    return names

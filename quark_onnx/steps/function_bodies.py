@@ -34,10 +34,8 @@ _PAIRS_OPSET, _PER_AXIS_OPSET = 10, 13
 
 def define_functions(graph: Graph) -> None:
     """Add function bodies for the graph's vendor operators, subgraphs included."""
-    nodes, types = (
-        list[NodeProto](),
-        {name: tensor.data_type for name, tensor in graph.initializers.items()},
-    )
+    nodes = list[NodeProto]()
+    types = {name: tensor.data_type for name, tensor in graph.initializers.items()}
     # Only nodes whose types or subgraphs matter are serialized.
     todo = [
         node.to_proto()

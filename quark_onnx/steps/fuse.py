@@ -13,8 +13,9 @@ from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.cpu_features import ADVICE, SATURATION, saturates
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.containers import excluding
 from quark_onnx.fusions import FUSIONS, INTEGER_PRODUCTS
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.blocks import lower_blocks
@@ -79,7 +80,7 @@ def fuse(
             lambda chosen: check.objection(_lowered(graph, chosen, before)[0]),
             [_ATTEMPTS],
         )
-        kept += [place for place in places if place not in broken]
+        kept += excluding(places, broken)
         notes += _left_out(kind, places, broken)
     result, done = _lowered(graph, kept, before) if kept else (plain, {})
     return result, [*_counted(done), *_slow(result), *notes]
@@ -112,7 +113,7 @@ def _culprits(
     middle = len(places) // 2
     # The right places of the first half join the accepted ones before the second half is tried.
     broken = _culprits(places[:middle], kept, objection, attempts)
-    right = [place for place in places[:middle] if place not in broken]
+    right = excluding(places[:middle], broken)
     return broken | _culprits(places[middle:], [*kept, *right], objection, attempts)
 
 
@@ -167,13 +168,10 @@ def _fused(
         The copy, and the fused nodes by kind.
     """
     fused, done = graph.copy(), dict[Kind, list[str]]()
-    for node in reversed(
-        list(fused.nodes),
-    ):  # a clip is dropped in favor of the operator before it
-        if where + node.name in before or not any(
-            name and fused.producer(name) is node for name in node.outputs
-        ):
-            continue  # quantized before this run, or taken by another fusion
+    # From the end: a clip is dropped in favor of the operator before it.
+    for node in reversed(list(fused.nodes)):
+        if where + node.name in before or not _is_present(fused, node):
+            continue
         for fusion in FUSIONS.get(node.kind, ()):
             kind, name = (fusion.__name__, node.kind), where + node.name
             if (places is None or (kind, name) in places) and fusion(fused, node):
@@ -195,6 +193,11 @@ def _fused(
     fused.drop_unused()
     fused.infer()
     return fused, done
+
+
+def _is_present(graph: Graph, node: Node) -> bool:
+    """Return whether a node still computes a result, which another fusion may have taken."""
+    return any(graph.producer(name) is node for name in node.results)
 
 
 def _counted(done: dict[Kind, list[str]]) -> list[str]:

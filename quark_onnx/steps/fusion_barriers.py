@@ -7,6 +7,8 @@ experiment.
 
 from __future__ import annotations
 
+from itertools import filterfalse
+
 import numpy as np
 
 from calibrators import QParams
@@ -63,13 +65,11 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
     zero points. Integer products do not support blocks.
     """
     graph = plan.graph
-    readers = [
+    weighted = [
         node
         for node in graph.consumers(use.tensor)
-        if plan.use(use.tensor, node) == use
+        if node.kind in WEIGHTED and plan.use(use.tensor, node) == use
     ]
-    weighted = [node for node in readers if node.kind in WEIGHTED]
-    kinds = kinds_of(weighted)
     # A product is an integer one where the other operand has integer codes.
     in_integer_product = any(_reads_integers(plan, node) for node in weighted)
     if dtype is INT32 or _is_float8(dtype):
@@ -77,8 +77,9 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
     if dtype.bits == _TWO_BITS:
         # MatMulNBits unpacks rows that do not fill their bytes correctly
         unpacked = plan.fuses and params.block_size in BLOCK_SIZES
-        misread = _fills_no_bytes(graph, use.tensor) and not unpacked
-        return in_integer_product or (misread and not kinds.isdisjoint(_PRODUCTS))
+        read_as_matrix = not kinds_of(weighted).isdisjoint(_PRODUCTS)
+        misread = read_as_matrix and _fills_no_bytes(graph, use.tensor) and not unpacked
+        return in_integer_product or misread
     if params.block_size and dtype.bits == _BYTE and in_integer_product:
         return True
     # The constant as the left matrix: per-row scales are those of the rows of the result.
@@ -100,12 +101,8 @@ def _fills_no_bytes(graph: Graph, tensor: str) -> bool:
 
 def _reads_integers(plan: Plan, node: Node) -> bool:
     """Return whether the activation of a weighted node has integer codes."""
-    entries = [
-        plan.entry(plan.use(name, node))
-        for name in node.inputs[:2]
-        if not plan.graph.is_constant(name)
-    ]
-    return any(
-        isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Integer)
-        for entry in entries
-    )
+    for name in filterfalse(plan.graph.is_constant, node.inputs[:2]):
+        entry = plan.entry(plan.use(name, node))
+        if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Integer):
+            return True
+    return False

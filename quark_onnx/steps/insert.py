@@ -16,7 +16,7 @@ from onnx import TensorProto
 import calibrators
 from calibrators import Grid, QParams, quantize
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.containers import by_name, present
+from quark_onnx.containers import by_name, of_type, present
 from quark_onnx.dtypes import INT32, Block, Float4, Half, Integer, Scaled
 from quark_onnx.functions import DOMAIN, float4, mx
 from quark_onnx.fusions.base import CONTRIB
@@ -41,9 +41,7 @@ from quark_onnx.steps.opsets import newest_with_pairs
 #: Its debugging tools rely on these names.
 QUANTIZED, DEQUANTIZED = "_QuantizeLinear_Output", "_DequantizeLinear_Output"
 #: Types of scales and zero points with typed fields in a TensorProto.
-_PLAIN = tuple(
-    np.dtype(name) for name in ("float32", "int8", "uint8", "int16", "uint16", "int32")
-)
+_PLAIN = tuple(map(np.dtype, ("float32", "int8", "uint8", "int16", "uint16", "int32")))
 #: First opsets whose DequantizeLinear has per-channel and blocked scales.
 _AXIS_OPSET, _BLOCK_OPSET = 13, 21
 
@@ -158,19 +156,9 @@ class _Writer:
         for node in self.graph.nodes:
             if node.kind not in ("Relu", "Clip") or node.name in self.plan.kept:
                 continue
-            producer, source, result = (
-                self.graph.producer(node.inputs[0]),
-                node.inputs[0],
-                node.outputs[0],
-            )
-            alone = self.graph.consumers(source) == [node] and not self.graph.is_output(
-                source,
-            )
-            fused = self.plan.entries.get(Use(source)) == fused_into(
-                node.name,
-                node.op_type,
-            )
-            if not (producer and alone and fused) or self._read_float(result):
+            source, result = node.inputs[0], node.outputs[0]
+            producer = self.graph.producer(source)
+            if producer is None or not self._is_fused(node) or self._read_float(result):
                 continue
             if self._saturates(node, Use(result)):
                 self.graph.remove([node])
@@ -178,6 +166,14 @@ class _Writer:
                 self.graph.set_output(producer, producer.outputs.index(source), result)
             elif self._rounds_before(producer, Use(result)):
                 self._clipped_codes.append((node, Use(result)))
+
+    def _is_fused(self, clip: Node) -> bool:
+        """Return whether the next rounding takes over a clip, which alone reads its input."""
+        source = clip.inputs[0]
+        if self.graph.consumers(source) != [clip] or self.graph.is_output(source):
+            return False
+        entry = self.plan.entries.get(Use(source))
+        return entry == fused_into(clip.name, clip.op_type)
 
     def _rounds_before(self, producer: Node, use: Use) -> bool:
         """Return whether a pair before the Relu or Clip of a layer or Concat makes it integer.
@@ -195,30 +191,25 @@ class _Writer:
             factors = producer.inputs[:2]
         else:
             return False
-        reads = [self.plan.use(name, producer) for name in factors]
-        return all(self._eight_bits(self.plan.entry(each)) for each in [*reads, use])
+        uses = [self.plan.use(name, producer) for name in factors]
+        return all(map(self._eight_bits, map(self.plan.entry, [*uses, use])))
 
     @staticmethod
     def _eight_bits(entry: Entry) -> bool:
         """Return whether a tensor has 8-bit codes with a static float scale."""
-        return (
-            isinstance(entry, Quantize)
-            and isinstance(entry.spec.dtype, Integer)
-            and entry.spec.dtype.bits == 8
-            and not entry.spec.pow2
-            and not entry.spec.dynamic
-        )
+        if not isinstance(entry, Quantize) or entry.spec.pow2 or entry.spec.dynamic:
+            return False
+        dtype = entry.spec.dtype
+        return isinstance(dtype, Integer) and dtype.bits == 8
 
     def _read_float(self, tensor: str) -> bool:
         """Return whether a consumer reads the unquantized value."""
-        uses = [
-            Use(tensor),
-            *(self.plan.use(tensor, node) for node in self.graph.consumers(tensor)),
-        ]
         # A body reads the float value of a captured tensor, which no entry of the plan describes.
-        return self.graph.captured(tensor) or any(
-            isinstance(self.plan.entry(use), Keep) for use in uses
-        )
+        if self.graph.captured(tensor):
+            return True
+        uses = [Use(tensor)]
+        uses += [self.plan.use(tensor, node) for node in self.graph.consumers(tensor)]
+        return bool(of_type(map(self.plan.entry, uses), Keep))
 
     def _saturates(self, node: Node, use: Use) -> bool:
         entry = self.plan.entries.get(use)
@@ -269,19 +260,44 @@ class _Writer:
         # A tensor with the scale of another one (SameAs) is written with the parameters of that
         # one.
         root = self.plan.root(use)
-        entry: Entry = self.plan.entries.get(root, Keep(""))
-        if isinstance(entry, Keep) or (isinstance(entry, BiasOf) and not entry.stored):
-            return source
+        entry = self.plan.entries.get(root)
+        if isinstance(entry, Quantize):
+            return self._quantized(source, use, root, entry, result)
+        # A bias is always a constant.
+        if isinstance(entry, BiasOf) and entry.stored:
+            return self._constant(use.tensor, use, root)
+        return source
+
+    def _quantized(
+        self,
+        source: str,
+        use: Use,
+        root: Use,
+        entry: Quantize,
+        result: str,
+    ) -> str:
+        """Write a tensor in the format of an entry.
+
+        Args:
+            source: name of the float value.
+            use: the use of the tensor.
+            root: the use whose parameters are used.
+            entry: the decision for ``root``.
+            result: name of the result; empty for a new one.
+
+        Returns:
+            The name of the dequantized value.
+        """
+        spec, constant = entry.spec, self.graph.is_constant(use.tensor)
         # Formats without a scale come first, as they have no parameters in the table.
-        constant = self.graph.is_constant(use.tensor)
-        if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Half):
-            return self._cast(source, use, entry.spec, result, constant)
-        if isinstance(entry, Quantize) and isinstance(entry.spec.dtype, Block):
-            return self._block(source, use, entry, entry.spec.dtype, result)
-        if isinstance(entry, Quantize) and entry.spec.dynamic:
+        if isinstance(spec.dtype, Half):
+            return self._cast(source, use, spec, result, constant)
+        if isinstance(spec.dtype, Block):
+            return self._block(source, use, entry, spec.dtype, result)
+        if spec.dynamic:
             return self._dynamic(source)
         given = self.plan.asked.tensors.of(use.tensor, use.node or "")
-        if constant and (given is None or given.stored or isinstance(entry, BiasOf)):
+        if constant and (given is None or given.stored):
             return self._constant(use.tensor, use, root)
         return self._pair(source, use, self._scale(root), result)
 
@@ -484,8 +500,8 @@ class _Writer:
             narrow = self.graph.fresh(f"{stem}_{dtype.name}")
             if spec.saturate:
                 ends = [
-                    self._once(f"{dtype.name}_{s}", np.float32(e))
-                    for s, e in _ends(dtype)
+                    self._once(f"{dtype.name}_least", np.float32(-dtype.largest)),
+                    self._once(f"{dtype.name}_greatest", np.float32(dtype.largest)),
                 ]
                 clipped = self.graph.fresh(f"{stem}_clipped")
                 self.graph.add("Clip", [source, *ends], [clipped], name=f"{stem}_Clip")
@@ -713,19 +729,9 @@ class _Writer:
                 "axis",
                 0,
             )  # onnx's evaluator ignores defaults of function attributes
-        elif not known or (
-            self.vendor
-            and not params.block_size
-            and dtype.bits >= 8
-            and isinstance(dtype, Integer)
-        ):
+        elif not known or self._is_extended(dtype, params):
             op_type, domain = f"Extended{op_type}", DOMAIN
-        elif (
-            self.contributed
-            or not _least_opset(dtype, params)
-            <= self.graph.opset
-            <= newest_with_pairs()
-        ):
+        elif self._is_contributed(dtype, params):
             domain = CONTRIB
         if domain:
             self.graph.import_domain(domain)
@@ -737,6 +743,19 @@ class _Writer:
             domain=domain,
             **attributes,
         )
+
+    def _is_extended(self, dtype: Scaled, params: QParams) -> bool:
+        """Return whether the vendor's operators write a format that ONNX has, too."""
+        if not self.vendor or params.block_size:
+            return False
+        return isinstance(dtype, Integer) and dtype.bits >= 8
+
+    def _is_contributed(self, dtype: Scaled, params: QParams) -> bool:
+        """Return whether operators of the com.microsoft domain write a format."""
+        if self.contributed:
+            return True
+        least = _least_opset(dtype, params)
+        return not least <= self.graph.opset <= newest_with_pairs()
 
 
 class _LiveWriter(_Writer):
@@ -799,10 +818,6 @@ def _least_opset(dtype: Scaled, params: QParams) -> int:
     if params.axis is None:
         return dtype.min_opset
     return max(dtype.min_opset, _AXIS_OPSET)
-
-
-def _ends(dtype: Half) -> tuple[tuple[str, float], tuple[str, float]]:
-    return ("least", -dtype.largest), ("greatest", dtype.largest)
 
 
 def use_name(use: Use) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
+from quark_onnx.containers import of_type
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan import Quantize
@@ -49,7 +50,7 @@ def quantize_insides(
             lower=config.form != "operators",
         )
         deeper = quantize_insides(result, inside.insides, config)
-        count = sum(isinstance(entry, Quantize) for entry in plan.entries.values())
+        count = len(of_type(plan.entries.values(), Quantize))
         # An unchanged body stays byte for byte.
         if count or deeper:
             put_back(graph, body, result)

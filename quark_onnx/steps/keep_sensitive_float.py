@@ -103,13 +103,8 @@ def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
         if isinstance(entry, Quantize) and use in ranges:
             low, high = ranges[use].lo.min(), ranges[use].hi.max()
             span = f"from {low:.3g} to {high:.3g}"
-            if (
-                params_for(
-                    Range(np.array([low]), np.array([high])),
-                    entry.spec.grid,
-                ).scale
-                > STEP
-            ):
+            whole = Range(np.array([low]), np.array([high]))
+            if params_for(whole, entry.spec.grid).scale > STEP:
                 plan.entries[use] = Keep(
                     f"{span} is too wide for what {node.name} ({node.op_type}) tells"
                     " apart",
@@ -126,35 +121,39 @@ def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
         return "it selects detections"
     if node.kind != "Concat":
         return ""
-    reach_of = {}
-    for tensor in node.inputs:
-        use = plan.root(plan.use(tensor, node))
-        entry = plan.entries.get(use)
-        if isinstance(entry, Quantize) and entry.bounds:
-            # Known bounds first, which the measured range may not reach.
-            reach_of[tensor] = max(abs(bound) for bound in entry.bounds)
-        elif use in ranges:
-            reach_of[tensor] = max(
-                float(-ranges[use].lo.min()),
-                float(ranges[use].hi.max()),
-            )
+    reach_of = _magnitudes(node, plan, ranges)
     # A ratio needs two inputs with a known range, which float inputs lack.
     if len(reach_of) < 2:
         return ""
-    scores = [
-        t
-        for t in node.inputs
-        if getattr(plan.entry(plan.use(t, node)), "bounds", None) == (0.0, 1.0)
-    ]
+    scores = [tensor for tensor in node.inputs if _is_score(node, tensor, plan)]
     if scores and len(scores) < len(reach_of):
         return f"it joins {scores[0]!r}, scores between 0 and 1, with other values"
-    small, large = (
-        min(reach_of, key=reach_of.__getitem__),
-        max(reach_of, key=reach_of.__getitem__),
-    )
+    small = min(reach_of, key=reach_of.__getitem__)
+    large = max(reach_of, key=reach_of.__getitem__)
     if reach_of[large] <= RATIO * reach_of[small]:
         return ""
     return (
         f"it joins {large!r} (up to {reach_of[large]:.3g}) with {small!r} (up to"
         f" {reach_of[small]:.3g})"
     )
+
+
+def _is_score(node: Node, tensor: str, plan: Plan) -> bool:
+    """Return whether a node reads values between 0 and 1, as those of a Sigmoid or Softmax."""
+    entry = plan.entry(plan.use(tensor, node))
+    return isinstance(entry, Quantize) and entry.bounds == (0.0, 1.0)
+
+
+def _magnitudes(node: Node, plan: Plan, ranges: Ranges) -> dict[str, float]:
+    """Return the greatest magnitude of a node's inputs with a known range, by tensor."""
+    found = dict[str, float]()
+    for tensor in node.inputs:
+        use = plan.root(plan.use(tensor, node))
+        entry = plan.entries.get(use)
+        if isinstance(entry, Quantize) and entry.bounds:
+            # Known bounds first, which the measured range may not reach.
+            found[tensor] = max(map(abs, entry.bounds))
+        elif use in ranges:
+            low, high = ranges[use].lo.min(), ranges[use].hi.max()
+            found[tensor] = max(float(-low), float(high))
+    return found

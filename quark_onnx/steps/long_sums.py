@@ -9,11 +9,13 @@ codes, whereas float additions only cost the conversion of what enters and leave
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.node import kinds_of
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.passthrough import REARRANGING
 
@@ -107,17 +109,19 @@ def _coarse(plan: PlanBuilder, node: Node) -> bool:
 
 def _pays(graph: Graph, source: str, additions: list[Node]) -> bool:
     """Return whether fewer values are converted around float additions than in those of codes."""
+    values = partial(_values, graph)
     added = {node.outputs[0] for node in additions}
-    # Partial sums that only additions read are never converted.
-    sums = [
-        name
-        for name in added
-        if graph.is_output(name)
-        or any(reader.kind not in _ADDING for reader in graph.consumers(name))
-    ]
+    sums = filter(partial(_is_converted, graph), added)
     # One dequantization of the source, one quantization of each sum.
-    converted = sum(_values(graph, name) for name in (source, *sums))
-    return converted < _CONVERSIONS * sum(_values(graph, name) for name in added)
+    converted = sum(map(values, [source, *sums]))
+    return converted < _CONVERSIONS * sum(map(values, added))
+
+
+def _is_converted(graph: Graph, tensor: str) -> bool:
+    """Return whether a sum is converted: partial sums that only additions read are not."""
+    if graph.is_output(tensor):
+        return True
+    return not kinds_of(graph.consumers(tensor)) <= _ADDING
 
 
 def _values(graph: Graph, tensor: str) -> int:
@@ -139,8 +143,8 @@ def _keep(
     # Upstream from the additions, as far as the operands are parts of the source.
     while todo:
         for leader in graph.leaders(todo.pop()):
-            parts = (sources.get(name) == source for name in leader.outputs)
-            if leader not in kept and any(parts):
+            cuts = source in map(sources.get, leader.outputs)
+            if cuts and leader not in kept:
                 kept[leader] = None
                 todo.append(leader)
     for node in kept:

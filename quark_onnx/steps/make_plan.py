@@ -12,7 +12,7 @@ import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
 from quark_onnx.config import QConfig, TensorOverrides
 from quark_onnx.containers import flattened
 from quark_onnx.dtypes import INT16
-from quark_onnx.graph import Graph, ShapeArithmetic, overridable, reach
+from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable, reach
 from quark_onnx.graph.states import State, states
 from quark_onnx.plan import (
     OVERRIDABLE,
@@ -37,7 +37,7 @@ from quark_onnx.steps.states import spare_states
 _NO_RULE = "no quantization rule for this operator"
 
 
-def make_plan(  # noqa: C901
+def make_plan(
     graph: Graph,
     config: QConfig,
     *,
@@ -83,23 +83,7 @@ def make_plan(  # noqa: C901
     if config.safe:
         spare_decoding(plan)
     for node in graph.nodes:
-        rule = RULES.get(node.kind)
-        if plan.specs[node].keep:
-            plan.keep_node(node, plan.specs[node].keep)
-        # Kept by a step above, or by the rule of an earlier node, with the reason.
-        elif node.name in plan.kept:
-            continue
-        elif node.float_reason and not plan.rounds_results(node):
-            plan.keep_node(node, node.float_reason)
-        elif rule is None:
-            plan.keep_node(node, _NO_RULE)
-        elif why := plan.shapes.computed_by(node):
-            plan.keep_node(node, why)
-        else:
-            # By its rule, the operator hands on the format of its input, and requests none.
-            if config.movers and node.kind in HANDING_ON:
-                plan.activation(node, node.inputs[0])
-            rule(node, plan)
+        _apply_rule(plan, node, movers=config.movers)
     # A rule sees what the nodes before its own have requested; the following steps need the
     # requests of all. Scales are handed on before tensors are given back to float readers, which a
     # scale that arrives later would quantize again.
@@ -112,6 +96,40 @@ def make_plan(  # noqa: C901
     _spare_shapes(plan)
     _spare_outputs(plan)
     return plan.build()
+
+
+def _apply_rule(plan: PlanBuilder, node: Node, *, movers: bool) -> None:
+    """Let the rule of a node decide, or keep the node float.
+
+    Args:
+        plan: the plan under construction.
+        node: the node; the nodes before it are decided.
+        movers: request the input of an operator that only moves values.
+    """
+    excluded = plan.specs[node].keep
+    if excluded:
+        plan.keep_node(node, excluded)
+        return
+    # Kept by an earlier step, or by the rule of an earlier node, with the reason.
+    if node.name in plan.kept:
+        return
+    reason = _float_reason(plan, node)
+    if reason:
+        plan.keep_node(node, reason)
+        return
+    # By its rule, the operator hands on the format of its input, and requests none.
+    if movers and node.kind in HANDING_ON:
+        plan.activation(node, node.inputs[0])
+    RULES[node.kind](node, plan)
+
+
+def _float_reason(plan: PlanBuilder, node: Node) -> str:
+    """Return why no rule is applied to a node; empty if one is."""
+    if node.float_reason and not plan.rounds_results(node):
+        return node.float_reason
+    if RULES.get(node.kind) is None:
+        return _NO_RULE
+    return plan.shapes.computed_by(node)
 
 
 def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:
@@ -130,11 +148,10 @@ def _spare_tied(plan: PlanBuilder) -> None:
     """
     graph = plan.graph
     # A dictionary for its order: sets of texts have another order in each process.
-    tables = dict.fromkeys(
-        node.inputs[0]
-        for node in graph.nodes
-        if node.kind == "Gather" and looks_up(graph, node)
-    )
+    tables = dict[str, None]()
+    for node in graph.nodes:
+        if node.kind == "Gather" and looks_up(graph, node):
+            tables[node.inputs[0]] = None
     # Layers that stay float read the table in float, which an embedding in codes would store again.
     floats = [
         node for node in graph.nodes if node.kind in WEIGHTED and node.name in plan.kept
@@ -152,15 +169,14 @@ def _spare_tied(plan: PlanBuilder) -> None:
 
 def _tied(graph: Graph, table: str, other: str) -> bool:
     """Return whether a constant is a table, or the transpose of a table."""
+    if table == other:
+        return True
+    if not graph.is_constant(other):
+        return False
     # Shapes are compared first, because constants may have to be read from a file.
-    shapes = graph.shape(table), graph.shape(other)
-    if (
-        table == other
-        or not graph.is_constant(other)
-        or shapes[0] is None
-        or shapes[1] != shapes[0][::-1]
-    ):
-        return table == other
+    shape = graph.shape(table)
+    if shape is None or graph.shape(other) != shape[::-1]:
+        return False
     first, second = graph.constant(table), graph.constant(other)
     assert first is not None and second is not None
     # One row first: tables have tens of thousands.
@@ -198,19 +214,15 @@ def _lift(plan: PlanBuilder) -> None:
             continue
         source, result = Use(node.inputs[0]), Use(node.outputs[0])
         entry = plan.entries.get(result)
+        # Channels have another axis after a Transpose or Reshape.
+        if not isinstance(entry, Quantize) or entry.axis is not None:
+            continue
+        if source in plan.entries or plan.ineligible(source.tensor):
+            continue
         # With further readers, the pair before the rearrangement would round what they read in
         # float.
-        alone = graph.consumers(source.tensor) == [node] and not graph.is_output(
-            source.tensor,
-        )
-        if (
-            isinstance(entry, Quantize)
-            # Channels have another axis after a Transpose or Reshape.
-            and entry.axis is None
-            and source not in plan.entries
-            and alone
-            and not plan.ineligible(source.tensor)
-        ):
+        alone = graph.consumers(source.tensor) == [node]
+        if alone and not graph.is_output(source.tensor):
             plan.entries[source], plan.entries[result] = entry, SameAs(source)
 
 
@@ -256,14 +268,11 @@ def _spare_outputs(plan: PlanBuilder) -> None:
         graph.leaders,
     )
     for use, entry in plan.entries.items():
-        if (
-            isinstance(entry, Quantize)
-            and (producer := graph.producer(use.tensor)) is not None
-        ):
-            # Calibrators that clip nothing lack the attribute.
-            calibrator = getattr(entry.spec.calibrator, "at_outputs", None)
-            if calibrator is not None and producer not in before:
-                plan.entries[use] = replace(
-                    entry,
-                    spec=entry.spec.with_(calibrator=calibrator),
-                )
+        producer = graph.producer(use.tensor)
+        if not isinstance(entry, Quantize) or producer is None or producer in before:
+            continue
+        # Calibrators that clip nothing lack the attribute.
+        calibrator = getattr(entry.spec.calibrator, "at_outputs", None)
+        if calibrator is not None:
+            spec = entry.spec.with_(calibrator=calibrator)
+            plan.entries[use] = replace(entry, spec=spec)

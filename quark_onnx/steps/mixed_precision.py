@@ -19,7 +19,7 @@ from calibrators import QParams, Statistic
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
 from quark_onnx.config import Override, QConfig
-from quark_onnx.containers import by_name, names_of, of_type, subset
+from quark_onnx.containers import by_name, excluding, names_of, of_type, subset
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, fixed
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
@@ -339,7 +339,7 @@ class _Search:
             return chosen
         # Without the last node, the bisection has missed the bound already.
         for name in list(reversed(chosen))[1 : 1 + _TRIES]:
-            rest = tuple(other for other in chosen if other != name)
+            rest = tuple(excluding(chosen, (name,)))
             if self._goal(rest) >= bound:
                 chosen = list(rest)
         return chosen
@@ -372,15 +372,11 @@ class _Search:
         if not self._settings.of_weights:
             return plan.touches(node)
         # A node may read a weight of 8 bits or float already.
-        entries = [
-            plan.entry(plan.use(name, node))
-            for name in node.inputs
-            if self._graph.is_constant(name)
-        ]
-        return any(
-            isinstance(entry, Quantize) and self._settings.narrow(entry.spec)
-            for entry in entries
-        )
+        for name in filter(self._graph.is_constant, node.inputs):
+            entry = plan.entry(plan.use(name, node))
+            if isinstance(entry, Quantize) and self._settings.narrow(entry.spec):
+                return True
+        return False
 
     def _goal(self, names: tuple[str, ...]) -> float:
         """Return the goal with changed nodes."""
@@ -456,9 +452,9 @@ class _Search:
         Decisions that differ only in bounds count as equal.
         """
         for plan, ranges in zip(self._plans, self._ranges, strict=True):
-            for other in dict.fromkeys(
-                (use, Use(use.tensor), *(u for u in ranges if u.tensor == use.tensor)),
-            ):
+            alike = [other for other in ranges if other.tensor == use.tensor]
+            # The use itself first, then the one of all readers, then those of single readers.
+            for other in dict.fromkeys((use, Use(use.tensor), *alike)):
                 planned = plan.entries.get(other) if other in ranges else None
                 if isinstance(planned, Quantize) and planned.spec == entry.spec:
                     return planned, ranges[other]
@@ -507,8 +503,9 @@ def _split(
     every = iter(samples)
     ranking = list(islice(every, few))
     others = list(islice(every, _OTHERS))
-    deciding = [sample for place, sample in enumerate(others) if place % 3 != 2]
-    checking = [sample for place, sample in enumerate(others) if place % 3 == 2]
+    checking = others[2::3]
+    deciding = list(others)
+    del deciding[2::3]
     # Few decisions would be made by chance otherwise.
     if len(deciding) < len(ranking):
         deciding = [*ranking, *deciding]
@@ -523,12 +520,11 @@ def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
 
 def _sized(graph: Graph, sample: Sample) -> Graph:
     """Return the graph with the sizes of a sample in place of dynamic dimensions."""
-    shapes = {
-        value.name: sample[value.name].shape
-        for value in graph.inputs
-        if isinstance(sample.get(value.name), np.ndarray)
-        and not graph.has_static_shape(value.name)
-    }
+    shapes = dict[str, tuple[int, ...]]()
+    for name in names_of(graph.inputs):
+        array = sample.get(name)
+        if isinstance(array, np.ndarray) and not graph.has_static_shape(name):
+            shapes[name] = array.shape
     if not shapes:
         return graph
     try:
@@ -583,7 +579,7 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
         return found
     # Patterns of exclusions may match nothing.
     excluded = matching(graph, Override(settings.exclude, keep=True), strict=False)
-    return {node: None for node in found if node not in excluded}
+    return dict.fromkeys(excluding(found, excluded))
 
 
 def _number(found: Any, what: str) -> float:

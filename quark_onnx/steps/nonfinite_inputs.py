@@ -7,8 +7,10 @@ from collections.abc import Collection
 from onnx import TensorProto
 
 from calibrators.readers.open import Allowed
+from quark_onnx.containers import flattened
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Graph
+from quark_onnx.graph.node import kinds_of
 from quark_onnx.plan import Entry, Plan, Quantize
 from quark_onnx.rules import WEIGHTED
 
@@ -66,9 +68,9 @@ def _is_spoiled(entry: Entry) -> bool:
 def _is_mask(graph: Graph, tensor: str) -> bool:
     # Tensors that may hold minus infinity: those up to the softmax.
     way = _depending(graph, tensor, _ABSORBING)
-    readers = {node.kind for name in way for node in graph.consumers(name)}
+    readers = kinds_of(flattened(map(graph.consumers, way)))
     # An infinite output could not be measured against the float model.
-    outputs = any(graph.is_output(name) for name in way)
+    outputs = any(map(graph.is_output, way))
     return bool(readers & _ABSORBING) and not readers & WEIGHTED and not outputs
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 from onnx import helper
@@ -16,7 +17,7 @@ from calibrators.readers.open import (
 )
 from calibrators.shown import short
 from quark_onnx.config import QConfig
-from quark_onnx.containers import names_of
+from quark_onnx.containers import excluding, names_of
 from quark_onnx.errors import DataError, data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.steps.make_plan import make_plan
@@ -43,21 +44,12 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
         # An input with an initializer has a default value: data need not give it.
         if value.name in graph.initializers:
             continue
-        # 0 for inputs without a tensor type: sequences, maps and optionals.
-        kind = graph.elem_type(value.name)
-        try:
-            dtype = None
-            if kind:
-                dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
-        # Types that onnx has no numpy type for; the reader then accepts any array.
-        except (KeyError, TypeError):
-            dtype = None
         tensor = value.type.WhichOneof("value") in ("tensor_type", None)
         shape = graph.shape(value.name) if tensor else None
         specs.append(
             InputSpec(
                 value.name,
-                dtype,
+                _dtype_of(graph.elem_type(value.name)),
                 shape,
                 # few samples hold such values, and a plan takes long
                 partial(accepted, value.name),
@@ -65,6 +57,17 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
             ),
         )
     return specs
+
+
+def _dtype_of(kind: int) -> np.dtype[Any] | None:
+    """Return numpy's type for an ONNX type; None where the reader has to accept any array."""
+    # 0 stands for inputs without a tensor type: sequences, maps and optionals.
+    if not kind:
+        return None
+    try:
+        return np.dtype(helper.tensor_dtype_to_np_dtype(kind))
+    except (KeyError, TypeError):
+        return None
 
 
 def reader_for(
@@ -101,10 +104,10 @@ def _check_names(graph: Graph, reader: Reader) -> None:
     Raises:
         DataError: the model has other inputs.
     """
-    inputs = [v.name for v in graph.inputs if v.name not in graph.initializers]
-    known = set(names_of(graph.inputs))
-    missing = [name for name in inputs if name not in reader.names]
-    unknown = [name for name in reader.names if name not in known]
+    known = names_of(graph.inputs)
+    inputs = excluding(known, graph.initializers)
+    missing = excluding(inputs, reader.names)
+    unknown = excluding(reader.names, set(known))
     if missing or unknown:
         raise DataError(
             f"the reader was opened for inputs {short(list(reader.names))}; the model has"

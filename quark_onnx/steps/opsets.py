@@ -12,8 +12,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.containers import of_type
 from quark_onnx.dtypes import BODY_OPSET, INT32, Integer
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.graph import Graph
-from quark_onnx.graph.node import kinds_of
+from quark_onnx.graph import Graph, Node
 from quark_onnx.passes import at_opset, raise_opset, to_opset
 from quark_onnx.plan import BiasOf, Plan, Quantize, Use
 from quark_onnx.registry import TARGETS
@@ -38,15 +37,11 @@ def newest_with_pairs() -> int:
     onnxruntime may load models of newer opsets: 1.32 accepts opset 28, and has Q/DQ nodes up to
     opset 27.
     """
-    return next(
-        (
-            opset
-            # From the newest down: the first that loads is the answer, mostly after one session.
-            for opset in range(defs.onnx_opset_version(), _PAIR_OPSET, -1)
-            if loads_pairs(opset)
-        ),
-        _PAIR_OPSET,
-    )
+    # From the newest down: the first that loads is the answer, mostly after one session.
+    for opset in range(defs.onnx_opset_version(), _PAIR_OPSET, -1):
+        if loads_pairs(opset):
+            return opset
+    return _PAIR_OPSET
 
 
 def loads_pairs(opset: int) -> bool:
@@ -93,22 +88,14 @@ def lower_opset(
         The graph, and notes: the conversion, or why it failed.
     """
     notes = list[str]()
-    if target:
-        ceilings = [
-            (
-                TARGETS[target].opset,
-                f"the target {target} advises {TARGETS[target].opset}",
-            ),
-        ]
-    else:
-        ceilings = []
     newest = newest_with_pairs()
+    ceilings = [(newest, f"onnxruntime has Q/DQ nodes up to {newest}")]
     # The advice of the target comes first. If the model cannot follow it, the limit of the runtime
     # holds.
-    for ceiling, why in [
-        *ceilings,
-        (newest, f"onnxruntime has Q/DQ nodes up to {newest}"),
-    ]:
+    if target:
+        advised = TARGETS[target].opset
+        ceilings.insert(0, (advised, f"the target {target} advises {advised}"))
+    for ceiling, why in ceilings:
         # The limit of the runtime is the higher one, so that it holds, too.
         if graph.opset <= ceiling:
             break
@@ -158,59 +145,56 @@ def raise_opset_for(  # noqa: PLR0913
         ModelError: the com.microsoft domain lacks the format as well.
         ConfigError: a higher opset would help, and the config forbids it.
     """
-    quantized = of_type(plan.entries.values(), Quantize)
     # The vendor's operators run in onnxruntime by function bodies, whose operators need this opset.
     vendor = BODY_OPSET if config.form == "vendor" else 0
-    biases = [
-        entry.alone
-        for entry in plan.entries.values()
-        if isinstance(entry, BiasOf) and entry.stored
-    ]
-    wanted = [
-        *quantized,
-        *inside,
-        # DequantizeLinear takes int32 at every opset, int16 from a later one on.
-        *(bias for bias in biases if bias.spec.dtype != INT32),
-    ]
+    wanted = [*_written(plan), *inside]
+    minimums = [entry.min_opset for entry in wanted]
+    opsets = (ROUND_OPSET, vendor, *minimums)
     # A plan without formats needs no opset.
     needed = 0
     if wanted:
-        needed = max(ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted))
+        needed = max(opsets)
     before, limit = graph.opset, config.max_opset or needed
-    if (
-        config.target
-        and not config.max_opset
-        and all(contributed(e) and not e.spec.block_size for e in wanted)
-    ):
+    if config.target and not config.max_opset and all(map(_is_at_every_opset, wanted)):
         # The com.microsoft domain has these formats at every opset: the advice of the target wins.
         limit = min(needed, max(before, TARGETS[config.target].opset))
     if needed > limit:
         _check_allowed(wanted, limit)
-        opsets = (ROUND_OPSET, vendor, *(entry.min_opset for entry in wanted))
         # The greatest requirement within the limit; operators beyond it are those of com.microsoft.
         needed = max(opset for opset in opsets if opset <= limit)
     if before >= needed:
         _check_not_beyond(graph, plan, vendor=config.form == "vendor")
         return graph, []
     # Lower opsets serve some of the formats where the conversion to the highest one fails.
-    targets = {
-        needed,
-        ROUND_OPSET,
-        _CODES_OPSET,
-        *(entry.min_opset for entry in wanted),
-    }
+    targets = {needed, ROUND_OPSET, _CODES_OPSET, *minimums}
     candidates = sorted(opset for opset in targets if before < opset <= needed)
     raised = _first_raised(graph, candidates[::-1], reference, sample)
     _check_reach(graph, plan, raised.opset, needed)
     notes = list[str]()
     if raised is not graph:
         notes.append(f"opset raised from {before} to {raised.opset}")
+    quantized = of_type(plan.entries.values(), Quantize)
     if any(entry.min_opset > raised.opset for entry in quantized):
         low = f"opset {before} could not be raised to {needed}"
         notes.append(
             f"{low}: operators that it lacks are those of the com.microsoft domain",
         )
     return raised, notes
+
+
+def _written(plan: Plan) -> list[Quantize]:
+    """Return the quantized tensors, and the stored biases of other types than int32."""
+    wanted = of_type(plan.entries.values(), Quantize)
+    for entry in of_type(plan.entries.values(), BiasOf):
+        # DequantizeLinear takes int32 at every opset, int16 from a later one on.
+        if entry.stored and entry.dtype != INT32:
+            wanted.append(entry.alone)
+    return wanted
+
+
+def _is_at_every_opset(entry: Quantize) -> bool:
+    """Return whether the com.microsoft domain can write an entry at every opset."""
+    return contributed(entry) and not entry.spec.block_size
 
 
 def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
@@ -250,12 +234,9 @@ def _raised(
 
     None if onnx cannot convert the graph without changing its outputs.
     """
-    kinds = kinds_of(graph.nodes)
-    if sample is None and any(
-        graph.opset < at <= opset and kinds & changed
-        for at, changed in _CHANGED.items()
-    ):
-        return None  # without a sample, the change of meaning would go unnoticed
+    # Without a sample, a change of meaning would go unnoticed.
+    if sample is None and _changed_meaning(graph, opset) is not None:
+        return None
     converted = raise_opset(graph.to_model(), opset)
     if converted is None:
         return None
@@ -325,14 +306,25 @@ def _obstacle(graph: Graph, opset: int) -> str:
     except ModelError as error:
         return str(error)
     # Conversion succeeds here, so that the outputs were found, or suspected, to change.
-    for first, changed in _CHANGED.items():
-        for node in graph.nodes:
-            if node.kind in changed and graph.opset < first <= opset:
-                return (
-                    f"node {node.name!r} ({node.op_type}) means something else from"
-                    f" opset {first} on"
-                )
+    found = _changed_meaning(graph, opset)
+    if found is not None:
+        first, node = found
+        return (
+            f"node {node.name!r} ({node.op_type}) means something else from opset"
+            f" {first} on"
+        )
     return f"at opset {opset} the model computes something else"
+
+
+def _changed_meaning(graph: Graph, opset: int) -> tuple[int, Node] | None:
+    """Return a node whose operator has another meaning at an opset, and since which opset."""
+    for first, changed in _CHANGED.items():
+        if not graph.opset < first <= opset:
+            continue
+        for node in graph.nodes:
+            if node.kind in changed:
+                return first, node
+    return None
 
 
 def contributed(entry: Quantize) -> bool:

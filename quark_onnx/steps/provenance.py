@@ -38,7 +38,7 @@ def write_producer(graph: Graph, settings: Mapping[str, str]) -> None:
         settings: texts by key, without the prefix ``quark_onnx``.
     """
     # A model that this package wrote keeps the float producer that its metadata names already.
-    before = " ".join(part for part in graph.producer_info if part)
+    before = " ".join(filter(None, graph.producer_info))
     if before and graph.producer_info[0] != PRODUCER:
         graph.set_metadata(f"{PRODUCER}.float_producer", before)
     graph.set_producer(PRODUCER, __version__)

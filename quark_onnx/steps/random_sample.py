@@ -8,6 +8,7 @@ import warnings
 from calibrators.errors import CalibrationError
 from calibrators.onnx_runtime.extensions import DOMAINS
 from calibrators.readers.open import RandomData
+from quark_onnx.containers import flattened, of_type
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.steps.open_data import input_specs
@@ -31,9 +32,8 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
     if any(node.domain in DOMAINS for node in graph.nodes):
         return None  # an image decoder crashes the process on other input
     specs = input_specs(graph)
-    symbols = {
-        dim for spec in specs for dim in spec.shape or () if isinstance(dim, str)
-    }
+    dimensions = flattened(spec.shape or () for spec in specs)
+    symbols = of_type(dimensions, str)
     # Small sizes run fastest; a network whose strides leave nothing of a small picture needs 224.
     for size in _SIZES:
         try:

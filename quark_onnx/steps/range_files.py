@@ -198,14 +198,14 @@ def _read_onnxruntime(
 ) -> dict[str, tuple[float, float]]:
     # A TensorsData document has the tensors under ``data``; without it they are at the root.
     entries = document.get("data", document)
+    found = {}
     try:
-        return {
-            str(name): (_number(entry["lowest"]), _number(entry["highest"]))
-            for name, entry in entries.items()
-            if isinstance(entry, dict)
-        }
+        for name, entry in entries.items():
+            if isinstance(entry, dict):
+                found[str(name)] = (_number(entry["lowest"]), _number(entry["highest"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    return found
 
 
 def _number(value: Any) -> float:

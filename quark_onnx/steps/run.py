@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
 from calibrators.onnx_runtime.remembering import (
@@ -18,7 +18,7 @@ from calibrators.onnx_runtime.remembering import (
 )
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.containers import names_of
+from quark_onnx.containers import names_of, subset, values_at
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.steps.function_bodies import with_bodies
@@ -134,28 +134,31 @@ def _open(
             what=what,
         )
     except Exception as error:  # onnxruntime raises several unrelated types
-        named = {
-            node.op_type: node
-            for node in reversed(model.graph.node)
-            if f"{node.domain}:{node.op_type}(" in str(error)
-        }
-        where = "".join(
-            f" (node {node.name or next(iter(node.output), '')!r})"
-            for node in named.values()
-        )
+        where = _nodes_in_message(model, str(error))
         raise ModelError(
             f"onnxruntime cannot load the model: {error}{where}",
         ) from error
 
 
+def _nodes_in_message(model: ModelProto, message: str) -> str:
+    """Return a node of each operator that a message of onnxruntime names, in words."""
+    named = dict[str, NodeProto]()
+    # The first node of an operator remains.
+    for node in reversed(model.graph.node):
+        if f"{node.domain}:{node.op_type}(" in message:
+            named[node.op_type] = node
+    words = ""
+    for node in named.values():
+        name = node.name or next(iter(node.output), "")
+        words += f" (node {name!r})"
+    return words
+
+
 def _run(session: Session, sample: Sample) -> dict[str, Any]:
-    wanted = set(names_of(session.get_inputs()))
+    feeds = subset(sample, names_of(session.get_inputs()))
     names = names_of(session.get_outputs())
     try:
-        values = session.run(
-            names,
-            {name: value for name, value in sample.items() if name in wanted},
-        )
+        values = session.run(names, feeds)
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run the model: {error}") from error
     return dict(zip(names, values, strict=True))
@@ -167,17 +170,22 @@ def agree(first: Any, second: Any) -> bool:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):
         return first.keys() == second.keys() and all(
-            agree(first[key], second[key]) for key in first
+            map(agree, first.values(), values_at(second, first)),
         )
     if isinstance(first, list) and isinstance(second, list):
         return len(first) == len(second) and all(map(agree, first, second))
-    first, second = np.asarray(first), np.asarray(second)
+    return _arrays_agree(np.asarray(first), np.asarray(second))
+
+
+def _arrays_agree(first: NDArray[Any], second: NDArray[Any]) -> bool:
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if first.dtype.kind != "f" or not (
-        np.isfinite(first).all() and np.isfinite(second).all()
-    ):
-        return bool(np.array_equal(first, second, equal_nan=first.dtype.kind == "f"))
+    # Strings and bfloat16, for example, have no NaN that numpy could compare.
+    if first.dtype.kind != "f":
+        return bool(np.array_equal(first, second))
+    # A norm with NaN or infinity would compare nothing.
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return bool(np.array_equal(first, second, equal_nan=True))
     reference = first.astype(np.float64)
     error = np.linalg.norm(reference - second.astype(np.float64))
     return bool(error <= TOLERANCE * np.linalg.norm(reference) + 1e-12)

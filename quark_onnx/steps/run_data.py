@@ -64,14 +64,10 @@ class RunData:
             return [], 0
         # Samples that calibration has not seen come first, because they are unbiased.
         late = self.held.late[:most]
-        known = self.judges
         # Identity, not equality: samples are dictionaries of arrays, whose comparison is no single
         # boolean.
-        rest = [
-            sample
-            for sample in self.held.calibrated
-            if not any(sample is each for each in known)
-        ]
+        known = set(map(id, self.judges))
+        rest = [sample for sample in self.held.calibrated if id(sample) not in known]
         rest = rest[: most - len(late)]
         return [*late, *rest], len(late)
 

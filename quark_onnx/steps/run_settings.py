@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 from onnx.numpy_helper import to_array
 
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
-from quark_onnx.containers import present
+from quark_onnx.containers import by_name, names_of, present
 from quark_onnx.registry import PRESETS
 from quark_onnx.report.verdict import Settings
 from quark_onnx.steps.provenance import PRODUCER
@@ -46,7 +48,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
         activation.dtype.bits if activation is not None else None,
         weight.dtype.bits if weight is not None else None,
         weight is None or weight.per_channel,
-        frozenset(optimizer.name for optimizer in config.optimizers),
+        frozenset(names_of(config.optimizers)),
         config.target or None,
         samples,
         max(GOAL, config.min_sqnr or 0.0),
@@ -78,52 +80,87 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     Args:
         model: the quantized model.
     """
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    activations, weights = set[int](), set[int]()
-    scales = list[TensorProto]()
-    per_channel = False
-    for node in model.graph.node:
-        stored = node.input[0] in constants if node.input else False
-        if node.op_type == "QuantizeLinear" and not stored:
-            # Without a zero point, QuantizeLinear writes uint8 (ONNX specification of
-            # QuantizeLinear).
-            zero = constants.get(node.input[2]) if len(node.input) > 2 else None
-            kind = TensorProto.UINT8 if zero is None else zero.data_type
-            # 0 stands for types without an entry, such as float8: those pairs do not count as
-            # integers.
-            activations.add(_BITS.get(kind, 0))
-            scales += present([constants.get(node.input[1])])
-        elif node.op_type == "DequantizeLinear" and stored:
-            bits = _BITS.get(constants[node.input[0]].data_type, 0)
-            scale = constants.get(node.input[1])
-            weights.add(bits)
-            # Biases of 32 bits are not in _BITS. Their scale has a value per channel without
-            # meaning that the weights have one.
-            per_channel |= (
-                bool(bits) and scale is not None and math.prod(scale.dims) > 1
-            )
+    pairs = _pairs_of(model)
     # The fewest bits decide, because advice is about the coarsest tensors.
-    activation = min(activations - {0}, default=None)
-    weight = min(weights - {0}, default=None)
+    activation = min(pairs.activations - {0}, default=None)
+    weight = min(pairs.weights - {0}, default=None)
     if activation is None and weight is None:
         return None
     known = {entry.key: entry.value for entry in model.metadata_props}
     optimizers = known.get(f"{PRODUCER}.optimizers", "").split()
     target = known.get(f"{PRODUCER}.target") or None
-    powers_of_two = bool(scales) and all(map(_is_power_of_two, scales))
+    powers_of_two = bool(pairs.scales) and all(map(_is_power_of_two, pairs.scales))
     # Models of other tools have no target in their metadata, but scales of an NPU are powers of
     # two.
     usual = _USUAL_ON_NPU if target or powers_of_two else _USUAL
     return Settings(
         activation,
         weight,
-        per_channel or weight is None,
+        pairs.per_channel or weight is None,
         frozenset(text.partition(":")[0] for text in optimizers),
         target,
         calibrator=known.get(f"{PRODUCER}.calibrator", ""),
         usual_calibrator=usual.get(activation or 0, ""),
         powers_of_two=powers_of_two,
     )
+
+
+@dataclass
+class _Pairs:
+    """The Q/DQ pairs of a quantized model.
+
+    Attributes:
+        activations: bits of the activations; 0 stands for types without an entry in ``_BITS``, such
+            as float8, which do not count as integers.
+        weights: bits of the weights, likewise.
+        scales: the scales of the activations.
+        per_channel: whether a weight has several scales.
+    """
+
+    activations: set[int] = field(default_factory=set)
+    weights: set[int] = field(default_factory=set)
+    scales: list[TensorProto] = field(default_factory=list)
+    per_channel: bool = False
+
+    def add_activation(
+        self,
+        node: NodeProto,
+        constants: Mapping[str, TensorProto],
+    ) -> None:
+        """Record a QuantizeLinear."""
+        # Without a zero point, QuantizeLinear writes uint8 (ONNX specification of QuantizeLinear).
+        kind: int = TensorProto.UINT8
+        if len(node.input) > 2 and node.input[2] in constants:
+            kind = constants[node.input[2]].data_type
+        self.activations.add(_BITS.get(kind, 0))
+        self.scales += present([constants.get(node.input[1])])
+
+    def add_weight(
+        self,
+        node: NodeProto,
+        constants: Mapping[str, TensorProto],
+    ) -> None:
+        """Record a DequantizeLinear of constant codes."""
+        bits = _BITS.get(constants[node.input[0]].data_type, 0)
+        self.weights.add(bits)
+        scale = constants.get(node.input[1])
+        # Biases of 32 bits are not in _BITS. Their scale has a value per channel without meaning
+        # that the weights have one.
+        if bits and scale is not None:
+            self.per_channel |= math.prod(scale.dims) > 1
+
+
+def _pairs_of(model: ModelProto) -> _Pairs:
+    """Return the Q/DQ pairs of a model."""
+    constants = by_name(model.graph.initializer)
+    pairs = _Pairs()
+    for node in model.graph.node:
+        stored = bool(node.input) and node.input[0] in constants
+        if node.op_type == "QuantizeLinear" and not stored:
+            pairs.add_activation(node, constants)
+        elif node.op_type == "DequantizeLinear" and stored:
+            pairs.add_weight(node, constants)
+    return pairs
 
 
 def _is_power_of_two(scale: TensorProto) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.containers import present
+from quark_onnx.containers import among, excluding, present
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.states import State
@@ -52,7 +52,7 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
     if body.node.kind != "If":
         return found
     for state in states:
-        before = [name for name in moved(graph, state.input) if name in body.borrowed]
+        before = among(moved(graph, state.input), body.borrowed)
         after = state.output
         # The result of the If may be rearranged before it becomes the state.
         while (
@@ -79,9 +79,7 @@ def moved(graph: Graph, tensor: str) -> list[str]:
                 # Operands after the first are shapes and indices, except those of Concat.
                 node.kind == "Concat" or node.inputs[0] == name
             ):
-                found += [
-                    result for result in node.outputs if result and result not in found
-                ]
+                found += excluding(node.results, found)
     return found
 
 
@@ -90,7 +88,7 @@ def _path(graph: Graph, state: State) -> dict[Node, None]:
     # A node is on the way if it follows the state's input and precedes the state's output.
     downstream = reach(graph.consumers(state.input), graph.followers)
     upstream = reach(present([graph.producer(state.output)]), graph.leaders)
-    return dict.fromkeys(node for node in downstream if node in upstream)
+    return dict.fromkeys(among(downstream, upstream))
 
 
 def _updates(

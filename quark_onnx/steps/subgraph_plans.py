@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, TypeProto
 from calibrators import Statistic
 from calibrators.onnx_runtime.control_flow import Control, Scope
 from quark_onnx.config import Override, QConfig
-from quark_onnx.containers import flattened, names_of
+from quark_onnx.containers import excluding, flattened, names_of, of_type
 from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
 from quark_onnx.graph.bodies import Body, bodies
@@ -139,13 +139,9 @@ def plan_insides(
 
 def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
     """Return every tensor to quantize in bodies, nested bodies included."""
-    entries = [
-        entry
-        for inside in insides
-        for entry in inside.plan.entries.values()
-        if isinstance(entry, Quantize)
-    ]
-    return entries + flattened(wanted(inside.insides) for inside in insides)
+    entries = flattened(inside.plan.entries.values() for inside in insides)
+    deeper = flattened(wanted(inside.insides) for inside in insides)
+    return of_type(entries, Quantize) + deeper
 
 
 def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
@@ -164,16 +160,11 @@ def give_up_late(
         opset = inside.graph.opset
         changes: dict[Use, Entry] = {}
         for use, entry in inside.plan.entries.items():
-            if isinstance(entry, Quantize):
-                # The vendor's operators need function bodies whatever the format.
-                least = max(entry.min_opset, BODY_OPSET * vendor)
-            else:
-                least = 0
-            if (
-                isinstance(entry, Quantize)
-                and least > opset
-                and (vendor or not contributed(entry))
-            ):
+            if not isinstance(entry, Quantize):
+                continue
+            # The vendor's operators need function bodies whatever the format.
+            least = max(entry.min_opset, BODY_OPSET * vendor)
+            if least > opset and (vendor or not contributed(entry)):
                 changes[use] = Keep(
                     f"the model's opset is {opset}, the format needs {least}",
                 )
@@ -193,13 +184,12 @@ def controls(
     for inside, scope in zip(insides, scopes, strict=True):
         if inside.played:
             nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
-    # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
-    watched = {
-        node: own
-        for node, own in nodes.items()
-        if any(list(scope.flat()) for scope in own.values())
-    }
-    return tuple(_control(node, own) for node, own in watched.items())
+    watched = list[Control]()
+    for node, own in nodes.items():
+        # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
+        if flattened(scope.flat() for scope in own.values()):
+            watched.append(_control(node, own))
+    return tuple(watched)
 
 
 def shapeless(inside: SubgraphPlan) -> ModelProto:
@@ -208,14 +198,10 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
     The declared shapes of a body are sometimes wrong.
     """
     model, node = inside.graph.to_model(), inside.body.node
-    own = [
-        value for value in model.graph.input if value.name not in inside.body.borrowed
-    ]
+    pinned = list[str]()
     if node.kind == "Loop":
         # The iteration number and the condition are scalars by definition.
-        pinned = names_of(own[:2])
-    else:
-        pinned = []
+        pinned = excluding(names_of(model.graph.input), inside.body.borrowed)[:2]
     for value in model.graph.input:
         if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
             value.type.tensor_type.ClearField("shape")
@@ -224,11 +210,7 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
 
 def _spare_carried(plan: PlanBuilder, body: Body) -> None:
     """Keep loop-carried values float, as steps of a Loop or Scan share a scale."""
-    own = [
-        value.name
-        for value in body.model.graph.input
-        if value.name not in body.borrowed
-    ]
+    own = excluding(names_of(body.model.graph.input), body.borrowed)
     results = names_of(body.model.graph.output)
     scanned = int(body.node.attribute("num_scan_inputs", 0))
     if body.node.kind == "Loop":
@@ -240,7 +222,8 @@ def _spare_carried(plan: PlanBuilder, body: Body) -> None:
         carried = own[: len(own) - scanned] + results[: len(own) - scanned]
     else:
         return
-    for root in {plan.root(Use(name)) for name in carried}:
+    # A dictionary for its order: sets have another order in each process.
+    for root in dict.fromkeys(map(plan.root, map(Use, carried))):
         entry = plan.entries.get(root)
         if isinstance(entry, Quantize) and entry.spec.measured:
             plan.keep(
