@@ -256,9 +256,14 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
         and max(low.size, high.size) == 1
         and not entry.spec.block_size
     ):
-        channels = (int(shape[entry.axis] or 1),)
-        low = np.broadcast_to(low, channels)
-        high = np.broadcast_to(high, channels)
+        channels = shape[entry.axis]
+        if not isinstance(channels, int):
+            raise ConfigError(
+                f"{use} has a range and axis {entry.axis}, whose size is"
+                f" {channels or 'unknown'}; leave out axis, or give the model a fixed size",
+            )
+        low = np.broadcast_to(low, (channels or 1,))
+        high = np.broadcast_to(high, (channels or 1,))
     return Range(low, high)
 
 

@@ -198,6 +198,10 @@ def test_no_data_is_needed_where_all_ranges_are_known() -> None:
             TensorOverride("w", axis=0, scale=[1.0, 2.0, 3.0], zero_point=0),
             "or one for each channel of an axis",
         ),
+        (
+            TensorOverride("x", axis=0, low=-1.0, high=1.0),
+            "x has a range and axis 0, whose size is N",
+        ),
     ],
 )
 def test_what_does_not_fit_the_model(override: TensorOverride, message: str) -> None:
