@@ -608,23 +608,23 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
         unit = ""
     verb = "lowered" if settings.lowers else "raised"
     missed = "" if found.reached else ", missed"
+    # Distances were negated for the search.
+    sign = -1 if settings.distance is not None else 1
     lines = [
         (
             f"auto_mixed_precision: {len(found.changed)} of {nodes} nodes {found.into},"
-            f" {found.before:.2f} -> {found.after:.2f}{unit} (target"
+            f" {sign * found.before:.2f} -> {sign * found.after:.2f}{unit} (target"
             f" {settings.target:g}{unit}{missed})"
         ),
     ]
     if found.held_out is not None:
-        # Distances were negated for the search.
-        sign = -1 if settings.distance is not None else 1
         lines.append(
             f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on {found.checked}"
             f" samples that nothing was decided by; {found.decided} decided",
         )
     lines += _runtime_notes(found, settings)
     for name in found.changed:
-        figure = f"alone {found.noise[name]:.2f}{unit}"
+        figure = f"alone {sign * found.noise[name]:.2f}{unit}"
         if name in found.prices:
             figure += f"; {_milliseconds(found.prices[name])} more, estimated"
         lines.append(f"{verb} to {found.into}: {name} ({figure})")

@@ -205,6 +205,10 @@ def test_a_distance_between_outputs() -> None:
     # of 11 samples 8 rank the nodes, and decide with two others
     assert seen[1:3] == [10, 8] and 0 < len(raised(result)) < 5
     assert "dB" not in headline(result) and "missed" not in headline(result)
+    # Distances are not negative.
+    before, _, after, *_ = headline(result).partition(" bits, ")[2].split()
+    assert 0 < float(after) < float(before)
+    assert "alone -" not in " ".join(result.report.notes)
 
 
 def test_only_some_nodes_may_be_changed() -> None:
