@@ -128,10 +128,14 @@ class _Pairs:
         constants: Mapping[str, TensorProto],
     ) -> None:
         """Record a QuantizeLinear."""
-        # Without a zero point, QuantizeLinear writes uint8 (ONNX specification of QuantizeLinear).
+        # Without a zero point, QuantizeLinear writes the type of ``output_dtype``, by default uint8
+        # (ONNX specification of QuantizeLinear).
         kind: int = TensorProto.UINT8
         if len(node.input) > 2 and node.input[2] in constants:
             kind = constants[node.input[2]].data_type
+        else:
+            types = [item.i for item in node.attribute if item.name == "output_dtype"]
+            kind = next(filter(None, types), kind)
         self.activations.add(_BITS.get(kind, 0))
         self.scales += present([constants.get(node.input[1])])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from onnx import parser
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.steps.run_settings import settings_of_config, settings_of_model
@@ -42,3 +43,13 @@ def test_the_metadata_of_other_tools_is_not_needed() -> None:
     assert found is not None
     assert (found.activation, found.weight, found.per_channel) == (8, 8, True)
     assert (found.calibrator, found.target) == ("", None)
+
+
+def test_the_type_of_codes_may_be_an_attribute() -> None:
+    model = parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[N] x) => (float[N] y) <float s = {0.1}> {
+            codes = QuantizeLinear <output_dtype = 5> (x, s)
+            y = DequantizeLinear (codes, s)
+        }""")
+    found = settings_of_model(model)
+    assert found is not None and found.activation == 16
