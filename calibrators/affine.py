@@ -104,7 +104,14 @@ def round_scale(scale: Floats, grid: Grid) -> Floats:
 
 
 def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid, short: int = 0) -> Floats:
-    """Return the smallest scale for a symmetric grid to reach the farther end."""
+    """Return the smallest scale for a symmetric grid to reach the farther end.
+
+    Args:
+        lo: least values, at most 0, shape (rows,).
+        hi: greatest values, at least 0, shape (rows,).
+        grid: symmetric integer codes.
+        short: steps by which the codes may miss an end.
+    """
     if grid.even:
         # Half a step beyond the greatest code: levels / 2 is 127.5 for int8.
         return np.maximum(hi, -lo) / (grid.levels / 2 + short)
@@ -121,7 +128,15 @@ def _legal(scale: Floats, grid: Grid) -> Floats:
 
 
 def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) -> Floats:
-    """Lower scales whose extreme code would dequantize to more than the greatest float32."""
+    """Lower scales whose extreme code would dequantize to more than the greatest float32.
+
+    Args:
+        scale: shape (rows,).
+        zero: zero points within the grid, shape (rows,).
+        lo: least values, shape (rows,).
+        hi: greatest values, shape (rows,).
+        grid: integer codes.
+    """
     below = zero - grid.qmin
     above = grid.qmax - zero
     # The magnitude of the code that the farther end rounds to, saturated to the grid.
@@ -144,7 +159,14 @@ def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) ->
 def _pow2(lo: Floats, hi: Floats, grid: Grid, short: int) -> tuple[Floats, Floats]:
     """Return the smallest sufficient power-of-two scale, and the zero point.
 
-    ``short`` steps may be missing at either end.
+    Args:
+        lo: least values, at most 0, shape (rows,).
+        hi: greatest values, at least 0, shape (rows,).
+        grid: integer codes.
+        short: steps that may be missing at either end.
+
+    Returns:
+        Scales and zero points of shape (rows,). Zero points may lie outside of the grid.
     """
     if grid.symmetric:
         return _pow2_at_least(_symmetric_scale(lo, hi, grid, short), grid), np.full(

@@ -78,6 +78,12 @@ def _least(statistic: GroupedHistogram, row: int, candidates: Range, grid: Grid)
     """Return the index of the interval with the least mean relative error of a sample.
 
     The first interval clips nothing.
+
+    Args:
+        statistic: histograms of the samples, grouped by magnitude.
+        row: index of the row.
+        candidates: intervals of the row, shape (candidates,).
+        grid: integer codes.
     """
     params = params_for(candidates, grid, axis=0)
     scale = params.scale.astype(np.float64)

@@ -68,7 +68,15 @@ class Entropy:
         width: float,
         grid: Grid,
     ) -> float:
-        """Return the threshold of one row with the least divergence."""
+        """Return the threshold of one row with the least divergence.
+
+        Args:
+            counts: counts by magnitude, shape (BINS,).
+            lo: least value.
+            hi: greatest value.
+            width: width of a bin.
+            grid: integer codes, whose number of levels is that of the groups.
+        """
         largest = max(-lo, hi)
         if largest > 0:
             # A value on the edge of a bin, such as the 6 of a ReLU6, lies in the bin beyond.
@@ -104,6 +112,11 @@ def _divergence(counts: Floats, end: int, levels: int) -> float:
     """Return the KL divergence of the histogram clipped at ``end`` from its quantization.
 
     The quantization merges the bins into ``levels`` groups of equal width.
+
+    Args:
+        counts: counts by magnitude, shape (bins,).
+        end: number of bins below the threshold, at least ``levels``.
+        levels: number of groups.
     """
     # P has the clipped values, Q does not: otherwise clipping would cost nothing.
     kept = counts[:end]

@@ -18,7 +18,11 @@ def _nothing() -> Floats:
 
 
 def bounds(rows: NDArray[np.float32]) -> tuple[Floats, Floats, int]:
-    """Return the finite minimum and maximum of each row, and the number of non-finite values."""
+    """Return the finite minimum and maximum of each row, and the number of non-finite values.
+
+    Args:
+        rows: shape (rows, n); a row without a finite value has both at 0.
+    """
     if rows.shape[1] == 0:
         return np.zeros(len(rows)), np.zeros(len(rows)), 0
     lo = rows.min(axis=1).astype(np.float64)
@@ -141,7 +145,14 @@ class MeanExtremes(Extremes):
         seen: NDArray[np.bool_],
         nonfinite: int,
     ) -> None:
-        """Take in the extremes of a batch; rows that are not ``seen`` have no mean."""
+        """Take in the extremes of a batch.
+
+        Args:
+            lo: least values, shape (rows,).
+            hi: greatest values, shape (rows,).
+            seen: rows with a finite value, shape (rows,); the others have no mean.
+            nonfinite: number of non-finite values in the batch.
+        """
         sums = np.array([_as_integers(lo), _as_integers(hi)], np.object_)
         batches: NDArray[np.int64] = seen.astype(np.int64)
         # the merge of this class: classes with more than extremes add those on their own
@@ -211,7 +222,14 @@ class MovingExtremes:
         seen: NDArray[np.bool_],
         nonfinite: int,
     ) -> None:
-        """Take in the extremes of a batch; rows that are not ``seen`` stay unchanged."""
+        """Take in the extremes of a batch.
+
+        Args:
+            lo: least values, shape (rows,).
+            hi: greatest values, shape (rows,).
+            seen: rows with a finite value, shape (rows,); the others stay unchanged.
+            nonfinite: number of non-finite values in the batch.
+        """
         self.merge(
             MovingExtremes(
                 self.constant,

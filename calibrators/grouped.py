@@ -135,7 +135,14 @@ class GroupedHistogram(MeanExtremes):
         negative: Counts,
         samples: NDArray[np.int64],
     ) -> None:
-        """Add the samples of a group, ``below`` octaves below the first group, per row."""
+        """Add the samples of a group.
+
+        Args:
+            below: octaves of the group below the first one, at least 0, shape (rows,).
+            positive: counts of the group, shape (rows, BINS).
+            negative: counts of negative values, shape (rows, BINS).
+            samples: number of samples, shape (rows,).
+        """
         last = GROUPS - 1
         # Samples below the last group share its bins, coarsened by the missing octaves.
         by = np.maximum(below - last, 0)

@@ -134,6 +134,12 @@ class Histogram:
             self.negative[row, 1:] += counts[BINS - 1 : 0 : -1]
 
     def _count(self, span: slice, rows: NDArray[np.float32]) -> None:
+        """Count the finite values of several short rows at once.
+
+        Args:
+            span: indices of the rows in the statistic.
+            rows: their values, shape (rows, n).
+        """
         scaled = np.multiply(
             rows,
             np.ldexp(np.float32(1), -self.exponent[span, None]),
@@ -227,7 +233,16 @@ class Histogram:
 
 
 def coarser(counts: Counts, shift: NDArray[np.int64]) -> Counts:
-    """Add up groups of ``2**shift`` bins, counted from zero outwards, row by row."""
+    """Add up groups of ``2**shift`` bins, counted from zero outwards, row by row.
+
+    Args:
+        counts: shape (rows, BINS).
+        shift: octaves by which the bins get wider, at least 0, shape (rows,).
+
+    Returns:
+        Counts of shape (rows, BINS), with zeros behind the last bin that is used; the array itself
+        if no bin gets wider.
+    """
     if not shift.any():
         return counts
     result = np.zeros_like(counts)

@@ -79,6 +79,7 @@ class MinMSE:
         return np.linspace(1.0, self.least, self.steps)
 
     def _symmetric(self, row: HistogramRow) -> tuple[float, float]:
+        """Return the best interval that is symmetric around zero, within the range of the row."""
         bound = max(-row.lo, row.hi)
         lo = np.maximum(row.lo, -bound * self._shares())
         hi = np.minimum(row.hi, bound * self._shares())
@@ -86,6 +87,7 @@ class MinMSE:
         return lo[best], hi[best]
 
     def _asymmetric(self, row: HistogramRow) -> tuple[float, float]:
+        """Return the best interval, each end of which is searched on its own."""
         lo = row.lo
         hi = row.hi
         # The ends are searched in turn; in the second round the first end adapts to the second one.
@@ -104,6 +106,7 @@ class MinMSE:
         return lo, hi
 
     def _pow2(self, row: HistogramRow) -> tuple[float, float]:
+        """Return the interval that the best power-of-two scale and zero point cover."""
         grid = row.grid
         # The largest useful scale clips nothing.
         widest = float(

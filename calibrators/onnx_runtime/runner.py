@@ -266,6 +266,13 @@ def _local(
     Of two lanes one runs a batch while the other updates its statistics. A lane has statistics of
     its own; they merge exactly, so that the assignment of batches to lanes does not matter.
     Averages, which depend on the order, and a single core get one lane.
+
+    Args:
+        session: runs a batch, and updates the statistics of a lane.
+        idle: empty statistics of each lane; changed in place.
+        samples: the batches, read one at a time while a lane is idle.
+        progress: called with the number of batches done so far.
+        receive: called with the position of a batch and the results of the session.
     """
     iterator = iter(samples)
     sent = 0
@@ -327,7 +334,17 @@ class _Session:
         threads: int,
         results: Sequence[str] = (),
     ) -> None:
-        """Open a session; ``results``: outputs of the model that ``observe`` returns."""
+        """Open a session.
+
+        Args:
+            scope: the graph with its observations.
+            model: the model of the scope, with observed tensors among the outputs.
+            threads: threads of the session.
+            results: outputs of the model that ``observe`` returns.
+
+        Raises:
+            CalibrationError: onnxruntime cannot open the model.
+        """
         try:
             self._session = open_session(
                 model,
@@ -387,7 +404,16 @@ class _Session:
         index: int,
         statistics: list[Any],
     ) -> list[Any]:
-        """Run one batch, update the statistics of the observed tensors, and return ``results``."""
+        """Run one batch, update the statistics of the observed tensors, and return ``results``.
+
+        Args:
+            sample: arrays by input name; further names are ignored.
+            index: position of the batch in the data, for messages.
+            statistics: those of the scope and of its bodies, in the order of ``Scope.flat``.
+
+        Raises:
+            DataError: onnxruntime cannot run the batch.
+        """
         values = {name: value for name, value in sample.items() if name in self._inputs}
         try:
             computed = []
@@ -429,7 +455,15 @@ class _Session:
         index: int,
         statistics: list[Any],
     ) -> None:
-        """Run the bodies of a node as its operator prescribes."""
+        """Run the bodies of a node as its operator prescribes.
+
+        Args:
+            control: the node.
+            bodies: its bodies by attribute.
+            values: inputs of the node, and tensors that the bodies capture, by name.
+            index: position of the batch, for messages.
+            statistics: those of the graph that holds the node.
+        """
         steps = control.play(values)
         try:
             attribute, inputs = next(steps)
@@ -478,7 +512,17 @@ class _Body:
         index: int,
         statistics: list[Any],
     ) -> list[Any]:
-        """Run the body on its own inputs and on captured outer values."""
+        """Run the body on its own inputs and on captured outer values.
+
+        Args:
+            inputs: values in the order of the body's own inputs.
+            outer: values of the outer graph by name, with those that the body captures.
+            index: position of the batch, for messages.
+            statistics: those of the outer graph, of which the body has a part.
+
+        Returns:
+            The outputs of the body, in order.
+        """
         feeds = {name: outer[name] for name in self.borrowed}
         for value, given in zip(self.inputs, inputs, strict=True):
             # Scalars, such as a Loop's condition, may be declared with shape (1,).

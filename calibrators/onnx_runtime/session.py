@@ -379,7 +379,14 @@ def _open_held(
     settings: Settings,
     what: str,
 ) -> Any:
-    """Open a session that reads held tensors from their arrays, or from a file of these."""
+    """Open a session that reads held tensors from their arrays, or from a file of these.
+
+    Args:
+        model: the model, which fits into a protobuf message without the held tensors.
+        held: its held tensors.
+        settings: options of the session.
+        what: names the model in errors.
+    """
     isolation = current()
     if isolation is None:
         arrays = {tensor.name: held_values(tensor) for tensor in held}
@@ -398,6 +405,11 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
     """Open a session that maps the files of external tensors.
 
     onnxruntime takes their paths relative to one folder.
+
+    Args:
+        model: the model, with external tensors in files.
+        settings: options of the session.
+        what: names the model in errors.
     """
     light = onnx.ModelProto()
     light.CopyFrom(model)

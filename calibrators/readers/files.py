@@ -169,6 +169,14 @@ def _split(
     """Return the number of samples in arrays, and whether samples are batches.
 
     None for arrays that are not split.
+
+    Args:
+        shapes: shapes of the arrays by name.
+        inputs: the model's inputs.
+        path: the file, for messages.
+
+    Raises:
+        SampleMismatch: the arrays are stacks of different lengths.
     """
     rows = _rows(shapes, inputs, path)
     # A stack of batches: each row is a complete sample.
@@ -232,6 +240,14 @@ def _rows(
     """Return the indices of the samples in arrays.
 
     One index per row of a stack; otherwise ``...``, which selects the full array.
+
+    Args:
+        shapes: shapes of the arrays by name.
+        inputs: the model's inputs.
+        path: the file, for messages.
+
+    Raises:
+        SampleMismatch: the arrays are stacks of different lengths.
     """
     if _are_empty(shapes, inputs):
         return ()

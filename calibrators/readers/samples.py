@@ -240,6 +240,7 @@ def conform(
 
 
 def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -> Array:
+    """Check the array of one input, and convert its type and layout; see ``conform``."""
     array = _cast(array, spec.dtype, place)
     given = array
     if layout == "nhwc" and array.ndim == 4 and array.dtype.kind == "f":
@@ -275,6 +276,7 @@ def _conform_items(value: Any, spec: InputSpec, place: str) -> Any:
 
 
 def _check_values(array: Array, spec: InputSpec, place: str) -> None:
+    """Raise NonFiniteSample for NaN and infinity that an input does not accept."""
     if array.dtype.kind not in "fc":
         return
     valid = np.isfinite(array)
@@ -326,6 +328,16 @@ def _is_masked(value: Any) -> bool:
 
 
 def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
+    """Return an array in the element type of an input.
+
+    Args:
+        array: the given array.
+        want: the type of the input; None leaves the type unchecked.
+        place: names sample and input in messages.
+
+    Raises:
+        SampleMismatch: the conversion would hide a mistake.
+    """
     got = array.dtype
     if want is not None and want.kind == "O":
         return _text(array, place)
