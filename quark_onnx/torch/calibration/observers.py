@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,8 +59,11 @@ class Observer:
             self._statistic.observe(ends.reshape(1, 2))
             return
         values = x.reshape(-1)
-        # (values,), at most _AT_ONCE after the division, rounded up.
+        # At most _AT_ONCE values, from all channels: a step that divides the number of channels, as
+        # powers of two often do, would always meet the same ones.
         step = -(-len(values) // _AT_ONCE)
+        while math.gcd(step, x.shape[-1]) > 1:
+            step += 1
         thinned = values[::step].float().cpu().numpy()
         if step > 1:  # subsampling may have dropped the extremes
             thinned = np.concatenate([thinned, ends])

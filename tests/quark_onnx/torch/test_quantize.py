@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.calibration.perplexity import perplexity, windows_of
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -52,6 +53,20 @@ def test_scales_are_those_of_the_float_model(name: str) -> None:
     )
     scale = model.get_submodule(name).input.scale
     assert scale.item() == pytest.approx(np.abs(x).max() / 127.5, rel=1e-6)
+
+
+def test_large_activations_are_sampled_from_all_channels() -> None:
+    """A tensor too large for a histogram has the scale of its two halves, which are not sampled."""
+    spec = TensorSpec("int8", calibrator="percentile:percentile=99")  # type: ignore[call-arg]
+    x = torch.randn(2048, 4096, generator=torch.Generator().manual_seed(0))
+    x[:, 1::2] *= 10
+    whole, halves = Observer(spec, "x", "cpu"), Observer(spec, "x", "cpu")
+    whole.observe(x)
+    for half in x.chunk(2):
+        halves.observe(half)
+    found, wanted = whole.params(), halves.params()
+    assert found is not None and wanted is not None
+    assert float(found.scale) == pytest.approx(float(wanted.scale), rel=0.01)
 
 
 def test_percentiles_and_least_errors_are_found_from_the_data() -> None:
