@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import flattened
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.calibration.block_stream import BlockStream
@@ -72,9 +72,7 @@ def quantize_block(  # noqa: PLR0913
             walk.calls(name),
             known=walk.known,
         )
-        # an algorithm that rounds activations itself needs their specs; for others they stay float
-        if not any(each.rounds_activations for each in rounders):
-            job = job.with_float_activations()
+        job = _job_for(rounders, job)
         made, outcomes = refined(job, rounders)
         report.outcomes += outcomes
         yield from _advance(job, made, walk)
@@ -85,7 +83,9 @@ def quantize_block(  # noqa: PLR0913
     # algorithms see the error of the blocks before; without them nothing reads the second list
     calls = walk.calls(name, quantized=True) if rounders else floats
     job = BlockJob(name, block, layers, floats, calls, known=walk.known)
-    outcomes = flattened(transform(job) for transform in transforms_of(config))
+    outcomes = list[Outcome]()
+    for transform in transforms_of(config):
+        outcomes += transform(job)
     # After the transforms, as they change what the layers read, and before any rounding.
     with ActivationObservers(layers) as watching:
         yield from walk.run(name, block)
@@ -94,8 +94,7 @@ def quantize_block(  # noqa: PLR0913
         # the run above has replaced the inputs by the outputs of the float block
         job.targets = walk.hidden[: len(floats)]
         job.scales = watching.scales(config.least_of)
-        if not any(each.rounds_activations for each in rounders):
-            job = job.with_float_activations()
+        job = _job_for(rounders, job)
         made, found = refined(job, rounders)
         outcomes += found
         # progress counts the float run alone, so that a sample counts once
@@ -103,6 +102,16 @@ def quantize_block(  # noqa: PLR0913
             pass
     report.outcomes += outcomes
     finish(model, layers, watching, config, report, made)
+
+
+def _job_for(rounders: list[Any], job: BlockJob) -> BlockJob:
+    """Return the job for all algorithms of a block.
+
+    An algorithm that rounds activations needs their specs; for others, activations stay float.
+    """
+    if any(map(attrgetter("rounds_activations"), rounders)):
+        return job
+    return job.with_float_activations()
 
 
 def _advance(
@@ -164,13 +173,12 @@ def needs_float_reference(layers: Layers, config: TorchConfig) -> bool:
     float blocks need them.
     """
     rounders = weight_algorithms(config)
+    if not rounders:
+        return False
     # scales are measured on the float model
-    aimed = (
-        bool(transforms_of(config))
-        or measures(layers)
-        or any(each.aims_at_float for each in rounders)
-    )
-    return bool(rounders) and aimed
+    if transforms_of(config) or measures(layers):
+        return True
+    return any(map(attrgetter("aims_at_float"), rounders))
 
 
 def rotations_of(config: TorchConfig) -> list[Any]:
@@ -188,11 +196,11 @@ def refined(
     rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
     """Round the weights of a block to nearest, and apply algorithms in sequence."""
-    made = {
-        name: each
-        for name in job.layers
-        if (each := weight_of(name, job.layers)) is not None
-    }
+    made = dict[str, Quantized]()
+    for name in job.layers:
+        codes = weight_of(name, job.layers)
+        if codes is not None:
+            made[name] = codes
     return apply_rounders(made, job, rounders)
 
 
@@ -208,9 +216,8 @@ def apply_rounders(
         # the codes change, so that outputs with the codes before are stale
         own.replay = None
         made, found = rounder(own, made)
-        job.replay = (
-            own.replay if own.layers is job.layers else None
-        )  # valid only if the algorithm ran with the same activation specs
+        # valid only if the algorithm ran with the same activation specs
+        job.replay = own.replay if own.layers is job.layers else None
         outcomes += found
     return made, outcomes
 
@@ -267,14 +274,26 @@ def shared_global_scale(
     # the other formats have no second scale that fused layers would share
     if own is None or not isinstance(own.dtype, TwoLevel):
         return None
-    # layers of the group with another format are not fused with this one
-    alike = [
-        each for each in fused_group_of(name, layers) if layers[each][1].weight == own
-    ]
-    return global_scale_of(
-        layers[each][0].weight.detach() if read is None else read(each)
-        for each in alike
-    )
+    return global_scale_of(_fused_weights(name, layers, read))
+
+
+def _fused_weights(
+    name: str,
+    layers: Layers,
+    read: Callable[[str], Any] | None,
+) -> Iterator[torch.Tensor]:
+    """Yield the weights of a layer's fused layers, one at a time, as each may be read from a file.
+
+    The arguments are those of ``shared_global_scale``.
+    """
+    for other in fused_group_of(name, layers):
+        # layers of the group with another format are not fused with this one
+        if layers[other][1].weight != layers[name][1].weight:
+            continue
+        if read is None:
+            yield layers[other][0].weight.detach()
+        else:
+            yield read(other)
 
 
 def quantize_data_free(
@@ -342,16 +361,17 @@ def measures(layers: Layers) -> bool:
 
 def needs_data(layers: Layers, config: TorchConfig) -> bool:
     """Return whether quantization has to run the model."""
-    return measures(layers) or any(
-        algorithm.needs_data for algorithm in config.algorithms
-    )
+    return measures(layers) or any(map(attrgetter("needs_data"), config.algorithms))
 
 
 def missing_data(layers: Layers) -> str:
     """Return the error message for missing calibration data."""
-    what = (
-        "scales of activations are to be found"
-        if measures(layers)
-        else "an algorithm learns from data"
-    )
+    what = "an algorithm learns from data"
+    if measures(layers):
+        what = "scales of activations are to be found"
     return f"{what}, but no calibration data was given"
+
+
+def specs_of(layers: Layers) -> dict[str, LayerSpec]:
+    """Return the specs of layers by name."""
+    return {name: spec for name, (_, spec) in layers.items()}

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from quark_onnx.containers import excluding, grouped_by
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.checkpoints.export import described
@@ -33,6 +35,7 @@ from quark_onnx.torch.models.quantized_layer import (
     kind_of,
     outputs_first,
 )
+from quark_onnx.torch.pipelines.block import specs_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.validate.checkpoint import SINGLE, Checkpoint, read
 from quark_onnx.torch.validate.clients import RELEASES, findings_of
@@ -62,7 +65,7 @@ class Refusal:
 
     def __str__(self) -> str:
         first = self.findings[0]
-        names = ", ".join(finding.place for finding in self.findings[:_SHOWN])
+        names = ", ".join(map(attrgetter("place"), self.findings[:_SHOWN]))
         if len(self.findings) > _SHOWN:
             names = f"{names} and {len(self.findings) - _SHOWN} more"
         verb = "refuses" if first.severity != "wrong" else "loads wrong values of"
@@ -95,20 +98,26 @@ def refusals(
     found = list[Refusal]()
     for client in _clients(layout):
         findings = _findings(source, config, layout, client)
-        others = tuple(
-            name
-            for name in LAYOUTS
-            # layouts are compared only where they could help: each plans the whole checkpoint
-            if findings
-            and name != layout.name
-            and client in _clients(LAYOUTS[name]())
-            and _is_accepted(source, config, LAYOUTS[name](), client)
-        )
+        # layouts are compared only where they could help: each plans the whole checkpoint
+        if not findings:
+            continue
+        others = _alternatives(source, config, layout, client)
         # one message for a rule, whatever the number of layers
-        for rule in dict.fromkeys(finding.rule for finding in findings):
-            group = tuple(finding for finding in findings if finding.rule == rule)
-            found.append(Refusal(RELEASES[client], group, others))
+        for group in grouped_by(findings, attrgetter("rule")).values():
+            found.append(Refusal(RELEASES[client], tuple(group), others))
     return found
+
+
+def _alternatives(
+    source: FloatCheckpoint, config: TorchConfig, layout: Layout, client: str
+) -> tuple[str, ...]:
+    """Return the names of the other layouts of which a client breaks no rule."""
+    found = list[str]()
+    for name in excluding(LAYOUTS, [layout.name]):
+        other = LAYOUTS[name]()
+        if client in _clients(other) and _is_accepted(source, config, other, client):
+            found.append(name)
+    return tuple(found)
 
 
 def _clients(layout: Layout) -> list[str]:
@@ -191,8 +200,7 @@ def planned_checkpoint(
         tensor = source.reader.tensors[stored]
         tensors[stored] = _planned(stored, tensor.dtype, tensor.shape)
     content = read_json(source.folder / "config.json")
-    specs = {name: spec for name, (_, spec) in chosen.items()}
-    content = described(content, model, config, layout, specs)
+    content = described(content, model, config, layout, specs_of(chosen))
     # all in one file: no rule depends on how tensors are divided among files
     headers = {SINGLE: Header(tensors, {}, 0)}
     return Checkpoint(source.folder, content, None, headers, ())
@@ -234,13 +242,23 @@ def _shapes(
     found = dict[str, tuple[str, tuple[int, ...]]]()
     for end, tensor in more.items():
         sizes = zip(few[end].shape, tensor.shape, strict=True)
-        full = [
-            # rounded up, as packed words and blocks of scales are
-            size if size == less else -(-size * shape[0] // _ROWS[-1])
-            for less, size in sizes
-        ]
-        found[end] = (TYPES[tensor.dtype], tuple(full))
+        full = tuple(_full_size(less, size, shape[0]) for less, size in sizes)
+        found[end] = (TYPES[tensor.dtype], full)
     return found
+
+
+def _full_size(less: int, size: int, outputs: int) -> int:
+    """Return the size of an axis of a stored tensor of a layer.
+
+    Args:
+        less: size for the smaller number of ``_ROWS`` outputs.
+        size: size for the greater number of ``_ROWS`` outputs.
+        outputs: number of outputs of the layer.
+    """
+    if size == less:
+        return size
+    # rounded up, as packed words and blocks of scales are
+    return -(-size * outputs // _ROWS[-1])
 
 
 def _tensors(  # noqa: PLR0913

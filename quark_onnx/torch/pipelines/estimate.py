@@ -30,6 +30,7 @@ from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.models.mixtures import token_shares
 from quark_onnx.torch.models.quantized_layer import Layers, kind_of, outputs_first
 from quark_onnx.torch.models.structure import blocks_of, embedding_of
+from quark_onnx.torch.pipelines.tensor_files import size_of_files, tensor_files
 from quark_onnx.torch.runtime.memory import resident
 
 if TYPE_CHECKING:
@@ -87,12 +88,10 @@ class Estimate:
 
     def __str__(self) -> str:
         span = duration(self.seconds)
-        more = (
-            f", and what {' and '.join(self.algorithms)} takes"
-            if self.algorithms
-            else ""
-        )
-        return f"about {size(self.memory)} of memory, {size(self.disk)} of disk, {span}{more}"
+        text = f"about {size(self.memory)} of memory, {size(self.disk)} of disk, {span}"
+        if not self.algorithms:
+            return text
+        return f"{text}, and what {' and '.join(self.algorithms)} takes"
 
 
 def duration(seconds: float) -> str:
@@ -111,9 +110,9 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    return (
-        f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"
-    )
+    if count >= 1 << 30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.0f} MiB"
 
 
 def estimate(  # noqa: PLR0913
@@ -182,7 +181,7 @@ class Estimator:
         self._width = _whole(_text(model), "hidden_size") or 1
         # tokens and samples differ between the runs that are compared
         self._shapes = shapes_of(model, chosen, 0, 0)
-        blocks = [list(block.parameters()) for block in blocks_of(model).values()]
+        blocks = _block_parameters(model)
         #: number of weights of the largest block, and outside of blocks without the heads
         self._block = max(map(_count, blocks), default=0)
         self._in_front = _count(_in_front(source, blocks))
@@ -191,32 +190,31 @@ class Estimator:
     def _measure_weights(self) -> None:
         """Count the weights to quantize, and compute the size of the result."""
         model = self._source.model
-        coded = [
-            (module.weight, spec.weight)
-            for module, spec in self._chosen.values()
-            if spec.weight is not None
-        ]
         #: format of the weights; None if no weight is quantized
-        self._spec = coded[0][1] if coded else None
-        sizes = [weight.numel() for weight, _ in coded]
-        self._count = sum(sizes)
-        self._largest = max(sizes, default=0)
+        self._spec: TensorSpec | None = None
+        self._count = self._largest = 0
+        self._codes = 0.0
         # codes of a few rows tell the bytes per weight, with scales and zero points
         probe = _weight(_SOME, self._dtype)
         # once per format, not per layer
-        shares = {
-            spec: _laid_out(probe, spec) / probe.numel()
-            for spec in dict.fromkeys(spec for _, spec in coded)
-        }
-        self._codes = sum(weight.numel() * shares[spec] for weight, spec in coded)
+        shares = dict[TensorSpec, float]()
+        for module, spec in self._chosen.values():
+            form = spec.weight
+            if form is None:
+                continue
+            if form not in shares:
+                shares[form] = _laid_out(probe, form) / probe.numel()
+            self._spec = self._spec or form
+            weights = module.weight.numel()
+            self._count += weights
+            self._largest = max(self._largest, weights)
+            self._codes += weights * shares[form]
         every = [parameter.numel() for parameter in model.parameters()]
         # the largest tensor is in memory alone while it is copied, mostly the embedding
         self._alone = max(every) * self._dtype.itemsize
         floats = (sum(every) - self._count) * self._dtype.itemsize
         self._disk: int = floats + int(self._codes)
-        # several tensors share a file
-        files = {tensor.path for tensor in self._source.reader.tensors.values()}
-        self._read: int = sum(file.stat().st_size for file in files)
+        self._read = size_of_files(self._source.reader)
 
     def estimate(
         self, tokens: int, samples: int = 1, algorithms: tuple[Any, ...] = ()
@@ -330,27 +328,26 @@ def shapes_of(
         tokens: number of calibration tokens.
         samples: number of calibration samples.
     """
-    blocks = [list(block.parameters()) for block in blocks_of(model).values()]
+    blocks = _block_parameters(model)
     # by identity, as parameters may be shared, and comparing tensors compares values
     inside = set(map(id, flattened(blocks)))
-    layers: dict[str, Any] = {
-        name: tuple(outputs_first(module.weight, kind_of(module)).flatten(1).shape)
-        for name, (module, spec) in chosen.items()
-        if spec.weight is not None
-        and id(module.weight) in inside
-        and module.weight.ndim > 1
-    }
+    layers = dict[str, Any]()
+    for name, (module, spec) in chosen.items():
+        weight = module.weight
+        is_matrix = id(weight) in inside and weight.ndim > 1
+        if spec.weight is not None and is_matrix:
+            layers[name] = tuple(
+                outputs_first(weight, kind_of(module)).flatten(1).shape
+            )
     block = max(map(_count, blocks), default=0) * dtype_of(model.config).itemsize
     config = _text(model)
     heads = _whole(config, "num_attention_heads")
     # families such as Gemma have heads wider than hidden_size / num_attention_heads
     width = _whole(config, "head_dim") or _whole(config, "hidden_size") // max(1, heads)
-    head = (
-        model.get_output_embeddings()
-        if hasattr(model, "get_output_embeddings")
-        else None
-    )
-    weight = getattr(head, "weight", None)
+    head = None
+    if hasattr(model, "get_output_embeddings"):
+        head = model.get_output_embeddings()
+    head_weight = getattr(head, "weight", None)
     shares = _shares(model, layers)
     return Shapes(
         layers,
@@ -359,8 +356,8 @@ def shapes_of(
         tokens,
         samples,
         attention=heads * width * len(blocks),
-        head=0 if weight is None else weight.numel(),
-        vocabulary=0 if weight is None else len(weight),
+        head=0 if head_weight is None else head_weight.numel(),
+        vocabulary=0 if head_weight is None else len(head_weight),
         shares=shares,
         idle=_idle(layers, shares),
     )
@@ -443,6 +440,11 @@ def _work(
     if cost.elements:
         seconds += cost.elements / speed.elements()
     return seconds
+
+
+def _block_parameters(model: PreTrainedModel) -> list[list[Any]]:
+    """Return the parameters of each block."""
+    return [list(block.parameters()) for block in blocks_of(model).values()]
 
 
 def _count(parameters: Iterable[Any]) -> int:
@@ -564,7 +566,8 @@ def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:
 
 
 def _product_rate(dtype: torch.dtype) -> float:
-    weight, x = (torch.ones(rows, _COLUMNS, dtype=dtype) for rows in (_ROWS, _TOKENS))
+    weight = torch.ones(_ROWS, _COLUMNS, dtype=dtype)
+    x = torch.ones(_TOKENS, _COLUMNS, dtype=dtype)
     return float(_TOKENS * weight.numel()) / _seconds(
         # the range of the output, as observers ask for it after each layer
         lambda: torch.aminmax(torch.nn.functional.linear(x, weight)),
@@ -589,10 +592,8 @@ def _rounding_rate(spec: TensorSpec, dtype: torch.dtype) -> float:
 def _column_rate() -> float:
     weight = torch.linspace(-1, 1, _SOME * _SWEPT).reshape(_SOME, _SWEPT)
     # any format will do: a step over short columns has a constant runtime
-    steps, solver = (
-        TensorLevels.of(quantize(weight, TensorSpec("int8"))),
-        Solver.of(torch.eye(_SWEPT)),
-    )
+    steps = TensorLevels.of(quantize(weight, TensorSpec("int8")))
+    solver = Solver.of(torch.eye(_SWEPT))
     assert steps is not None
     return _SWEPT / _seconds(lambda: solver.quantize(weight, [steps]))
 
@@ -604,7 +605,7 @@ def _reading_rate(source: FloatCheckpoint) -> float:
     the disk counts, waiting for a processor does not.
     """
     file: Path = max(
-        {tensor.path for tensor in source.reader.tensors.values()},
+        tensor_files(source.reader),
         key=lambda each: each.stat().st_size,
     )
     rates = list[float]()

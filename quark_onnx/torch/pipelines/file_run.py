@@ -43,7 +43,6 @@ from quark_onnx.torch.models.attention import install_attention_hooks
 from quark_onnx.torch.models.names import (
     outside_of,
     persistent_buffers,
-    within,
     within_any,
 )
 from quark_onnx.torch.models.quantized_layer import (
@@ -185,18 +184,15 @@ class FileRun:
         start = f"{name}." if name else ""
         own = [*dict(module.named_parameters(recurse=False))]
         own += persistent_buffers(module)
-        for key in own:
-            twin = self.sources.tied.get(start + key)
+        for end in own:
+            key = f"{start}{end}"
+            twin = self.sources.tied.get(key)
             # the twin is written with its own module, unless that is quantized and so has codes
             # alone
             written = twin is None or twin.rpartition(".")[0] in self.chosen
-            if (
-                start + key in self.sources
-                and written
-                and not self._is_copied(start + key)
-            ):
-                yield self.sources.key_of(start + key), self.sources.get(start + key)
-                self.sources.mark(start + key)
+            if key in self.sources and written and not self._is_copied(key):
+                yield self.sources.key_of(key), self.sources.get(key)
+                self.sources.mark(key)
 
     def measured(
         self,
@@ -235,9 +231,7 @@ class FileRun:
                 if watching.unseen(name, scales)
             }
             for name, module in self.model.named_modules():
-                if name not in later and not any(
-                    within(name, block) for block in blocks
-                ):
+                if name not in later and not within_any(name, blocks):
                     yield from self._outside(name, module, scales)
             # algorithms on the full model need all blocks, with codes and float weights, in memory
             if finalizers(self.config):
@@ -302,17 +296,22 @@ class FileRun:
             )
         except DataError as error:
             # an empty parameter fails with an error of torch that names no tensor
-            front = _outside(self.model, blocks)
-            empty_ones = (
-                f"{name}.{each}" for name in front for each in missing_of(front[name])
-            )
-            lost = next((name for name in empty_ones if name not in self.sources), None)
+            # an empty parameter fails with an error of torch that names no tensor
+            lost = self._lost_outside(blocks)
             if lost is None:
                 raise
             raise ModelError(
                 f"the checkpoint {self.sources.reader.folder} has no tensor for {lost}:"
                 f" {error}",
             ) from error
+
+    def _lost_outside(self, blocks: Iterable[str]) -> str | None:
+        """Return a parameter outside of the blocks that the checkpoint lacks, or None."""
+        for name, module in _outside(self.model, blocks).items():
+            for end in missing_of(module):
+                if f"{name}.{end}" not in self.sources:
+                    return f"{name}.{end}"
+        return None
 
     def _whole(
         self,
@@ -337,7 +336,8 @@ class FileRun:
         scales = watching.scales(self.config.least_of)
         self.report.note_borrowing(watching.borrowing)
         modules = list(self.model.named_modules())
-        for name in [name for name in self.chosen if watching.unseen(name, scales)]:
+        unseen = [name for name in self.chosen if watching.unseen(name, scales)]
+        for name in unseen:
             # the same rule as in ``block.finish`` and ``in_memory``
             if within_any(name, blocks):
                 self.chosen[name] = (
@@ -360,11 +360,10 @@ class FileRun:
         scales: Scales,
     ) -> Iterator[tuple[str, Any]]:
         """Yield the codes or the stored tensors of a module outside of the blocks."""
-        yield from (
-            self._one(name, module, scales)
-            if name in self.chosen
-            else self._untouched(name, module)
-        )
+        if name in self.chosen:
+            yield from self._one(name, module, scales)
+        else:
+            yield from self._untouched(name, module)
 
     def _after(
         self,
@@ -454,9 +453,8 @@ class FileRun:
                     self._mark(name, block)
                     states = journal.hidden(index, walk.states)
                     walk.states = [state.to(self.device) for state in states]
-                yield from sorted(
-                    tensors.items(),
-                )  # since a journal returns tensors in a different order
+                # since a journal returns tensors in a different order
+                yield from sorted(tensors.items())
                 bar.update(index + 1)
                 empty(block)
                 # QuantizedLayers have replaced the layers in the block, which still hold float
@@ -627,11 +625,9 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
 
     The stored tensor is returned if the values are equal.
     """
-    return (
-        stored
-        if torch.equal(tensor, stored.to(tensor.dtype))
-        else tensor.to(stored.dtype)
-    )
+    if torch.equal(tensor, stored.to(tensor.dtype)):
+        return stored
+    return tensor.to(stored.dtype)
 
 
 def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from quark_onnx.torch.pipelines.block import (
     missing_data,
     needs_data,
     rotations_of,
+    specs_of,
 )
 from quark_onnx.torch.pipelines.file_run import FileRun
 from quark_onnx.torch.pipelines.in_memory import check_ranks, chosen_layers
@@ -129,11 +130,7 @@ def quantize_checkpoint(  # noqa: PLR0913
         data = distributed.own_part(list(batches(data or ()))) if measured else None
     # before rotations, which rename layers
     notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
-    report = TorchReport(
-        {name: spec for name, (_, spec) in chosen.items()},
-        kept,
-        notes,
-    )
+    report = TorchReport(specs_of(chosen), kept, notes)
     others = other_files(source.folder)
     content = read_json(source.folder / "config.json")
     run = FileRun(

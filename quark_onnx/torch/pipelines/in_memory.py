@@ -35,7 +35,7 @@ from quark_onnx.torch.models.float_weights import (
     reason_of,
 )
 from quark_onnx.torch.models.mixtures import routers_of
-from quark_onnx.torch.models.names import within
+from quark_onnx.torch.models.names import within_any
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
@@ -60,6 +60,7 @@ from quark_onnx.torch.pipelines.block import (
     quantize_block,
     quantize_data_free,
     rotations_of,
+    specs_of,
     weight_algorithms,
 )
 from quark_onnx.torch.pipelines.report import TorchReport
@@ -84,18 +85,17 @@ def chosen_layers(
         ConfigError: a name of the configuration matches no layer, or no layer would be quantized.
     """
     # modules have no operators between them, which an exported graph has
-    if operators := [kind for kind, _ in config.types if kind in OPERATORS]:
-        raise ConfigError(
-            f"types names {operators[0]!r}, an operator; quantize_graph quantizes"
-            " those, in exported models",
-        )
+    for kind, _ in config.types:
+        if kind in OPERATORS:
+            raise ConfigError(
+                f"types names {kind!r}, an operator; quantize_graph quantizes"
+                " those, in exported models",
+            )
     found = layers_of(model)
     # subclasses of Linear and other layers that compute something else, with the reason
-    unlike = {
-        name: why
-        for name, module in model.named_modules()
-        if (why := unlike_its_base(module))
-    }
+    unlike = present_values(
+        {name: unlike_its_base(module) for name, module in model.named_modules()}
+    )
     for glob in config.named:
         if not matching(found, glob):
             for name in matching(unlike, glob):
@@ -174,11 +174,7 @@ def quantize_model(
         # rotations may wrap layers, which then have other names
         chosen = rotated.renamed(chosen)
         notes += rotated.notes
-    report = TorchReport(
-        {name: spec for name, (_, spec) in chosen.items()},
-        kept,
-        notes,
-    )
+    report = TorchReport(specs_of(chosen), kept, notes)
     # the model is not run, and layers are independent of each other
     if data is None or not needs_data(chosen, config):
         made = dict[str, Any]()
@@ -237,9 +233,10 @@ def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
     Only activations are quantized if an algorithm chooses weight codes, since the algorithm
     compensates the weight error (SpinQuant, section 4.2).
     """
-    if not weight_algorithms(config) or all(
-        spec.input is None for _, spec in chosen.values()
-    ):
+    if not weight_algorithms(config):
+        return chosen
+    # without activations nothing would be left to learn from
+    if all(spec.input is None for _, spec in chosen.values()):
         return chosen
     return {
         name: (module, spec.with_(weight=None))
@@ -248,37 +245,24 @@ def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
 
 
 def _check_float(model: nn.Module) -> None:
-    found = next(
-        (
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, QuantizedLayer)
-        ),
-        None,
-    )
-    if found is not None:
-        raise ModelError(
-            f"{found or 'the model'} is quantized already; start from the float model",
-        )
+    """Raise ModelError if a model is quantized, a layer alone, or without weights."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLayer):
+            raise ModelError(
+                f"{name or 'the model'} is quantized already; start from the float model",
+            )
     if kind_of(model) is not None:
         raise ModelError(
             f"the model is a single {type(model).__name__}; put it into a module, as"
             " nn.Sequential(model)",
         )
-    absent = next(
-        (
-            name
-            for name, parameter in model.named_parameters()
-            if parameter.device.type == "meta"
-        ),
-        None,
-    )
-    if absent is not None:
-        raise ModelError(
-            f"{absent} holds no numbers: it was not loaded, or is offloaded; load the"
-            " model onto devices, or quantize its folder file to file (quark-onnx llm"
-            " ptq), which takes less memory",
-        )
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ModelError(
+                f"{name} holds no numbers: it was not loaded, or is offloaded; load the"
+                " model onto devices, or quantize its folder file to file (quark-onnx llm"
+                " ptq), which takes less memory",
+            )
 
 
 def _walk(  # noqa: C901, PLR0913
@@ -377,14 +361,11 @@ def _reached(
     """
     blocks, scales = blocks_of(model), watching.scales(config.least_of)
     found = dict(layers)
+    # ``finish`` quantizes the weight alone, within blocks and in a model without blocks
+    if not blocks:
+        return found
     for name in layers:
-        if (
-            blocks
-            # within a block, ``finish`` quantizes the weight alone; a model without blocks does so,
-            # too
-            and watching.unseen(name, scales)
-            and not any(within(name, block) for block in blocks)
-        ):
+        if watching.unseen(name, scales) and not within_any(name, blocks):
             report.stay_float(name)
             del found[name]
     return found

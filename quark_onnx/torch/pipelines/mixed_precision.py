@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -90,14 +91,14 @@ class Mixture:
     @property
     def bits(self) -> float:
         """Return the bits per weight, with scales."""
-        return sum(each.chosen.bits for each in self.groups) / sum(
-            each.weights for each in self.groups
-        )
+        bits = sum(map(attrgetter("chosen.bits"), self.groups))
+        weights = sum(map(attrgetter("weights"), self.groups))
+        return float(bits / weights)
 
     @property
     def divergence(self) -> float:
         """Return the sum of the groups' divergences, in nats per token."""
-        return sum(each.chosen.divergence for each in self.groups)
+        return float(sum(map(attrgetter("chosen.divergence"), self.groups)))
 
 
 def mix(  # noqa: PLR0913
@@ -226,8 +227,11 @@ def _groups(
     for name, block in blocks.items():
         part = inside(chosen, name)
         calls = walk.calls(name)
-        stages = stages_of(block, part, calls[0]) if part and calls else []
-        for place, group in enumerate(flattened(stage.groups for stage in stages)):
+        if not part or not calls:
+            continue
+        stages = stages_of(block, part, calls[0])
+        groups = flattened(map(attrgetter("groups"), stages))
+        for place, group in enumerate(groups):
             for layer in group:
                 # experts have different inputs, and one scheme in clients
                 key = next(filter(layer.startswith, experts), (name, place))
@@ -267,14 +271,12 @@ def _measured(  # noqa: PLR0913
                 divergence = _divergence(model, made, samples, wanted)
                 options[names].append(Option(name, _bits(made), divergence))
                 bar.update(place * len(groups) + count)
-    # weights alone, as the budget is in bits per weight
-    weights = {
-        names: sum(chosen[each][0].weight.numel() for each in names) for names in groups
-    }
-    return [
-        (names, weights[names], tuple(sorted(found, key=_size)))
-        for names, found in options.items()
-    ]
+    measured: Measured = []
+    for names, found in options.items():
+        # weights alone, as the budget is in bits per weight
+        weights = sum(chosen[each][0].weight.numel() for each in names)
+        measured.append((names, weights, tuple(sorted(found, key=_size))))
+    return measured
 
 
 def _quantized(
@@ -369,15 +371,10 @@ def spend(found: Measured, bits: float) -> tuple[Group, ...]:
         # the index is negative, see ``_steps``
         places[-index] += 1
         spent += cost
-    return tuple(
-        Group(names, weights, options, way[place])
-        for (names, weights, options), way, place in zip(
-            found,
-            ways,
-            places,
-            strict=True,
-        )
-    )
+    groups = list[Group]()
+    for (names, weights, options), way, place in zip(found, ways, places, strict=True):
+        groups.append(Group(names, weights, options, way[place]))
+    return tuple(groups)
 
 
 def _steps(

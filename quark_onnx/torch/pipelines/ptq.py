@@ -245,13 +245,12 @@ def _estimate(
         # without algorithms and measured scales the model is not run at all
         used = (samples, length) if config.measures else (0, 0)
         shorter["without --algorithm, as --recipe fast"] = estimated(*used, ())
-    useful = tuple(
-        (option, each.seconds)
-        for option, each in shorter.items()
+    useful = list[tuple[str, float]]()
+    for option, each in shorter.items():
         # reading and writing remain, so that less data may save next to nothing
-        if each.seconds < _USEFUL * found.seconds
-    )
-    return replace(found, shorter=useful)
+        if each.seconds < _USEFUL * found.seconds:
+            useful.append((option, each.seconds))
+    return replace(found, shorter=tuple(useful))
 
 
 def _evaluated(held_out: Sequence[Any] | None, judges: Sequence[Any]) -> list[int]:
@@ -293,17 +292,13 @@ def text_windows(
     windows = read_windows(text.source, tokenizer, text.length, text.count, spare)
     # an index beyond the embedding would stop the run with torch's "index out of range in self"
     count = vocabulary_of(model)
-    odd = (
-        int(end)
-        for window in windows
-        for end in (window.min(), window.max())
-        if not 0 <= end < count
-    )
-    if (found := next(odd, None)) is not None:
-        raise DataError(
-            f"{text.source} has the token id {found}, but those of the model are 0 to"
-            f" {count - 1}; give token ids of its own tokenizer",
-        )
+    for window in windows:
+        for end in (int(window.min()), int(window.max())):
+            if not 0 <= end < count:
+                raise DataError(
+                    f"{text.source} has the token id {end}, but those of the model are 0"
+                    f" to {count - 1}; give token ids of its own tokenizer",
+                )
     return windows
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any
 
-from quark_onnx.containers import grouped, present_values
+from quark_onnx.containers import grouped_by, present_values
 from quark_onnx.report import percentage
 from quark_onnx.reported import Reported
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
@@ -62,7 +63,7 @@ class TorchReport(Reported):
     def algorithms(self) -> list[str]:
         """The names of the algorithms with outcomes, in the order of execution."""
         # a dictionary keeps the order, which a set would lose
-        return list(dict.fromkeys(outcome.algorithm for outcome in self.outcomes))
+        return list(dict.fromkeys(map(attrgetter("algorithm"), self.outcomes)))
 
     def gains(self) -> dict[str, str]:
         """Return a one-line summary of the error reduction of each algorithm, by name.
@@ -70,25 +71,16 @@ class TorchReport(Reported):
         >>> TorchReport(outcomes=[Outcome("q", "gptq", 0.2, 0.1), Outcome("k", "gptq", 0.0, 0.0)]).gains()
         {'gptq': 'the error of 1 of 2 is less, by 50 % (median)'}
         """  # noqa: E501
-        found = dict[str, str]()
-        for name in self.algorithms:
-            own = [each for each in self.outcomes if each.algorithm == name]
-            less = sorted(
-                1 - each.after / each.before for each in own if each.after < each.before
-            )
-            # the upper median: it is an error that a layer has, not a mean of two
-            middle = f", by {percentage(less[len(less) // 2])} (median)" if less else ""
-            found[name] = f"the error of {len(less)} of {len(own)} is less{middle}"
-        return found
+        outcomes = grouped_by(self.outcomes, attrgetter("algorithm"))
+        return {name: _gain(outcomes[name]) for name in self.algorithms}
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
         """Add notes on algorithms without an outcome, and on inactive layers."""
         # layers by algorithm
-        unreached = grouped(
-            (outcome.algorithm, outcome.layer)
-            for outcome in self.outcomes
-            if outcome.note == UNREACHED
-        )
+        unreached = dict[str, list[str]]()
+        for outcome in self.outcomes:
+            if outcome.note == UNREACHED:
+                unreached.setdefault(outcome.algorithm, []).append(outcome.layer)
         for name in self.algorithms:
             if name in unreached:
                 self.notes.append(
@@ -112,16 +104,20 @@ class TorchReport(Reported):
         """
         # data-free algorithms work on single weights, and so outside of the blocks, too
         rounders = at_stage(algorithms, "weights")
-        learning = " and ".join(each.name for each in rounders if each.needs_data)
-        alone = " and ".join(each.name for each in rounders if not each.needs_data)
-        how = f"by {alone} alone" if alone else "to the nearest"
+        learning, alone = list[str](), list[str]()
+        for rounder in rounders:
+            names_of_kind = learning if rounder.needs_data else alone
+            names_of_kind.append(rounder.name)
+        # without an algorithm that learns, all weights are rounded alike, and there is nothing to
+        # note
+        if not learning:
+            return
+        how = f"by {' and '.join(alone)} alone" if alone else "to the nearest"
         for name in names:
-            # without an algorithm that learns, all weights are rounded alike, and there is nothing
-            # to note
-            if learning and self.quantized[name].weight is not None:
+            if self.quantized[name].weight is not None:
                 self.notes.append(
-                    f"{name} lies outside of the blocks that {learning} works on: it is"
-                    f" rounded {how}",
+                    f"{name} lies outside of the blocks that {' and '.join(learning)}"
+                    f" works on: it is rounded {how}",
                 )
 
     def weight_only(self, name: str) -> LayerSpec:
@@ -135,11 +131,11 @@ class TorchReport(Reported):
 
     def note_borrowing(self, names: Iterable[str]) -> None:
         """Add notes on experts that take the input scale of other experts."""
-        self.notes += [
-            f"{name} was not run on the data: its input scale is the greatest of the"
-            " other experts"
-            for name in names
-        ]
+        for name in names:
+            self.notes.append(
+                f"{name} was not run on the data: its input scale is the greatest of"
+                " the other experts",
+            )
 
     def stay_float(self, name: str) -> None:
         """Note that an inactive layer outside of the blocks stays float."""
@@ -149,6 +145,24 @@ class TorchReport(Reported):
         )
         self.kept[name] = "it was not run on the data"
         del self.quantized[name]
+
+
+def _gain(outcomes: list[Outcome]) -> str:
+    """Return a one-line summary of the error reduction of an algorithm.
+
+    Args:
+        outcomes: the outcomes of the algorithm.
+    """
+    reductions = list[float]()
+    for outcome in outcomes:
+        if outcome.after < outcome.before:
+            reductions.append(1 - outcome.after / outcome.before)
+    text = f"the error of {len(reductions)} of {len(outcomes)} is less"
+    if not reductions:
+        return text
+    # the upper median: it is an error that a layer has, not a mean of two
+    median = sorted(reductions)[len(reductions) // 2]
+    return f"{text}, by {percentage(median)} (median)"
 
 
 def _are(layers: list[str]) -> str:

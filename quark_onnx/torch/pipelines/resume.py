@@ -133,15 +133,12 @@ class BlockJournal:
             # leftovers
             if state.exists():
                 found = json.loads(state.read_text(encoding="utf-8"))
-                other = next(
-                    (key for key in self._marks if found.get(key) != self._marks[key]),
-                    None,
-                )
-                if other is not None:
-                    raise ConfigError(
-                        f"{self._folder} holds the work of another run: its {other}"
-                        " differs; name another folder to resume from, or remove it",
-                    )
+                for key, mark in self._marks.items():
+                    if found.get(key) != mark:
+                        raise ConfigError(
+                            f"{self._folder} holds the work of another run: its {key}"
+                            " differs; name another folder to resume from, or remove it",
+                        )
                 self._last = self._whole_until()
             else:
                 self._clear()
@@ -216,13 +213,9 @@ class BlockJournal:
 
     def state(self, index: int) -> State:
         """Return the state file of an algorithm on all blocks."""
-        return State(
-            (
-                None
-                if self._folder is None
-                else self._folder / f"end-{index:05}.safetensors"
-            ),
-        )
+        if self._folder is None:
+            return State(None)
+        return State(self._folder / f"end-{index:05}.safetensors")
 
     def _block(self, index: int) -> Path:
         assert self._folder is not None

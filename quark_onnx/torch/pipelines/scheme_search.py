@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 from calibrators.scratch import ScratchFolder, written
@@ -24,6 +25,7 @@ from quark_onnx.torch.config.scheme_clients import (
 )
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq
+from quark_onnx.torch.pipelines.tensor_files import tensor_files
 from quark_onnx.version import __version__
 
 #: Algorithms for weight-only schemes, by ascending runtime.
@@ -183,7 +185,7 @@ def search_schemes(  # noqa: PLR0913
     start = time.monotonic()
     mark = _mark(source, text)
     trials = _read(journal, mark)
-    done = {trial.candidate for trial in trials}
+    done = set(map(attrgetter("candidate"), trials))
     untried = list[Candidate]()
     for candidate in candidates:
         # a candidate with an error counts as done, since it would fail again
@@ -253,7 +255,7 @@ def _trial(
 
 def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
     """Return the values that identify a search."""
-    files = {tensor.path for tensor in source.reader.tensors.values()}
+    files = tensor_files(source.reader)
     # size instead of content, which would take minutes to read
     sizes = sorted((path.name, path.stat().st_size) for path in files)
     return {
@@ -276,11 +278,11 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
         trials = [Trial(**each) for each in found.pop("trials")]
     except (ValueError, TypeError, KeyError, OSError) as error:
         raise ConfigError(f"{journal} is no journal of a search: {error}") from error
-    other = next((key for key in mark if found.get(key) != mark[key]), None)
-    if other is not None:
-        raise ConfigError(
-            f"{journal} holds another search: its {other} differs; name another folder",
-        )
+    for key, value in mark.items():
+        if found.get(key) != value:
+            raise ConfigError(
+                f"{journal} holds another search: its {key} differs; name another folder",
+            )
     return trials
 
 

@@ -25,6 +25,7 @@ from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.tensor_files import size_of_files
 from quark_onnx.torch.runtime.memory import available, release_memory
 from quark_onnx.torch.runtime.reductions import total
 from quark_onnx.torch.validate.checkpoint import read
@@ -141,8 +142,11 @@ class CheckpointVerdict(Reported):
                 f"  layers are not compared one by one: {names} changed their inputs"
             )
         if self.advice:
-            options = f": {self.options}" if self.options and not self.command else ""
-            found.append(f"  next: {self.advice}{options}")
+            step = f"  next: {self.advice}"
+            # the command line holds the options, where it is known
+            if self.options and not self.command:
+                step = f"{step}: {self.options}"
+            found.append(step)
         if self.command:
             found.append(f"    {self.command}")
         return found
@@ -193,8 +197,8 @@ def judge(  # noqa: PLR0913
     """
     before, after = source.reader, Reader(Path(checkpoint))
     sizes = CheckpointVerdict(
-        _bytes(before),
-        _bytes(after),
+        size_of_files(before),
+        size_of_files(after),
         _weights(before),
         quantized_bits=_quantized_bits(source.folder, Path(checkpoint)),
     )
@@ -299,12 +303,6 @@ def _reason(sizes: CheckpointVerdict, windows: Sequence[Any]) -> str:
     return ""
 
 
-def _bytes(reader: Reader) -> int:
-    """Return the size of all tensor files of a checkpoint."""
-    files = {tensor.path for tensor in reader.tensors.values()}
-    return sum(file.stat().st_size for file in files)
-
-
 def _weights(reader: Reader) -> int:
     """Return the number of elements of all tensors of a float checkpoint."""
     return sum(torch.Size(tensor.shape).numel() for tensor in reader.tensors.values())
@@ -329,11 +327,9 @@ def _quantized_bits(source: Path, checkpoint: Path) -> float | None:
             continue
         # values of the float weight: packed shapes do not tell how many there are
         weights += before.count
-        size += sum(
-            tensor.size
-            for end, tensor in module.tensors.items()
-            if end.startswith(_OF_WEIGHTS)
-        )
+        for end, tensor in module.tensors.items():
+            if end.startswith(_OF_WEIGHTS):
+                size += tensor.size
     return 8 * size / weights if weights else None
 
 
@@ -399,33 +395,34 @@ def _scores(
 
 def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
     """Return the relative output error of each quantized layer on float inputs."""
-    layers = {
-        name: module
-        for name, module in quantized.named_modules()
-        if isinstance(module, QuantizedLayer)
-    }
-    # names are equal, except for experts, which a checkpoint may split
     floats = dict(model.named_modules())
+    # names are equal, except for experts, which a checkpoint may split
+    pairs = dict[str, tuple[nn.Module, QuantizedLayer]]()
+    for name, module in quantized.named_modules():
+        if isinstance(module, QuantizedLayer) and name in floats:
+            pairs[name] = floats[name], module
     found = dict[str, float]()
-    with _compared(
-        {name: floats[name] for name in layers if name in floats}, layers, found
-    ):
+    with _compared(pairs, found):
         model(input_ids=torch.as_tensor(window).long()[None])
     return found
 
 
 @contextmanager
 def _compared(
-    floats: Mapping[str, Any],
-    layers: Mapping[str, Any],
+    pairs: Mapping[str, tuple[nn.Module, QuantizedLayer]],
     found: dict[str, float],
 ) -> Iterator[None]:
-    """Run quantized layers on the inputs of the float layers, and record the errors."""
+    """Run quantized layers on the inputs of the float layers, and record the errors.
 
-    def comparing(name: str) -> Any:
+    Args:
+        pairs: float and quantized layers by name.
+        found: receives the relative errors by name.
+    """
+
+    def comparing(name: str, quantized: QuantizedLayer) -> Any:
         def hook(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             exact = output.double()
-            error = total((layers[name](*inputs).double() - exact).square())
+            error = total((quantized(*inputs).double() - exact).square())
             # an output of zeros would divide by 0
             power = total(exact.square()).clamp(1e-30 * exact.numel())
             found[name] = float(error / power)
@@ -433,7 +430,8 @@ def _compared(
         return hook
 
     handles = [
-        module.register_forward_hook(comparing(name)) for name, module in floats.items()
+        layer.register_forward_hook(comparing(name, quantized))
+        for name, (layer, quantized) in pairs.items()
     ]
     try:
         yield
@@ -518,6 +516,6 @@ def file_size(count: int) -> str:
     >>> file_size(5 << 19)
     '2.5 MiB'
     """
-    return (
-        f"{count / 2**30:.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:.1f} MiB"
-    )
+    if count >= 1 << 30:
+        return f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**20:.1f} MiB"

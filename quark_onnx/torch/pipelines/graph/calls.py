@@ -6,13 +6,22 @@ import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from quark_onnx.containers import flattened, grouped, names_of, present, subset, without
+from quark_onnx.containers import (
+    flattened,
+    grouped,
+    names_of,
+    present,
+    subset,
+    values_at,
+    without,
+)
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
 
@@ -103,9 +112,10 @@ def _schema_of(node: Node) -> Any:
 def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of an ATen operator by parameter name, with the defaults."""
     parameters = _schema_of(node).arguments
-    found = {
-        each.name: each.default_value for each in parameters if each.has_default_value()
-    }
+    found = dict[str, Any]()
+    for parameter in parameters:
+        if parameter.has_default_value():
+            found[parameter.name] = parameter.default_value
     return {
         **found,
         # arguments override defaults, and keywords follow the positional ones
@@ -177,15 +187,13 @@ class LayerCalls:
     @property
     def inputs(self) -> tuple[Any, ...]:
         """Return the input of each call (the indices of an embedding)."""
-        return tuple(each[0] for each in self.operands)
+        return tuple(map(itemgetter(0), self.operands))
 
     @property
     def operands(self) -> tuple[tuple[Any, ...], ...]:
         """Return the arguments for a module in place of each call."""
         names = _OPERANDS.get(self.kind, ("input",))
-        return tuple(
-            tuple(arguments(node)[name] for name in names) for node in self.nodes
-        )
+        return tuple(tuple(values_at(arguments(node), names)) for node in self.nodes)
 
 
 def layers_of_graph(
@@ -294,10 +302,10 @@ def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> An
         )
     else:
         groups = rest["groups"]
-        size = (
-            # weights hold the channels of one group: (out, in / groups) or (in, out / groups)
-            (columns * groups, rows) if kind == "Conv2d" else (rows, columns * groups)
-        )
+        # weights hold the channels of one group: (out, in / groups) or (in, out / groups)
+        size = (rows, columns * groups)
+        if kind == "Conv2d":
+            size = (columns * groups, rows)
         layer = getattr(nn, kind)(
             *size,
             tuple(weight.shape[2:]),
@@ -330,7 +338,12 @@ def root_of(node: Node) -> Node:
 
 def activations_of(graph: Graph) -> set[Any]:
     """Return the activations that are fused with the preceding operator."""
-    return {fused(node) for node in graph.nodes if fused(node) is not node}
+    found = set[Any]()
+    for node in graph.nodes:
+        activation = fused(node)
+        if activation is not node:
+            found.add(activation)
+    return found
 
 
 def operators_of(module: GraphModule) -> Iterator[Any]:
@@ -365,13 +378,15 @@ def with_single_bags(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.target is not _BAG:
             continue
-        results = {
-            user.args[1]: user for user in node.users if user.target is operator.getitem
-        }
+        results = dict[Any, Node]()
+        for user in node.users:
+            if user.target is operator.getitem:
+                results[user.args[1]] = user
         # a reader of all results, or of the positions, needs the original operator
-        if len(results) < len(node.users) or any(
-            user.users for place, user in results.items() if place
-        ):
+        positions = without(results, [0])
+        if len(results) < len(node.users):
+            continue
+        if any(map(attrgetter("users"), positions.values())):
             continue
         with graph.inserting_after(node):
             single = graph.call_function(bag, node.args, node.kwargs)
@@ -418,12 +433,10 @@ def without_mutations(graph: Graph) -> str | None:
         name = operator_of(node)
         if not name or not _schema_of(node).is_mutable:
             continue
+        anew = None
         # ``add_`` becomes ``add``: a trailing underscore stands for in place
-        anew = (
-            getattr(torch.ops.aten, name.removesuffix("_"), None)
-            if name.endswith("_")
-            else None
-        )
+        if name.endswith("_"):
+            anew = getattr(torch.ops.aten, name.removesuffix("_"), None)
         overload = node.target._overloadname
         if anew is not None and overload in anew.overloads() and _is_own(node.args[0]):
             node.target = getattr(anew, overload)
@@ -528,7 +541,9 @@ def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) 
 
     The batch norm is ``(y - mean) * factor * weight + bias``.
     """
-    layer, factor = calls.layer, factor if weight is None else factor * weight
+    layer = calls.layer
+    if weight is not None:
+        factor = factor * weight
     own, dtype = layer.weight.double(), layer.weight.dtype
     if calls.kind == "Conv2d":
         # (outputs, inputs / groups, height, width): a factor for each output
@@ -538,10 +553,10 @@ def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) 
         # (groups, inputs / groups, outputs / groups, height, width)
         own = own.unflatten(0, (groups, -1)) * factor.view(groups, 1, -1, 1, 1)
         own = own.flatten(0, 1)
-    offset = (
-        # a convolution before a norm mostly has no bias
-        -mean * factor if layer.bias is None else (layer.bias.double() - mean) * factor
-    )
-    offset = offset if bias is None else offset + bias
+    # a convolution before a norm mostly has no bias
+    before = -mean if layer.bias is None else layer.bias.double() - mean
+    offset = before * factor
+    if bias is not None:
+        offset = offset + bias
     layer.weight = nn.Parameter(own.to(dtype), requires_grad=False)
     layer.bias = nn.Parameter(offset.to(dtype), requires_grad=False)

@@ -161,10 +161,8 @@ class Roundings:
         if not data:
             raise DataError("the calibration data is empty")
         graph = self._module.graph
-        device = next(
-            (each.device for each in self._module.parameters()),
-            torch.device("cpu"),
-        )
+        parameter = next(self._module.parameters(), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
         watched, nodes = dict[Scale, Observer](), list[Any]()
         for scale, what in wanted.items():
             watched[scale] = Observer(scale.spec, what, device)
@@ -251,14 +249,9 @@ class Roundings:
         behind = tensor
         # placeholders have to come first in a graph
         if tensor.op in ("get_attr", "placeholder"):
-            nodes = list(graph.nodes)
-            behind = nodes[
-                max(
-                    place
-                    for place, node in enumerate(nodes)
-                    if node is tensor or node.op == "placeholder"
-                )
-            ]
+            for node in graph.nodes:
+                if node is tensor or node.op == "placeholder":
+                    behind = node
         with graph.inserting_after(behind):
             return graph.call_module(name, (tensor,))
 
