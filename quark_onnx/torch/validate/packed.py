@@ -170,10 +170,8 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
     Args:
         checkpoint: the checkpoint.
         slots_of: function that returns (out, in) and the required tensors of a layer, by its
-            packed weight and the configuration.
+            packed weight and the configuration of the layer.
     """
-    entries = checkpoint.quantization
-    group = _group_size(entries)
     for module in checkpoint.modules.values():
         weight = module.weight
         # norms, embeddings and layers that were left out
@@ -188,8 +186,10 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
                 f"{weight}; a layer is float, or a matrix called qweight",
             )
             continue
+        entries = _entries_of(module.name, checkpoint.quantization)
         size, slots = slots_of(weight, entries)
         demanded = size_of(module.name, checkpoint.text_config)
+        group = _group_size(entries)
         yield from quantized_findings(module, size, demanded, slots, group)
 
 
@@ -208,7 +208,7 @@ def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
 def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     """Return the size and slots of GPTQ: several inputs in an int32."""
     # qweight is (in * bits / 32, out), and scales are (groups, out)
-    bits = _override(weight.name, entries) or entries["bits"]
+    bits = entries["bits"]
     rows, columns = weight.shape
     into = rows * 32 // bits
     groups = _groups(into, entries.get("group_size"))
@@ -221,14 +221,21 @@ def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     }
 
 
-def _override(name: str, entries: dict[str, Any]) -> int | None:
-    """Return the bits of a layer by a rule of GPTQModel's ``dynamic``, or None."""
+def _entries_of(name: str, entries: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a layer, by the rules of GPTQModel's ``dynamic``.
+
+    The first rule that matches holds, as in ``get_dynamic_override`` of vLLM's gptq_utils.py.
+
+    Args:
+        name: name of the layer.
+        entries: the configuration of the checkpoint.
+    """
     for pattern, change in (entries.get("dynamic") or {}).items():
-        bits = object_of(change).get("bits")
         # "+:" is the default of a rule; "-:" excludes layers, and matches no name here
-        if type(bits) is int and re.match(pattern.removeprefix("+:"), name):
-            return bits
-    return None
+        if re.match(pattern.removeprefix("+:"), name):
+            changed = subset(object_of(change), ("bits", "group_size"))
+            return {**entries, **changed}
+    return entries
 
 
 def _groups(into: int, group: Any) -> int:

@@ -1262,6 +1262,21 @@ def test_weights_that_are_cast_alone_have_no_scale(tmp_path: Path) -> None:
     }  # amd-quark 0.13 asks for a qscheme
 
 
+def test_groups_of_single_layers_in_gptq(tmp_path: Path) -> None:
+    """A rule of ``dynamic`` changes the groups of the layers whose whole name it matches."""
+    draft = drafts.gptq()
+    draft.quantization["dynamic"] = {r"+:.*\.down_proj$": {"group_size": 16}}
+    for name, (out, into) in drafts.LINEARS.items():
+        if name.endswith("down_proj"):
+            draft.tensors[f"{name}.qzeros"] = ("I32", (into // 16, out // 8))
+            draft.tensors[f"{name}.scales"] = ("F16", (into // 16, out))
+    verdict = validate(draft.write(tmp_path / "groups"), "vllm")
+    assert verdict.findings == ()
+    del draft.quantization["dynamic"]
+    verdict = validate(draft.write(tmp_path / "equal"), "vllm")
+    assert {finding.rule for finding in verdict.findings} == {"tensor-shape"}
+
+
 def test_nvfp4_whose_inputs_are_static_in_the_first_stage(tmp_path: Path) -> None:
     draft = drafts.quark("nvfp4")
     draft.quantization["global_quant_config"]["input_tensors"][0]["is_dynamic"] = False
