@@ -285,12 +285,11 @@ class Estimator:
     def _held(self, shapes: Shapes, algorithms: tuple[Any, ...], more: Cost) -> int:
         """Return the bytes of a block with its codes, and of the data that runs through it."""
         tokens = shapes.tokens
-        model = self._source.model
         # in memory a code takes a byte at least, also where files pack two into one
         codes = self._block * max(1.0, self._codes / max(self._count, 1))
         states = 0
         if not self._spilled:
-            hidden = int(getattr(model.config, "hidden_size", 0) or 0)
+            hidden = _whole(_text(self._source.model), "hidden_size")
             states = tokens * hidden * self._dtype.itemsize
         # a second set for the quantized model (``BlockStream.split``)
         if at_stage(algorithms, "weights"):

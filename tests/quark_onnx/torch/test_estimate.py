@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -263,6 +264,25 @@ class Instant(Speed):
 
     def roundings(self, spec: Any, dtype: Any) -> float:
         return 1e18
+
+
+def test_hidden_states_of_a_multimodal_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hidden_size stands in text_config, and nowhere else."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    model = importlib.import_module("_tiny_models").tiny_model("llava")
+    source = FloatCheckpoint(saved(model, tmp_path / "source"))
+    config = TorchConfig(scheme("fp8"), exclude=source.usually_float())
+    chosen = chosen_layers(source.model, config)[0]
+    speed = Instant(source)
+    few, many = (
+        estimate(source, chosen, count, samples=count, speed=speed).memory
+        for count in (1 << 22, 1 << 23)
+    )
+    width = source.model.config.text_config.hidden_size
+    value = next(source.model.parameters()).dtype.itemsize
+    assert many - few == pytest.approx((1 << 22) * width * value, rel=0.1)
 
 
 def test_writing_takes_time_where_reading_takes_none(tmp_path: Path) -> None:
