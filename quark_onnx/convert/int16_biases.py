@@ -23,7 +23,7 @@ def int16_biases(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     A scale grows by the least power of two with which 16 bits hold the bias.
     """
     count = everywhere(graph, _narrow_all)
-    return settled(graph, count), counted(count, "bias", "became int16")
+    return settled(graph, count), counted(count, "bias vector", "became int16")
 
 
 def _narrow_all(graph: Graph) -> int:

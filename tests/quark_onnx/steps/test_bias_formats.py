@@ -174,6 +174,18 @@ def test_the_conversion_gives_what_the_setting_gives(preset: str, opset: int) ->
     )
 
 
+def test_the_note_on_two_biases() -> None:
+    model = models.parse(
+        "g (float[1,3,4,4] x) => (float[1,3,4,4] y) { a = Conv (x, w, b) y = Conv (a, w,"
+        " b) }",
+        w=models.weight(3, 3, 1, 1),
+        b=models.normal(3),
+    )
+    wide = quantize_static(model, models.samples(model), "A8W8")
+    steps = convert(wide, "int16-biases").steps
+    assert steps[0].notes == ["2 bias vectors became int16"]
+
+
 def test_a_model_without_such_biases_is_left_as_it_is() -> None:
     model = models.conv_relu()
     assert not any(convert(model, "int16-biases").steps[0].notes)
