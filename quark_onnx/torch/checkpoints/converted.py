@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quark_onnx.containers import flattened, merged, of_type
+from quark_onnx.containers import among, flattened, merged, of_type
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.models.experts import stack_names
@@ -56,11 +56,11 @@ class _Group:
                 f"transformers cannot make {self.target} of {stored}:"
                 f" {type(error).__name__}: {error}",
             ) from error
-        # Some conversions return a list of one tensor.
-        return {
-            name: each[0] if isinstance(each, list) else each
-            for name, each in found.items()
-        }
+        parameters = dict[str, Any]()
+        for name, tensor in found.items():
+            # Some conversions return a list of one tensor.
+            parameters[name] = tensor[0] if isinstance(tensor, list) else tensor
+        return parameters
 
 
 class Converted:
@@ -143,8 +143,8 @@ class Converted:
         known = dict(model.named_parameters(remove_duplicate=False)) | dict(
             model.named_buffers(),
         )
-        # A mapping, to be joined with ``known``.
         stacks = dict.fromkeys(stack_names(model))
+        names = known | stacks
         prefix = model.base_model_prefix
         groups = dict[str, _Group]()
         for key in self._reader:
@@ -153,7 +153,7 @@ class Converted:
                 renamings,
                 converters,
                 prefix,
-                known | stacks,
+                names,
             )
             if pattern is None:
                 # scales of quantized layers are among them, which the float model lacks
@@ -174,9 +174,5 @@ class Converted:
                 key: torch.empty(self._reader.shape(key), device="meta")
                 for key in stored
             }
-            group.names = tuple(
-                name
-                for name in group.convert(self._shapes, hollow)
-                if name in known or name in stacks
-            )
+            group.names = tuple(among(group.convert(self._shapes, hollow), names))
             yield group

@@ -7,7 +7,7 @@ Other tensors are in the reader unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from quark_onnx.config.checks import require
-from quark_onnx.containers import among, by_name, excluding, flattened, without
+from quark_onnx.containers import among, by_name, excluding, without
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
@@ -24,8 +24,8 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 
 #: The values of FP4 (E2M1) by code.
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_FP4 = torch.tensor([*_E2M1, *(-value for value in _E2M1)])
+_POSITIVE = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_FP4 = torch.cat([_POSITIVE, -_POSITIVE])
 _E4M3 = TensorSpec("fp8e4m3")
 #: The bias of one-byte scales (E8M0).
 _BIAS = 127
@@ -86,9 +86,12 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
             f"{folder} is quantized already ({method}), but none of its tensors are",
         )
     # A decoded tensor takes the place of its parts.
-    used = set(flattened(parts for _, parts in made))
-    kept = without(reader.tensors, used)
-    reader.tensors = kept | by_name(tensor for tensor, _ in made)
+    tensors = list[DecodedTensor]()
+    used = set[str]()
+    for tensor, parts in made:
+        tensors.append(tensor)
+        used.update(parts)
+    reader.tensors = without(reader.tensors, used) | by_name(tensors)
     return reader
 
 
@@ -120,11 +123,10 @@ def _decoded(  # noqa: PLR0913
         The tensor, and the names of the stored tensors that it replaces in the reader.
     """
     # Looked up now, since the reader loses its parts after decoding is prepared.
-    stored = {key: reader.tensors[each] for key, each in parts.items()}
+    stored = _stored(reader, parts)
 
     def compute() -> Any:
-        tensors = {key: each.read() for key, each in stored.items()}
-        return decode(tensors).to(dtype).contiguous()
+        return decode(_read(stored)).to(dtype).contiguous()
 
     first = next(iter(stored.values()))
     tensor = DecodedTensor(
@@ -136,6 +138,27 @@ def _decoded(  # noqa: PLR0913
         stored=tuple(stored.values()),
     )
     return tensor, tuple(parts.values())
+
+
+def _stored(reader: Reader, parts: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """Return the stored tensors of a mapping to their names, by its keys."""
+    return {key: reader.tensors[name] for key, name in parts.items()}
+
+
+def _read(stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+    """Read stored tensors, by their keys."""
+    return {key: tensor.read() for key, tensor in stored.items()}
+
+
+def _present(reader: Reader, start: str, ends: Iterable[str]) -> dict[str, str]:
+    """Return the names of stored tensors with one of some ends, by the end.
+
+    Args:
+        reader: reader of the stored tensors.
+        start: start of the names.
+        ends: possible ends of the names.
+    """
+    return {end: start + end for end in ends if start + end in reader}
 
 
 def _fp8(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> _Made:
@@ -208,8 +231,8 @@ def _fp8_weight(
     # E4M3 with a single scale is a format of this package: its codes can stay.
     if size is None and prod(reader.shape(scale)) == 1:
         tensor = replace(tensor, codes=codes)
-    extra = [f"{name.removesuffix('weight')}{end}" for end in _INPUTS]
-    return tensor, (*used, *among(extra, reader))
+    extra = _present(reader, name.removesuffix("weight"), _INPUTS)
+    return tensor, (*used, *extra.values())
 
 
 #: Scales of activations, which a decoded layer does not have.
@@ -277,7 +300,7 @@ def _gptq_parts(reader: Reader, start: str) -> dict[str, str]:
         ModelError: a tensor is missing.
     """
     ends = ("qweight", "qzeros", "scales", "g_idx")
-    parts = {end: start + end for end in ends if start + end in reader}
+    parts = _present(reader, start, ends)
     # The last one, g_idx, is optional.
     if lost := excluding(ends[:3], parts):
         raise ModelError(f"{reader.folder} has {start}qweight without {start}{lost[0]}")
@@ -334,10 +357,11 @@ def _by_layout(reader: Reader, found: Mapping[str, Any], dtype: torch.dtype) -> 
     # The layers of a checkpoint, each once, in its order.
     for name in dict.fromkeys(name.rpartition(".")[0] for name in reader):
         spec = config.spec_of(name, "Linear")
-        keys = {part: f"{name}.{part}" for part in layout.parts}
-        parts = {part: key for part, key in keys.items() if key in reader}
+        if spec is None or spec.weight is None:
+            continue
+        parts = _present(reader, f"{name}.", layout.parts)
         # A layer with nothing but a weight is stored as floats.
-        if spec is not None and spec.weight is not None and set(parts) - {"weight"}:
+        if parts.keys() - {"weight"}:
             made.append(_layer_of(reader, name, parts, layout, spec, dtype))
     return made
 
@@ -362,18 +386,17 @@ def _layer_of(  # noqa: PLR0913
     """
     assert spec.weight is not None
     shape = _shape(reader, parts, spec.weight)
-    stored = {part: reader.tensors[key] for part, key in parts.items()}
+    stored = _stored(reader, parts)
 
     def decode(tensors: dict[str, Any]) -> Any:
         return layout.restored(tensors, spec, shape, dtype).dequantize()
 
     def codes() -> Quantized:
-        tensors = {part: each.read() for part, each in stored.items()}
-        return _with_usual_sign(layout.restored(tensors, spec, shape, dtype))
+        return _with_usual_sign(layout.restored(_read(stored), spec, shape, dtype))
 
     entry, used = _decoded(reader, f"{name}.weight", parts, shape, dtype, decode)
-    extra = [f"{name}.{end}" for end in (*_INPUTS, "weight_shape")]
-    return replace(entry, codes=codes), (*used, *among(extra, reader))
+    extra = _present(reader, f"{name}.", (*_INPUTS, "weight_shape"))
+    return replace(entry, codes=codes), (*used, *extra.values())
 
 
 def _with_usual_sign(weight: Quantized) -> Quantized:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import excluding, flattened, subset
+from quark_onnx.containers import excluding, subset
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.meta_model import is_tied
@@ -146,14 +146,15 @@ def check_experts(
         return
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    sources = flattened(
-        conversion.source_patterns for conversion in get_model_conversion_mapping(model)
-    )
-    # A pattern has a star in place of the index of an expert.
-    stacked = [re.escape(each) for each in sources if "experts.*" in each]
-    known = re.compile("|".join(f"{each}$" for each in stacked).replace(r"\*", r"\d+"))
+    known = list[str]()
+    for conversion in get_model_conversion_mapping(model):
+        for pattern in conversion.source_patterns:
+            # A pattern has a star in place of the index of an expert.
+            if "experts.*" in pattern:
+                known.append(re.escape(pattern).replace(r"\*", r"\d+"))
+    names_of_experts = re.compile(f"({'|'.join(known)})$")
     for name in taken:
-        if not stacked or not known.search(f"{keys[name]}.weight"):
+        if not known or not names_of_experts.search(f"{keys[name]}.weight"):
             raise ConfigError(
                 f"what reads the layout {layout.name!r} would not find {keys[name]}:"
                 f" checkpoints of {model.config.model_type} have all experts in one"
@@ -288,17 +289,14 @@ def _of_experts(
 
 def _ends(model: Any) -> list[str]:
     """Return the names of the token embedding and the head, possibly tied."""
-    # Not every model has a head, or a method that returns it.
-    own = [
-        getattr(model, f"get_{side}_embeddings", lambda: None)()
-        for side in ("input", "output")
-    ]
-    return [
-        # By identity: a tied embedding and head are two modules.
-        name
-        for name, module in model.named_modules()
-        if any(module is each for each in own)
-    ]
+    ends = set[int]()
+    for side in ("input", "output"):
+        # Not every model has a head, or a method that returns it.
+        get = getattr(model, f"get_{side}_embeddings", None)
+        if get is not None:
+            ends.add(id(get()))
+    # By identity: a tied embedding and head are two modules.
+    return [name for name, module in model.named_modules() if id(module) in ends]
 
 
 def untied(content: dict[str, Any]) -> dict[str, Any]:
@@ -306,13 +304,12 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
 
     A quantized weight does not belong to two layers.
     """
-    parts = {
-        key: part | {"tie_word_embeddings": False}
-        for key, part in content.items()
-        # Models of several modalities repeat the setting for their text model.
-        if key == "text_config"
-    }
-    return content | parts | {"tie_word_embeddings": False}
+    separate = {"tie_word_embeddings": False}
+    found = content | separate
+    # Models of several modalities repeat the setting for their text model.
+    if "text_config" in content:
+        found["text_config"] = content["text_config"] | separate
+    return found
 
 
 def floats_of(model: nn.Module) -> list[str]:

@@ -88,12 +88,10 @@ def in_memory(config: TorchConfig, model: nn.Module) -> TorchConfig:
     """
     names = DiskNames(model)
     found = {names.layer(name): name for name, _ in model.named_modules()}
-    found |= {
-        f"{names.experts(stack)}*": f"{stack}*"
+    stacks = dict.fromkeys(filter(None, map(experts_of, found.values())))
+    for stack in stacks:
         # ``_of_experts`` of the export writes globs of this form.
-        for stack in map(experts_of, found.values())
-        if stack
-    }
+        found[f"{names.experts(stack)}*"] = f"{stack}*"
     prefix = str(getattr(model, "base_model_prefix", "") or "")
     # Files of a whole model have the prefix, and names of its base model do not.
     if prefix and prefix not in dict(model.named_children()):
@@ -192,7 +190,15 @@ def read_layer(  # noqa: PLR0913
     if spec.weight is None:
         fill(module, name, sources)
     else:
-        weight = _read_weight(module, name, spec, sources, dtype, layout)
+        matrix: Any = module.weight
+        shape = tuple(outputs_first(matrix, kind_of(module)).shape)
+        parts = _parts_of(name, sources, layout)
+        try:
+            weight = _restored(parts, spec, shape, dtype, layout)
+        except (RuntimeError, IndexError, ModelError) as error:
+            raise ModelError(
+                f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
+            ) from error
     sides = (
         ("input", spec.input),
         ("output", spec.output),
@@ -202,31 +208,46 @@ def read_layer(  # noqa: PLR0913
     return QuantizedLayer(module, weight, spec, *scales)
 
 
-def _read_weight(  # noqa: PLR0913
-    module: nn.Module,
-    name: str,
+def _parts_of(name: str, sources: Sources, layout: Layout) -> dict[str, torch.Tensor]:
+    """Read the tensors of a layer's weight, by the end of their names.
+
+    Args:
+        name: name of the layer in the model.
+        sources: tensors of the checkpoint.
+        layout: layout of the tensors.
+    """
+    parts = dict[str, Any]()
+    for part in layout.parts:
+        key = f"{name}.{part}"
+        if key in sources:
+            parts[part] = sources.get(key)
+    return parts
+
+
+def _restored(
+    parts: Mapping[str, torch.Tensor],
     spec: LayerSpec,
-    sources: Sources,
+    shape: tuple[int, ...],
     dtype: torch.dtype,
     layout: Layout,
 ) -> Quantized:
-    """Return the codes and scales of a weight; see ``read_layer``."""
-    parts = {
-        part: sources.get(f"{name}.{part}")
-        for part in layout.parts
-        if f"{name}.{part}" in sources
-    }
-    try:
-        matrix: Any = module.weight
-        shape = tuple(outputs_first(matrix, kind_of(module)).shape)
-        # A trial, so that tensors of wrong shapes are reported under the name of their layer.
-        weight = layout.restored(parts, spec, shape, dtype)
-        weight.dequantize()
-        _check_count(weight)
-    except (RuntimeError, IndexError, ModelError) as error:
-        raise ModelError(
-            f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
-        ) from error
+    """Return the codes and scales of a weight, and check their shapes.
+
+    Args:
+        parts: tensors by the end of their names.
+        spec: how the layer is quantized.
+        shape: shape of the weight, outputs first.
+        dtype: compute dtype.
+        layout: layout of the tensors.
+
+    Raises:
+        RuntimeError: tensors do not fit each other, as torch reports.
+        ModelError: a tensor is missing, or the number of codes is wrong.
+    """
+    weight = layout.restored(parts, spec, shape, dtype)
+    # A trial: tensors of wrong shapes fail here.
+    weight.dequantize()
+    _check_count(weight)
     return weight
 
 

@@ -136,19 +136,14 @@ def _layer_entries(config: TorchConfig) -> tuple[_Entries, _Entries, _Entries]:
     layers = {glob: layer_to_json(spec) for glob, spec in config.layers}
     if queries is not None:
         # vLLM forgets outputs of queries under the glob alone, and refuses them elsewhere
-        layers |= {
-            glob: entry | {"output_tensors": None}
-            for glob, entry in _named(layers, config.attending)
-        }
-    cache = {}
+        _set_outputs(layers, config.attending, {"output_tensors": None})
+    cache = _Entries()
     if kv is not None:
         output = {"output_tensors": _unscaled(kv.spec)}
-        layers |= {glob: entry | output for glob, entry in _named(layers, kv.layers)}
+        _set_outputs(layers, kv.layers, output)
         # The entry of a glob for the cache leaves the other entries: it is written once.
-        cache = {
-            glob: layers.pop(glob, layer_to_json(config.default)) | output
-            for glob in kv.layers
-        }
+        for glob in kv.layers:
+            cache[glob] = layers.pop(glob, layer_to_json(config.default)) | output
     rounded = dict(cache)
     if queries is not None:
         output = {"output_tensors": _unscaled(queries)}
@@ -166,9 +161,19 @@ def _set_values(entries: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if value}
 
 
-def _named(layers: Mapping[str, Any], globs: Iterable[str]) -> list[tuple[str, Any]]:
-    """Return the entries whose names match a glob."""
-    return [(name, entry) for name, entry in layers.items() if matches(name, globs)]
+def _set_outputs(
+    layers: _Entries, globs: Iterable[str], output: dict[str, Any]
+) -> None:
+    """Change the outputs of the entries whose names match a glob, in place.
+
+    Args:
+        layers: the entries by glob or name.
+        globs: globs of names.
+        output: the new value under its key.
+    """
+    for name, entry in layers.items():
+        if matches(name, globs):
+            layers[name] = entry | output
 
 
 def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
@@ -236,7 +241,7 @@ def with_layers(  # noqa: PLR0913
     outputs = [layers[glob].output for glob in kv_layers if glob in layers]
     cache = None
     if outputs and outputs[0] is not None:
-        if any(output != outputs[0] for output in outputs):
+        if len(set(outputs)) > 1:
             raise ConfigError(
                 f"the outputs of {', '.join(kv_layers)} are quantized differently; keys"
                 " and values are alike",
@@ -258,21 +263,24 @@ def with_layers(  # noqa: PLR0913
 
 def _attention(layers: Mapping[str, LayerSpec], probabilities: TensorSpec) -> Attention:
     """Find the layers that compute queries, by quantized outputs and by names."""
-    found = {
-        glob: spec.output
-        for glob, spec in layers.items()
-        if spec.output is not None and _QUERIES.search(glob)
-    }
+    globs, single_layers = dict[str, TensorSpec](), dict[str, TensorSpec]()
+    for name, spec in layers.items():
+        if spec.output is None or not _QUERIES.search(name):
+            continue
+        if "*" in name:
+            globs[name] = spec.output
+        else:
+            single_layers[name] = spec.output
     # Where a glob names the queries, entries of single layers are exceptions in other respects.
-    found = {glob: output for glob, output in found.items() if "*" in glob} or found
-    queries = next(iter(found.values()), None)
-    if queries is None:
+    found = globs or single_layers
+    if not found:
         return Attention(probabilities)
-    if any(output != queries for output in found.values()):
+    if len(set(found.values())) > 1:
         raise ConfigError(
             f"the outputs of {', '.join(found)} are quantized differently; queries are"
             " alike",
         )
+    queries = next(iter(found.values()))
     return Attention(probabilities, queries, tuple(found))
 
 

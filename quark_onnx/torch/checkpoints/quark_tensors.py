@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from quark_onnx.containers import excluding
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.minifloat import E4M3
@@ -36,6 +37,11 @@ from quark_onnx.torch.formats.bit_packing import (
     unpack_nibbles,
 )
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+
+
+def _is_in_bytes(spec: TensorSpec) -> bool:
+    """Return whether several integers share a byte; int2 has a byte for each code."""
+    return spec.dtype.bits in (2, 3) and spec.dtype.name != "int2"
 
 
 def stored(weight: Quantized, method: str = "reorder") -> dict[str, Any]:
@@ -83,25 +89,28 @@ def check_shape(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> None:
 
 def _packed_lengths(spec: TensorSpec, rows: int, columns: int) -> list[int]:
     """Return how many codes are packed into bytes in a row; none if codes are whole bytes."""
-    if isinstance(spec.dtype, Integer):
-        # int2 stays in bytes, and words of nibbles are padded.
-        if spec.dtype.bits not in (2, 3) or spec.dtype.name == "int2":
-            return []
-        # Groups are stored with inputs first, so that a row has the codes of all outputs.
-        if spec.group:
-            return [rows]
-        # Zero points of outputs are packed as well.
-        return [columns, rows] if spec.per_channel else [columns]
-    if spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8:
+    if not isinstance(spec.dtype, Integer):
+        is_whole = spec.is_cast or is_float8(spec.dtype) or _bits(spec) == 8
+        return [] if is_whole else [columns]
+    # Words of nibbles are padded.
+    if not _is_in_bytes(spec):
         return []
+    # Groups are stored with inputs first, so that a row has the codes of all outputs.
+    if spec.group:
+        return [rows]
+    # Zero points of outputs are packed as well.
+    if spec.per_channel:
+        return [columns, rows]
     return [columns]
 
 
 def check_parts(parts: Mapping[str, Any], spec: TensorSpec) -> None:
     """Raise ModelError if a tensor of a weight is missing."""
-    for name in ("weight",) if spec.is_cast else ("weight", "weight_scale"):
-        if name not in parts:
-            raise ModelError(f"a weight of {spec} lacks its {name!r}")
+    names = ["weight"]
+    if not spec.is_cast:
+        names.append("weight_scale")
+    for name in excluding(names, parts):
+        raise ModelError(f"a weight of {spec} lacks its {name!r}")
 
 
 def restored(
@@ -209,7 +218,7 @@ def _packed(codes: torch.Tensor, spec: TensorSpec, method: str) -> Any:
     bits = spec.dtype.bits
     if bits == 4:
         return pack_nibbles(codes, method)
-    if bits == 3 or spec.dtype.name == "uint2":
+    if _is_in_bytes(spec):
         return pack_bits(codes.to(torch.uint8), bits)
     return codes
 
@@ -260,7 +269,7 @@ def _unpacked(codes: torch.Tensor, spec: TensorSpec, count: int, method: str) ->
     bits, signed = spec.dtype.bits, spec.grid.qmin < 0
     if bits == 4:
         return unpack_nibbles(codes, count, method, signed)
-    if bits == 3 or spec.dtype.name == "uint2":
+    if _is_in_bytes(spec):
         return unpack_bits(codes, bits, signed)[..., :count]
     return codes
 

@@ -49,12 +49,10 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
         for name in reader:
             writer.add(name, _cast(reader.get(name), TYPES[dtype], name))
         # Configurations of several modalities have the type in each part.
-        parts = {
-            part: value | {key: dtype}
-            for part, value in content.items()
-            if _has_type(value, key)
-        }
-        writer.write_json("config.json", content | parts | {key: dtype})
+        for part, value in content.items():
+            if _has_type(value, key):
+                content[part] = value | {key: dtype}
+        writer.write_json("config.json", content | {key: dtype})
         for file in other_files(source):
             writer.copy(file)
     return output

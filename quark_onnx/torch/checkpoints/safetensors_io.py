@@ -183,22 +183,18 @@ def _heads(path: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelError: the file is damaged, or no safetensors file.
     """
+    found = dict[str, StoredTensor]()
     try:
         with safe_open(str(path), framework="pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  - the file is no mapping
-            return {
-                name: StoredTensor(
-                    name,
-                    tuple(part.get_shape()),
-                    part.get_dtype(),
-                    path,
-                )
-                for name, part in parts.items()
-            }
+            for name in file.keys():  # noqa: SIM118  - the file is no mapping
+                part = file.get_slice(name)
+                shape = tuple(part.get_shape())
+                found[name] = StoredTensor(name, shape, part.get_dtype(), path)
     except (OSError, SafetensorError) as error:
         raise ModelError(
             f"{path} is damaged, or no safetensors file: {error}; download it again",
         ) from error
+    return found
 
 
 def check_free(folder: Path) -> None:
@@ -338,6 +334,13 @@ def read_json(file: Path) -> dict[str, Any]:
     return found
 
 
+def _is_copied(file: Path) -> bool:
+    """Return whether a quantized checkpoint has a file of its source unchanged."""
+    if file.name == "config.json" or file.name.startswith("."):
+        return False
+    return not file.name.endswith(_WEIGHTS)
+
+
 def other_files(folder: Path) -> list[Path]:
     """Return a checkpoint's further files: tokenizers, templates, code.
 
@@ -346,13 +349,7 @@ def other_files(folder: Path) -> list[Path]:
     Raises:
         ModelError: a file is a broken link.
     """
-    found = sorted(
-        file
-        for file in folder.iterdir()
-        if file.name != "config.json"
-        and not file.name.endswith(_WEIGHTS)
-        and not file.name.startswith(".")
-    )
+    found = sorted(filter(_is_copied, folder.iterdir()))
     # The cache of Hugging Face has links to files that a download may lack.
     for file in found:
         if not file.exists():

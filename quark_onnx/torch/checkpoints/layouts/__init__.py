@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quark_onnx.config.checks import require_known
@@ -73,13 +73,29 @@ def check_config(layout: Layout, config: TorchConfig) -> None:
     The message names the layouts that support it.
     """
     places = {"default": config.default}
-    places |= {f"layers {glob!r}": spec for glob, spec in config.layers}
-    places |= {f"types {name!r}": spec for name, spec in config.types}
+    for glob, spec in config.layers:
+        places[f"layers {glob!r}"] = spec
+    for name, spec in config.types:
+        places[f"types {name!r}"] = spec
     for place, spec in places.items():
         _check_spec(layout, place, spec)
     if config.kv_cache is not None:
         _check_cache(layout, config.kv_cache)
     _check_attention(layout, config)
+
+
+def _supporting(refusal: Callable[[Layout], str]) -> list[str]:
+    """Return the names of the layouts without a refusal.
+
+    Args:
+        refusal: function that returns why a layout does not support a setting; empty if it does.
+    """
+    names = list[str]()
+    for name, layout in LAYOUTS.items():
+        # Each layout is asked with its usual settings.
+        if not refusal(layout()):
+            names.append(name)
+    return names
 
 
 def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
@@ -93,8 +109,7 @@ def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
     if spec.weight is None and spec.weight_only:
         return  # stays float
     if reason := layout.refusal(spec):
-        # Each layout is asked with its usual settings.
-        others = [name for name, other in LAYOUTS.items() if not other().refusal(spec)]
+        others = _supporting(lambda other: other.refusal(spec))
         tensors = {"weight": spec.weight, "input": spec.input, "output": spec.output}
         parts = [f"{name} {part}" for name, part in present_values(tensors).items()]
         no_place = _no_place(layout, reason, others)
@@ -104,11 +119,7 @@ def _check_spec(layout: Layout, place: str, spec: LayerSpec) -> None:
 def _check_cache(layout: Layout, cache: KVCache) -> None:
     """Raise ConfigError if a layout does not support a KV cache."""
     if reason := layout.cache_refusal(cache.spec):
-        others = [
-            name
-            for name, other in LAYOUTS.items()
-            if not other().cache_refusal(cache.spec)
-        ]
+        others = _supporting(lambda other: other.cache_refusal(cache.spec))
         no_place = _no_place(layout, reason, others)
         raise ConfigError(f"kv_cache, {cache.spec}, {no_place}")
     if cache.where == "rope" and layout.name != QuarkLayout.name:

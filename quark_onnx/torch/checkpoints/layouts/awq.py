@@ -17,9 +17,10 @@ from quark_onnx.torch.checkpoints.layouts.base import (
     check_linear,
     check_parts_of_names,
     from_unsigned,
+    group_sizes,
     in_columns,
     in_half,
-    needed,
+    part_of,
     small_integers,
     the_one,
     unsigned,
@@ -70,12 +71,8 @@ class AwqLayout(Layout):
         config: TorchConfig,
     ) -> dict[str, Any]:
         check_parts_of_names(self.name, quantized, floats)
-        sizes = {
-            # A group size of -1 means one scale for an output.
-            name: spec.weight.group or -1
-            for name, spec in quantized.items()
-            if spec.weight is not None
-        }
+        # A group size of -1 means one scale for an output.
+        sizes = group_sizes(quantized, ungrouped=-1)
         return {
             "quant_method": "awq",
             "version": "gemm",
@@ -103,14 +100,13 @@ class AwqLayout(Layout):
         dtype: torch.dtype,
     ) -> Quantized:
         assert spec.weight is not None
-        words, zeros, scales = (needed(parts.get(name), name) for name in self.parts)
+        words = part_of(parts, "qweight")
+        zeros = part_of(parts, "qzeros")
+        scales = part_of(parts, "scales")
         # Back to outputs first: codes (outputs, inputs) and zero points (outputs, blocks).
-        codes, zero = (
-            unpack_nibbles(each, shape[0]).t().contiguous() for each in (words, zeros)
-        )
         return from_unsigned(
-            codes,
-            zero,
+            unpack_nibbles(words, shape[0]).t().contiguous(),
+            unpack_nibbles(zeros, shape[0]).t().contiguous(),
             scales.t().contiguous(),
             spec.weight,
             (shape, dtype),

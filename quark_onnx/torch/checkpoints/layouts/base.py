@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any, ClassVar
 
 import torch
 
+from quark_onnx.containers import present
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
@@ -196,6 +198,31 @@ def needed(tensor: torch.Tensor | None, name: str) -> torch.Tensor:
     return tensor
 
 
+def part_of(parts: Mapping[str, Any], name: str) -> torch.Tensor:
+    """Return a tensor of a weight by the end of its name.
+
+    Raises:
+        ModelError: there is no such tensor.
+    """
+    return needed(parts.get(name), name)
+
+
+def group_sizes(
+    quantized: Mapping[str, LayerSpec], *, ungrouped: int = 0
+) -> dict[str, int]:
+    """Return the group sizes of quantized weights, by layer name.
+
+    Args:
+        quantized: specifications of the quantized layers, by name.
+        ungrouped: size that stands for weights without groups.
+    """
+    sizes = dict[str, int]()
+    for name, spec in quantized.items():
+        if spec.weight is not None:
+            sizes[name] = spec.weight.group or ungrouped
+    return sizes
+
+
 def cache_key(name: str) -> str:
     """Return the name of a key or value scale as a tensor of its attention module.
 
@@ -250,11 +277,13 @@ def small_integers(spec: LayerSpec) -> str:
     The integers have per-group or per-channel scales.
     """
     weight = spec.weight
-    if weight is None or spec.input is not None or spec.output is not None:
+    if weight is None or present((spec.input, spec.output)):
         return "it has weights alone"
     if not isinstance(weight.dtype, Integer) or weight.dtype.bits != 4:
         return "it has integers of 4 bits alone"
-    return "it has scales for blocks, or for outputs" if weight.per_tensor else ""
+    if weight.per_tensor:
+        return "it has scales for blocks, or for outputs"
+    return ""
 
 
 def unsigned(weight: Quantized) -> tuple[Any, Any]:
@@ -359,11 +388,16 @@ def with_scales(config: TorchConfig, kind: str) -> TorchConfig:
             return spec
         return spec.with_(weight=weight.with_(scale=kind))
 
-    own = {
-        name: tuple((key, of(spec)) for key, spec in getattr(config, name))
-        for name in ("layers", "types")
-    }
-    return config.with_(default=of(config.default), **own)
+    def of_all(
+        pairs: tuple[tuple[str, LayerSpec], ...],
+    ) -> tuple[tuple[str, LayerSpec], ...]:
+        return tuple((key, of(spec)) for key, spec in pairs)
+
+    return config.with_(
+        default=of(config.default),
+        layers=of_all(config.layers),
+        types=of_all(config.types),
+    )
 
 
 def the_one(layout: str, what: str, found: Mapping[str, Any]) -> Any:
@@ -402,10 +436,9 @@ def check_parts_of_names(
 
     Clients would take both layers for float.
     """
-    for name in floats:
+    for name, other in product(floats, quantized):
         # Clients look for the name of a float layer within other names.
-        other = next((other for other in quantized if name in other), None)
-        if other is not None:
+        if name in other:
             raise ConfigError(
                 f"{name} stays float, and its name is a part of {other}: what reads the"
                 f" layout {layout!r} would take both for float; choose the layout"

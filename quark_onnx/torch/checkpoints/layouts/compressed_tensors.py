@@ -25,6 +25,7 @@ from quark_onnx.torch.checkpoints.layouts.base import (
     in_columns,
     is_two_level,
     needed,
+    part_of,
     unsigned,
 )
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -56,10 +57,12 @@ def format_of(spec: LayerSpec) -> str:
     # format.
     if weight is None or spec.output is not None:
         return ""
-    if isinstance(weight.dtype, Integer) and not is_two_level(weight):
-        return _integer_format(weight, read) if weight.dtype.bits <= 8 else ""
+    if isinstance(weight.dtype, Integer):
+        return _integer_format(weight, read)
     form = _float_format(weight)
-    return form if form and (read is None or _INPUTS[form](weight, read)) else ""
+    if not form or read is None:
+        return form
+    return form if _INPUTS[form](weight, read) else ""
 
 
 def _float_format(weight: TensorSpec) -> str:
@@ -104,19 +107,33 @@ def _integer_format(weight: TensorSpec, read: TensorSpec | None) -> str:
         weight: how the weight is quantized.
         read: how the input is quantized; None if it is not.
     """
+    if weight.dtype.bits > 8:
+        return ""
     if read is None:
         return PACKED
     if not isinstance(read.dtype, Integer) or read.dtype.bits not in (4, 8):
         return ""
-    is_signed = read.symmetric and read.grid.qmin < 0
-    per_token_or_group = read.dynamic and is_signed and not read.per_tensor
+    per_token_or_group = _is_per_token_or_group(read)
     if _is_ungrouped_w8a8(weight, read):
-        return INTEGERS if per_token_or_group or not read.dynamic else ""
-    return PACKED if per_token_or_group and not weight.per_tensor else ""
+        form, is_read = INTEGERS, per_token_or_group or not read.dynamic
+    else:
+        form, is_read = PACKED, per_token_or_group and not weight.per_tensor
+    return form if is_read else ""
+
+
+def _is_per_token_or_group(read: TensorSpec) -> bool:
+    """Return whether an input has signed codes, and a scale for each token or group."""
+    is_signed = read.symmetric and read.grid.qmin < 0
+    return is_signed and read.dynamic and not read.per_tensor
 
 
 def _is_ungrouped_w8a8(weight: TensorSpec, read: TensorSpec) -> bool:
-    """Return whether weight and input are ungrouped 8-bit integers."""
+    """Return whether weight and input are ungrouped 8-bit integers, and the weight symmetric.
+
+    Args:
+        weight: how the weight is quantized.
+        read: how the input is quantized.
+    """
     if weight.group or read.group:
         return False
     return weight.symmetric and weight.dtype.bits == read.dtype.bits == 8
@@ -174,10 +191,9 @@ class CompressedTensorsLayout(Layout):
         largest = max(members, key=lambda spec: len(members[spec]))
         del members[largest]
         targets = members | {largest: ["Linear"]}
-        groups = {
-            f"group_{index}": _group(spec, names)
-            for index, (spec, names) in enumerate(targets.items())
-        }
+        groups = dict[str, Any]()
+        for spec, names in targets.items():
+            groups[f"group_{len(groups)}"] = _group(spec, names)
         formats = set(map(format_of, targets))
         cache = None if config.kv_cache is None else config.kv_cache.spec
         return {
@@ -376,13 +392,13 @@ def _unpacked(
     Raises:
         ModelError: a tensor is missing, or does not hold the codes of the shape.
     """
-    scale = needed(parts.get("weight_scale"), "weight_scale")
-    words = needed(parts.get("weight_packed"), "weight_packed")
+    scale = part_of(parts, "weight_scale")
+    words = part_of(parts, "weight_packed")
     bits, zero = weight.dtype.bits, None
     if not weight.symmetric:
-        zero = needed(parts.get("weight_zero_point"), "weight_zero_point")
+        zero_words = part_of(parts, "weight_zero_point")
         # packed along the outputs, unlike the codes
-        zero = unpack_words(zero.t(), bits, shape[0]).t()
+        zero = unpack_words(zero_words.t(), bits, shape[0]).t()
     codes = unpack_words(words, bits, shape[1])
     return from_unsigned(codes, zero, scale, weight, (shape, dtype))
 
@@ -394,10 +410,13 @@ def _from_bytes(
     dtype: torch.dtype,
 ) -> Quantized:
     """Return 8-bit integers or FP8 with per-channel or per-tensor scales."""
-    scale = needed(parts.get("weight_scale"), "weight_scale")
-    codes = needed(parts.get("weight"), "weight")
+    scale = part_of(parts, "weight_scale")
+    codes = part_of(parts, "weight")
+    scale_shape: tuple[int, ...] = ()
     # The file has one scale as (1,), and scales of outputs as (outputs, 1).
-    scale = scale.reshape(-1) if weight.per_channel else scale.reshape(())
+    if weight.per_channel:
+        scale_shape = (-1,)
+    scale = scale.reshape(scale_shape)
     return Quantized(weight, shape, codes, scale, None, None, dtype)
 
 
@@ -408,8 +427,8 @@ def _from_mxfp8(
     dtype: torch.dtype,
 ) -> Quantized:
     """Return FP8 in blocks."""
-    scale = needed(parts.get("weight_scale"), "weight_scale")
-    codes = needed(parts.get("weight"), "weight").view(torch.uint8)
+    scale = part_of(parts, "weight_scale")
+    codes = part_of(parts, "weight").view(torch.uint8)
     blocks = in_blocks(codes, weight.group)
     return Quantized(weight, shape, blocks, scale, None, None, dtype)
 
@@ -421,8 +440,8 @@ def _from_fp4(
     dtype: torch.dtype,
 ) -> Quantized:
     """Return FP4 in blocks, with a global scale in NVFP4."""
-    scale = needed(parts.get("weight_scale"), "weight_scale")
-    codes = unpack_bits(needed(parts.get("weight_packed"), "weight_packed"), 4)
+    scale = part_of(parts, "weight_scale")
+    codes = unpack_bits(part_of(parts, "weight_packed"), 4)
     # NVFP4 has it, MXFP4 does not.
     global_scale = parts.get("weight_global_scale")
     if global_scale is not None:
@@ -481,7 +500,7 @@ def _arguments(spec: TensorSpec | None, form: str = "") -> dict[str, Any] | None
         return None
     is_integer = isinstance(spec.dtype, Integer)
     arguments = {
-        "num_bits": 4 if is_two_level(spec) else spec.dtype.bits,
+        "num_bits": spec.dtype.bits,
         "type": "int" if is_integer else "float",
         # Floats have no zero point.
         "symmetric": spec.symmetric or not is_integer,
@@ -525,6 +544,8 @@ def _dynamic(spec: TensorSpec) -> bool | str:
     return not spec.measured
 
 
+#: Strategies of formats with a scale for each tensor, output, token or group.
+_STRATEGIES = ("tensor", "channel", "token", "group")
 #: Formats by their type, num_bits, strategy and group_size.
 _BLOCK_FORMATS = (
     (("float", 4, "group", 32), "mxfp4e2m1"),
@@ -534,6 +555,10 @@ _BLOCK_FORMATS = (
 
 def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
     """Return the specification of quantization arguments (inverse of ``_arguments``).
+
+    Args:
+        found: the arguments of a tensor; None for a float tensor.
+        weight: whether the tensor is a weight, whose scale is never dynamic.
 
     Raises:
         ConfigError: an argument is not supported.
@@ -557,15 +582,21 @@ def _spec(found: Any, weight: bool = False) -> TensorSpec | None:
         if (kind, bits, strategy, size) == arguments:
             return TensorSpec(name)
     is_other_float = kind == "float" and bits != 8
-    if strategy not in ("tensor", "channel", "token", "group") or is_other_float:
+    if strategy not in _STRATEGIES or is_other_float:
         raise ConfigError(
             f"quantization_config has {kind}{bits} with the strategy {strategy!r},"
             " which cannot be read",
         )
+    dtype, symmetric = f"int{bits}", bool(found.get("symmetric", True))
+    if kind == "float":
+        dtype, symmetric = "fp8e4m3", True
+    # The size belongs to groups alone.
+    if strategy != "group":
+        size = 0
     return TensorSpec(
-        "fp8e4m3" if kind == "float" else f"int{bits}",
-        symmetric=bool(found.get("symmetric", True)) or kind == "float",
+        dtype,
+        symmetric=symmetric,
         per_channel=strategy in ("channel", "token"),
-        block_size=size if strategy == "group" else 0,
+        block_size=size,
         dynamic=bool(found.get("dynamic")) and not weight,
     )

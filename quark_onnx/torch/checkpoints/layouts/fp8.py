@@ -17,6 +17,7 @@ from quark_onnx.torch.checkpoints.layouts.base import (
     check_linear,
     check_parts_of_names,
     needed,
+    part_of,
     the_one,
 )
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -35,6 +36,25 @@ _TOKENS = _E4M3.with_(per_channel=True, dynamic=True)
 def _is_whole(spec: TensorSpec) -> bool:
     """Return whether a specification is E4M3 with a per-tensor scale."""
     return spec.dtype == _E4M3.dtype and spec.per_tensor
+
+
+def _is_static(spec: TensorSpec) -> bool:
+    """Return whether the specification of an input is E4M3 with a calibrated scale."""
+    return _is_whole(spec) and not spec.dynamic
+
+
+def _is_per_token(spec: TensorSpec) -> bool:
+    """Return whether the specification of an input is E4M3 with a scale for each token."""
+    # vLLM computes the scale of a token at runtime.
+    return spec.dtype == _E4M3.dtype and spec.per_channel and spec.dynamic
+
+
+def _activation_scheme(spec: LayerSpec) -> str:
+    """Return the ``activation_scheme`` of a layer."""
+    # A layer that was not run on the data has no input scale, and so no input here.
+    if spec.input is None or spec.input.dynamic:
+        return "dynamic"
+    return "static"
 
 
 @dataclass(frozen=True)
@@ -57,14 +77,7 @@ class Fp8Layout(Layout):
             return "it has weights and inputs, both"
         if not _is_whole(spec.weight):
             return "it has fp8e4m3 with one scale for a weight"
-        # vLLM computes the scale of a token at runtime.
-        tokens = (
-            spec.input.dtype == _E4M3.dtype
-            and spec.input.per_channel
-            and spec.input.dynamic
-        )
-        static = _is_whole(spec.input) and not spec.input.dynamic
-        if tokens or static:
+        if _is_static(spec.input) or _is_per_token(spec.input):
             return ""
         return (
             "it has fp8e4m3 with one scale for inputs, from data, or one for each token"
@@ -88,11 +101,7 @@ class Fp8Layout(Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
-        kinds = {
-            # A layer that was not run on the data has no input scale, and so no input here.
-            name: "dynamic" if spec.input is None or spec.input.dynamic else "static"
-            for name, spec in quantized.items()
-        }
+        kinds = {name: _activation_scheme(spec) for name, spec in quantized.items()}
         return {
             "quant_method": "fp8",
             "activation_scheme": the_one(self.name, "an activation_scheme", kinds),
@@ -124,7 +133,7 @@ class Fp8Layout(Layout):
         assert spec.weight is not None
         # vLLM and transformers have different names for the scale.
         scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
-        weight = needed(parts.get("weight"), "weight")
+        weight = part_of(parts, "weight")
         return Quantized(
             spec.weight,
             shape,
@@ -141,14 +150,13 @@ class Fp8Layout(Layout):
         spec: TensorSpec,
         get: Callable[[str], Any],
     ) -> Params:
-        ends = (
-            ("input_scale", "activation_scale")
-            if side == "input"
-            else ("output_scale",)
-        )
-        # No ``or`` between both: the truth of a tensor is that of its value.
-        found = next((scale for scale in map(get, ends) if scale is not None), None)
-        return Params(needed(found, ends[0]).reshape(()))
+        if side != "input":
+            return Params(needed(get("output_scale"), "output_scale").reshape(()))
+        scale = get("input_scale")
+        if scale is None:
+            # The name in transformers.
+            scale = get("activation_scale")
+        return Params(needed(scale, "input_scale").reshape(()))
 
     def key(self, name: str) -> str:
         return cache_key(name)
@@ -182,7 +190,7 @@ class FinegrainedFp8Layout(Fp8Layout):
     excluded: ClassVar[str] = "modules_to_not_convert"
 
     def cache_refusal(self, spec: TensorSpec) -> str:
-        return "keys and values stay float there"
+        return Layout.cache_refusal(self, spec)
 
     def quantization_config(
         self,

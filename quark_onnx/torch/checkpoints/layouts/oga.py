@@ -12,11 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from quark_onnx.containers import excluding
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     check_linear,
     from_unsigned,
+    group_sizes,
     in_columns,
     in_half,
     small_integers,
@@ -83,18 +85,13 @@ class OgaLayout(QuarkLayout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
-        lost = next((name for name in floats if name != _HEAD), None)
-        if lost is not None:
+        for lost in excluding(floats, [_HEAD]):
             raise ConfigError(
                 f"{lost} stays float, and the model builder of onnxruntime-genai takes"
                 " every layer of a block for integers; quantize all but lm_head, or"
                 " choose another layout",
             )
-        sizes = {
-            name: spec.weight.group
-            for name, spec in quantized.items()
-            if spec.weight is not None
-        }
+        sizes = group_sizes(quantized)
         head = sizes.pop(_HEAD, None)
         # The builder has one block size for all decoder blocks, and one for the head.
         size = the_one(self.name, "blocks of", sizes)
