@@ -126,13 +126,18 @@ def _write(
     if "gguf" in kinds:
         notes += write_quantized_gguf(model, source.folder, output / "model.gguf").notes
         layers = of_type(model.modules(), QuantizedLayer)
-        if any(layer.input is not None or layer.output is not None for layer in layers):
+        if any(map(_rounds_activations, layers)):
             notes.append(
                 "llama.cpp rounds activations its own way: model.gguf holds the weights"
                 " alone",
             )
     if "onnx" in kinds:
         _write_onnx(model, output / "model.onnx", notes)
+
+
+def _rounds_activations(layer: QuantizedLayer) -> bool:
+    """Return whether a layer rounds its input or its output."""
+    return layer.input is not None or layer.output is not None
 
 
 def _write_onnx(model: nn.Module, output: Path, notes: list[str]) -> None:

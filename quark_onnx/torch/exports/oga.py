@@ -302,10 +302,11 @@ def _compared(
         error = (torch.tensor(logits) - wanted).abs().max() / wanted.abs().max()
         difference = max(difference, float(error))
         # onnxruntime-genai omits the end-of-text token
-        pair = [_before_end(each, model) for each in (rest, tokens)]
+        expected = _before_end(rest, model)
+        found = _before_end(tokens, model)
         # Tokens beyond the end of the other text are different tokens.
-        total += max(map(len, pair))
-        equal += _agreeing(*pair)
+        total += max(len(expected), len(found))
+        equal += _agreeing(expected, found)
     return total, equal, difference
 
 

@@ -94,9 +94,9 @@ def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScale
             # (batch, key heads, sequence, head size) to (key heads, 1, head size).
             found = tensor.detach().float().abs().amax((0, 2))[:, None]
             before = largest.get((layer, side))
-            largest[layer, side] = (
-                found if before is None else torch.maximum(before, found)
-            )
+            if before is not None:
+                found = torch.maximum(before, found)
+            largest[layer, side] = found
         return sides[0], sides[1]
 
     with torch.no_grad(), _changed_attention(model, observe):
@@ -114,11 +114,13 @@ def measure_cache(model: Any, windows: Sequence[Any], format: str) -> CacheScale
     # the largest code stands for the largest value: halves of a step at the end of the range, which
     # onnxruntime rounds by a product with the reciprocal, would become one code or the other
     largest_code = TensorSpec(format).grid.qmax
-    sides = [
-        tuple(_scale(largest[layer, side], largest_code) for layer in range(layers))
-        for side in (0, 1)
-    ]
-    return CacheScales(format, *sides)
+
+    def scales_of(side: int) -> tuple[Any, ...]:
+        return tuple(
+            _scale(largest[layer, side], largest_code) for layer in range(layers)
+        )
+
+    return CacheScales(format, scales_of(0), scales_of(1))
 
 
 def _scale(largest: Any, largest_code: float) -> Any:

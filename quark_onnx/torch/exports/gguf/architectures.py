@@ -202,10 +202,10 @@ def targets(
             )
         found.setdefault(name, []).append((int(expert[1]) if expert else 0, stored))
     _check(found, config)
-    return [
-        Target(name, tuple(stored for _, stored in parts))
-        for name, parts in found.items()
-    ]
+    made = list[Target]()
+    for name, parts in found.items():
+        made.append(Target(name, tuple(stored for _, stored in parts)))
+    return made
 
 
 def _check(

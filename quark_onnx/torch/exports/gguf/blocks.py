@@ -175,10 +175,8 @@ def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
     left = torch.arange(len(x))
     for _ in range(_ROUNDS):
         part = x[left]
-        fitted, moved = (
-            numbers.to(torch.float16)
-            for numbers in _least_squares(part, codes[left], form)
-        )
+        fitted, moved = _least_squares(part, codes[left], form)
+        fitted, moved = fitted.to(torch.float16), moved.to(torch.float16)
         # Fitted in float32, and judged as rounded to float16.
         tried = _nearest(part, fitted, moved, form)
         now = _error(part, tried, fitted, moved)
@@ -191,10 +189,12 @@ def _rounded(weight: torch.Tensor, form: Form, name: str) -> Any:
             tried[kept],
             now[kept],
         )
-    codes, scale, offset = (
-        numbers.unflatten(0, (len(weight), -1)) for numbers in (codes, scale, offset)
-    )
-    return _packed(codes, scale, offset if form.offset else None, form)
+    # (blocks, ...) to (rows, blocks, ...).
+    rows = (len(weight), -1)
+    codes, scale = codes.unflatten(0, rows), scale.unflatten(0, rows)
+    if not form.offset:
+        return _packed(codes, scale, None, form)
+    return _packed(codes, scale, offset.unflatten(0, rows), form)
 
 
 def _start(x: torch.Tensor, form: Form) -> tuple[Any, Any]:
@@ -205,7 +205,10 @@ def _start(x: torch.Tensor, form: Form) -> tuple[Any, Any]:
     extreme = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     # the greatest magnitude takes the code -8 for either sign; 8-bit codes are symmetric, without
     # -128
-    scale = extreme / form.least if form.bits == 4 else extreme.abs() / form.greatest
+    if form.bits == 4:
+        scale = extreme / form.least
+    else:
+        scale = extreme.abs() / form.greatest
     return scale, torch.zeros_like(scale)
 
 

@@ -117,9 +117,7 @@ def write_gguf(  # noqa: PLR0913
     _check_not_all_float(parts, kind)
     entries = _entries(parts, config)
     # The rows of the embedding are the vocabulary, padding included.
-    rows = next(
-        entry.shape[0] for entry in entries if entry.name == "token_embd.weight"
-    )
+    rows = by_name(entries)["token_embd.weight"].shape[0]
     with container.staged(output) as temporary:
         writer = container.writer(
             temporary,

@@ -121,10 +121,10 @@ def typed(
     if len(target.sources[0].shape) == 1 or target.routes:
         return "F32", ""
     wanted = kind if target.in_block else embeddings
-    forms = [given.get(stored.name) for stored in target.sources]
     # All experts of a stack have one type.
     types = set[str]()
-    for stored, codes in zip(target.sources, forms, strict=True):
+    for stored in target.sources:
+        codes = given.get(stored.name)
         if isinstance(codes, Quantized):
             types.add(blocks.form_of(codes, stored.name).name)
         else:

@@ -73,19 +73,19 @@ def check_gguf(source: FloatCheckpoint, chosen: Layers) -> None:
         ModelError: as for ``write_gguf``.
         MissingDependency: as for ``write_gguf``.
     """
-    for name in (
-        name for name, (_, spec) in chosen.items() if spec.probabilities is not None
-    ):
-        raise ConfigError(f"{name}: {_NO_ATTENTION}")
+    for name, (_, spec) in chosen.items():
+        if spec.probabilities is not None:
+            raise ConfigError(f"{name}: {_NO_ATTENTION}")
     targets = planned(source.folder)[2]
     stored = set(names_of(flattened(target.sources for target in targets)))
     sources = Sources(source.reader, source.model)
     # The kind of codes decides, so that a weight of one block stands for all layers of the spec.
-    for spec in dict.fromkeys(spec.weight for _, spec in chosen.values()):
-        if spec is None or spec.is_cast:
+    for weight in dict.fromkeys(spec.weight for _, spec in chosen.values()):
+        if weight is None or weight.is_cast:
             continue
+        block = torch.ones(1, max(SIZE, weight.group))
         try:
-            form_of(quantize(torch.ones(1, max(SIZE, spec.group)), spec), str(spec))
+            form_of(quantize(block, weight), str(weight))
         except ModelError as error:
             raise ConfigError(
                 f"{error}; export no GGUF file, or choose another scheme",

@@ -320,12 +320,12 @@ def _of_sentencepiece(path: Path, folder: Path) -> Vocabulary:
         for text, index in _read_optional(more).items()
         if index >= len(tokens)
     )
-    ids = [index for index, _ in added]
-    if ids != list(range(len(tokens), len(tokens) + len(added))):
-        raise ModelError(
-            f"{more}: the ids of its tokens do not follow those of {path.name}",
-        )
-    tokens += [text for _, text in added]
+    for index, text in added:
+        if index != len(tokens):
+            raise ModelError(
+                f"{more}: the ids of its tokens do not follow those of {path.name}",
+            )
+        tokens.append(text)
     scores += [min(scores)] * len(added)
     types += [_USER_DEFINED] * len(added)
     return Vocabulary("llama", "default", tokens, types, scores, model.space)

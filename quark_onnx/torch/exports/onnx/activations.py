@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import FunctionProto, TensorProto
@@ -18,6 +18,9 @@ from quark_onnx.torch.exports.onnx import bodies
 from quark_onnx.torch.exports.onnx.weights import array_of
 from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.models.quantized_layer import Rounding
+
+if TYPE_CHECKING:
+    import torch
 
 _MX = "MXQuantizeDequantize"
 
@@ -44,13 +47,8 @@ class Roundings:
         graph, spec = self._graph, rounding.spec
         self._check(spec, layer, side)
         source, result = node.inputs[0], node.outputs[0]
-        # The bytes of scale and zero point compare by value.
-        parts = (
-            None if part is None else array_of(part.float()).tobytes()
-            for part in (rounding.scale, rounding.zero)
-        )
         # Layers that read a tensor with equal parameters share its rounding.
-        key = (source, spec, *parts)
+        key = (source, spec, _bytes_of(rounding.scale), _bytes_of(rounding.zero))
         graph.remove([node])
         # An output of the graph keeps its name, so its rounding is written once more.
         if key in self._done and not graph.is_output(result):
@@ -181,6 +179,13 @@ class Roundings:
             axis=-1,
         )
         return f"a function of standard operators for {spec.dtype.name}"
+
+
+def _bytes_of(part: torch.Tensor | None) -> bytes | None:
+    """Return the bytes of a scale or zero point, which compare by value."""
+    if part is None:
+        return None
+    return array_of(part.float()).tobytes()
 
 
 def _has_pair(spec: TensorSpec) -> bool:

@@ -30,6 +30,11 @@ from quark_onnx.torch.config.spec import TensorSpec
 #: The domain of the functions.
 DOMAIN = "quark_onnx"
 _AXIS = {"axis": -1}
+#: Types of the codes of FP8.
+_FLOAT8 = {
+    "fp8e4m3": TensorProto.FLOAT8E4M3FN,
+    "fp8e5m2": TensorProto.FLOAT8E5M2,
+}
 
 
 def name_of(spec: TensorSpec) -> str:
@@ -92,23 +97,25 @@ def _affine(body: Body, x: str, scale: str, zero: str, spec: TensorSpec) -> str:
     steps, grid = body.op("Div", x, scale), spec.grid
     ends = body.constant(grid.qmin), body.constant(grid.qmax)
     if not isinstance(spec.dtype, Integer):
-        kind = (
-            TensorProto.FLOAT8E4M3FN
-            if spec.dtype.name == "fp8e4m3"
-            else TensorProto.FLOAT8E5M2
-        )
+        kind = _FLOAT8[spec.dtype.name]
         # As in torch, values are clipped before the cast.
         codes = body.op("Cast", body.op("Clip", steps, *ends), to=kind)
         return body.op("Mul", body.op("Cast", codes, to=TensorProto.FLOAT), scale)
     # ONNX rounds half to even.
     steps = body.op("Round", steps)
-    codes = body.op("Clip", body.op("Add", steps, zero) if zero else steps, *ends)
-    return body.op("Mul", body.op("Sub", codes, zero) if zero else codes, scale)
+    if zero:
+        steps = body.op("Add", steps, zero)
+    codes = body.op("Clip", steps, *ends)
+    if zero:
+        codes = body.op("Sub", codes, zero)
+    return body.op("Mul", codes, scale)
 
 
 def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
     """Quantize x with min-max scales over given axes, or over the full tensor."""
-    grid, over = spec.grid, [body.ints(*axes)] if axes else []
+    grid, over = spec.grid, list[str]()
+    if axes:
+        over.append(body.ints(*axes))
     none = body.constant(0)
     # In float64 like ``calibrators.affine``, so that scales are rounded once; ranges include 0.
     lo = _double(body, body.op("Min", body.op("ReduceMin", x, *over), none))
@@ -148,8 +155,10 @@ def _dynamic(body: Body, x: str, axes: list[int], spec: TensorSpec) -> str:
 def _zero(body: Body, lo: str, scale: str, spec: TensorSpec) -> str:
     """Return the zero points; empty if they are 0."""
     grid = spec.grid
+    if grid.symmetric and not grid.zero:
+        return ""
     if grid.symmetric:
-        return body.constant(grid.zero) if grid.zero else ""
+        return body.constant(grid.zero)
     # With the scale as it was rounded to float32.
     steps = body.op("Round", body.op("Div", lo, _double(body, scale)))
     zero = body.op("Sub", body.constant(grid.qmin, np.float64), steps)

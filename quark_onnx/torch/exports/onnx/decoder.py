@@ -195,12 +195,11 @@ def _generate(
     """
     session = open_session(path)
     tokens = torch.arange(_SEQUENCE)[None] % vocabulary_of(model)
-    past = {
-        # (1, key heads, 0, head size): nothing is in the cache.
-        _past(layer, side): np.zeros((1, heads, 0, size), np.float32)
-        for layer, (heads, size) in enumerate(shapes)
-        for side in ("key", "value")
-    }
+    past = dict[str, NDArray[Any]]()
+    for layer, (heads, size) in enumerate(shapes):
+        for side in ("key", "value"):
+            # Nothing is in the cache.
+            past[_past(layer, side)] = np.zeros((1, heads, 0, size), np.float32)
     names = names_of(session.get_outputs())
     given, worst = tokens, 0.0
     empty = {name: torch.from_numpy(value) for name, value in past.items()}
@@ -379,15 +378,13 @@ class _Attention:
         Returns:
             The output, (batch, tokens, heads, size), and all keys and values.
         """
-        keys, values = (
-            torch.cat(pair, 2) for pair in zip(past, (key, value), strict=True)
-        )
+        keys = torch.cat((past[0], key), 2)
+        values = torch.cat((past[1], value), 2)
         # Each key head serves several query heads.
-        wide = [
-            each.repeat_interleave(self.heads // self.key_heads, 1)
-            for each in (keys, values)
-        ]
-        products = query @ wide[0].transpose(2, 3) * self.scale
+        share = self.heads // self.key_heads
+        wide_keys = keys.repeat_interleave(share, 1)
+        wide_values = values.repeat_interleave(share, 1)
+        products = query @ wide_keys.transpose(2, 3) * self.scale
         if self.softcap:
             products = self.softcap * torch.tanh(products / self.softcap)
         length, total = query.shape[2], keys.shape[2]
@@ -398,5 +395,5 @@ class _Attention:
         if self.window > 0:
             seen &= apart < self.window
         products = products.masked_fill(~seen, -math.inf)
-        found = products.softmax(-1) @ wide[1]
+        found = products.softmax(-1) @ wide_values
         return found.transpose(1, 2), (keys, values)

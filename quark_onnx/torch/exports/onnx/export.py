@@ -135,33 +135,32 @@ def write_onnx(  # noqa: PLR0913
     finally:
         if store is not None:
             store.close()
-    alone = form == "qdq" and any(map(_integers_alone, layers.values()))
-    exported = Exported(path, became, difference, (_ROUNDS,) if alone else ())
+    notes: tuple[str, ...] = ()
+    if form == "qdq" and any(map(_integers_alone, layers.values())):
+        notes = (_ROUNDS,)
+    exported = Exported(path, became, difference, notes)
     logger.info("%s: %s", path, str(exported).replace("\n", "; "))
     return exported
 
 
 def _integers_alone(layer: QuantizedLayer) -> bool:
     """Return whether onnxruntime fuses the DequantizeLinear into MatMulNBits."""
-    spec = None if layer.quantized is None else layer.quantized.spec
     # Without a rounded input, MatMulNBits is the fusion that onnxruntime chooses.
-    return (
-        layer.kind == "Linear"
-        and layer.input is None
-        and spec is not None
-        and isinstance(spec.dtype, Integer)
-    )
+    if layer.kind != "Linear" or layer.input is not None or layer.quantized is None:
+        return False
+    return isinstance(layer.quantized.spec.dtype, Integer)
 
 
 def store_for(path: Path, layers: Mapping[str, QuantizedLayer]) -> Store | None:
     """Return a store on disk for the weights of a large model; None for a small one."""
-    # Codes take a byte each in memory.
-    count = sum(
-        layer.quantized.codes.numel()
-        for layer in layers.values()
-        if layer.quantized is not None
-    )
-    return Store(path) if count > LARGE_MODEL else None
+    count = 0
+    for layer in layers.values():
+        if layer.quantized is not None:
+            # Codes take a byte each in memory.
+            count += layer.quantized.codes.numel()
+    if count > LARGE_MODEL:
+        return Store(path)
+    return None
 
 
 def checked(path: Path) -> None:

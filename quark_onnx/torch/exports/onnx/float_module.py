@@ -91,13 +91,17 @@ def exported(
 
 def _float32(module: nn.Module) -> nn.Module:
     """Return the module with float32 weights on the CPU; copy it only if needed."""
-    tensors = [*module.parameters(), *module.buffers()]
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    on_cpu = all(tensor.device.type == "cpu" for tensor in tensors)
-    if on_cpu and all(tensor.dtype == torch.float32 for tensor in floats):
+    if all(map(_is_exported_as_is, (*module.parameters(), *module.buffers()))):
         return module
     # The caller's module must not be changed.
     return copy.deepcopy(module).to("cpu", torch.float32)
+
+
+def _is_exported_as_is(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is on the CPU, and no float of another type than float32."""
+    if tensor.device.type != "cpu":
+        return False
+    return tensor.dtype == torch.float32 or not tensor.is_floating_point()
 
 
 def _run(module: nn.Module, batch: Batch) -> Flat:

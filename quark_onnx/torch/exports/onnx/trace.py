@@ -43,11 +43,11 @@ class Batch:
 
     def in_type(self, dtype: torch.dtype) -> Batch:
         """Return a copy with floats in a dtype."""
-        cast = {
+        cast = dict(self.tensors)
+        for name, value in self.tensors.items():
             # Token ids and masks stay integers.
-            name: value.to(dtype) if value.is_floating_point() else value
-            for name, value in self.tensors.items()
-        }
+            if value.is_floating_point():
+                cast[name] = value.to(dtype)
         return Batch(cast, self.others)
 
 
@@ -103,11 +103,10 @@ def axes_of(batch: Batch, dynamic: bool | Axes) -> dict[str, dict[int, str]]:
     Raises:
         ConfigError: an axis belongs to no input.
     """
-    if isinstance(dynamic, bool):
-        return {
-            name: _axes(tensor) if dynamic else {}
-            for name, tensor in batch.tensors.items()
-        }
+    if dynamic is True:
+        return {name: _axes(tensor) for name, tensor in batch.tensors.items()}
+    if dynamic is False:
+        dynamic = {}
     for name, axes in dynamic.items():
         if name not in batch.tensors:
             raise ConfigError(
@@ -234,9 +233,10 @@ def save_trace(  # noqa: PLR0913
     example = tuple(
         _varied(tensor, axes[name]) for name, tensor in batch.tensors.items()
     )
-    # ONNX needs different names for an input and an output.
-    clash = set(flat.outputs) & set(batch.tensors)
-    names = [f"{name}_out" if name in clash else name for name in flat.outputs]
+    names = list[str]()
+    for name in flat.outputs:
+        # ONNX needs different names for an input and an output.
+        names.append(f"{name}_out" if name in batch.tensors else name)
     settings = {
         "input_names": [*batch.tensors],
         "output_names": names,
@@ -301,14 +301,13 @@ def _exported(
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        asked = ", ".join(
-            f"{name} {axis}"
-            for name, axis in zip(settings["input_names"], axes, strict=True)
-            if axis
-        )
+        asked = list[str]()
+        for name, named_axes in zip(settings["input_names"], axes, strict=True):
+            if named_axes:
+                asked.append(f"{name} {named_axes}")
         hint = ""
         if asked:
-            hint = f"; with dynamic axes ({asked}): give fewer by dynamic"
+            hint = f"; with dynamic axes ({', '.join(asked)}): give fewer by dynamic"
         raise ModelError(
             f"torch cannot export the model: {_first(cause)}{hint}",
         ) from error

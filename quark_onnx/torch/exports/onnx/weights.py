@@ -104,7 +104,8 @@ def nbits_weight(quantized: Quantized) -> NBitsWeight | None:
         constant_values=offset,
     ).reshape(n, blocks, group)
     scale, zero = _scales(quantized)
-    scale, zero = (_by_block(part, n, blocks) for part in (scale, zero + offset))
+    scale = _by_block(scale, n, blocks)
+    zero = _by_block(zero + offset, n, blocks)
     # Zero points of HQQ are no integers.
     whole = bool(
         (zero == np.rint(zero)).all() and zero.min() >= 0 and zero.max() < 1 << bits,
@@ -167,18 +168,15 @@ def write_weight(
             kind,
         ), f"DequantizeLinear of {format}"
     if quantized.scale is None:  # a cast, or floats whose blocks would not be smaller
-        narrow = quantized if quantized.spec.is_cast else None
-        values = (
-            quantized.codes if narrow else quantized.dequantize(torch.float32)
-        ).reshape(quantized.shape)
+        values, form = quantized.codes, "they are"
+        if not quantized.spec.is_cast:
+            values, form = quantized.dequantize(torch.float32), "float32"
+        values = values.reshape(quantized.shape)
         if turned:
             values = values.transpose(0, 1)
         stored = graph.add_constant(f"{name}.weight", array_of(values))
-        return _cast(
-            graph,
-            stored,
-            kind,
-        ), f"values of {format}, stored as {'they are' if narrow else 'float32'}"
+        text = f"values of {format}, stored as {form}"
+        return _cast(graph, stored, kind), text
     return _looked_up(
         graph,
         name,
@@ -220,14 +218,17 @@ def _dequantized(
     if group:
         attributes["block_size"] = group
         scale, zero = (scale.T, zero.T) if swap else (scale, zero)
-    factor = scale.astype(np.float16) if kind == TensorProto.FLOAT16 else scale
+    factor: NDArray[Any] = scale
+    narrow = False
     # The type of the scale is that of the result: float16 scales need no Cast, if they are exact.
-    narrow = kind == TensorProto.FLOAT16 and bool(
-        (factor.astype(np.float32) == scale).all(),
-    )
+    if kind == TensorProto.FLOAT16:
+        half = scale.astype(np.float16)
+        narrow = bool((half.astype(np.float32) == scale).all())
+        if narrow:
+            factor = half
     inputs = [
         graph.add_constant(f"{name}.weight", values),
-        graph.add_constant(f"{name}.weight_scale", factor if narrow else scale),
+        graph.add_constant(f"{name}.weight_scale", factor),
         graph.add_constant(f"{name}.weight_zero_point", zero.astype(values.dtype)),
     ]
     result = graph.fresh(f"{name}.weight_dequantized")
@@ -237,7 +238,9 @@ def _dequantized(
         result = _shaped(graph, result, shape)
         if turned:
             result = _swapped(graph, result, len(shape))
-    return result if narrow else _cast(graph, result, kind)
+    if narrow:
+        return result
+    return _cast(graph, result, kind)
 
 
 def _looked_up(
