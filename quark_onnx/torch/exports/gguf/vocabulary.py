@@ -151,7 +151,8 @@ def _special(folder: Path, rows: int, merges: bool) -> Any:
             ids = values.get(f"{kind}_token_id")
             # GGUF has one id of the end; of several, the first is written.
             first = ids[0] if isinstance(ids, list) and ids else ids
-            if isinstance(first, int) and first < rows:
+            # A configuration may have -1 for no token.
+            if isinstance(first, int) and 0 <= first < rows:
                 special.special_token_ids.setdefault(kind, first)
     return special
 

@@ -192,6 +192,15 @@ def test_a_template_says_that_a_text_begins_with_bos(tmp_path: Path) -> None:
     )
 
 
+def test_an_id_below_zero_is_no_token(tmp_path: Path) -> None:
+    save(tmp_path, bos_token_id=None)
+    values = json.dumps({"bos_token_id": -1})
+    (tmp_path / "generation_config.json").write_text(values, encoding="utf-8")
+    found = metadata(write_gguf(tmp_path, tmp_path / "model.gguf").path)
+    assert "tokenizer.ggml.bos_token_id" not in found
+    assert found["tokenizer.ggml.eos_token_id"] == 2
+
+
 def test_an_unknown_split_is_named_or_given(tmp_path: Path) -> None:
     tokenizer = byte_level(split(r"\p{L}+|\p{N}+|.", "isolated"), False)
     with pytest.raises(
