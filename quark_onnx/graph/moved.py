@@ -38,7 +38,7 @@ _QUANTIZE = QUANTIZE | {float4.QUANTIZE}
 #: Types of integer codes that no QuantizeLinear writes.
 _NOT_WRITTEN = frozenset({TensorProto.INT32})
 #: First opset at which QuantizeLinear has the attribute ``output_dtype``.
-_OUTPUT_DTYPE_OPSET = 21
+OUTPUT_DTYPE_OPSET = 21
 
 
 def pair_moved(graph: Graph) -> int:
@@ -64,9 +64,9 @@ def pair_moved(graph: Graph) -> int:
 
 def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
     """Return whether onnxruntime would insert an int8 pair and retype it partially to uint8."""
-    if graph.opset < _OUTPUT_DTYPE_OPSET:
+    if graph.opset < OUTPUT_DTYPE_OPSET:
         return False
-    if _codes_type(graph, dequantize) != TensorProto.INT8:
+    if codes_type(graph, dequantize) != TensorProto.INT8:
         return False
     if graph.is_output(tensor):
         return True
@@ -86,7 +86,7 @@ def _moved_from(graph: Graph, tensor: str) -> Node | None:
         node = graph.producer(tensor)
     if node is None or not moved or node.op_type not in _DEQUANTIZE:
         return None
-    if not _has_one_scale(graph, node) or _codes_type(graph, node) in _NOT_WRITTEN:
+    if not _has_one_scale(graph, node) or codes_type(graph, node) in _NOT_WRITTEN:
         return None
     return node
 
@@ -106,7 +106,7 @@ def _has_one_scale(graph: Graph, dequantize: Node) -> bool:
     return graph.producer(scale) is None and shape is not None and {1}.issuperset(shape)
 
 
-def _codes_type(graph: Graph, dequantize: Node) -> int:
+def codes_type(graph: Graph, dequantize: Node) -> int:
     """Return the type of the codes; 0 if unknown."""
     return graph.elem_type(dequantize.input(2) or dequantize.inputs[0])
 
@@ -165,7 +165,7 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
     if dequantize.input(2):
         return dequantize.inputs[1:3]
     dtype = helper.tensor_dtype_to_np_dtype(
-        _codes_type(graph, dequantize) or TensorProto.UINT8,
+        codes_type(graph, dequantize) or TensorProto.UINT8,
     )
     rank = len(graph.sizes(dequantize.inputs[1]))
     # ONNX requires the shape of the scale, () or (1,).

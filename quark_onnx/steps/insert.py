@@ -22,6 +22,7 @@ from quark_onnx.functions import DOMAIN, float4, mx
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node, add_narrow, add_parameter
 from quark_onnx.graph.moved import pair_moved
+from quark_onnx.graph.unfused_biases import unfuse_biases
 from quark_onnx.kernels.blockfloat import ELEMENTS, EXPONENTS, better_mx
 from quark_onnx.patterns.clip_bounds import clip_bounds
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
@@ -148,6 +149,7 @@ class _Writer:
             pair = self._pair(source, Use(source), self._scale(self.plan.root(use)))
             self.graph.replace_input(node, source, pair)
         pair_moved(self.graph)
+        unfuse_biases(self.graph)
 
     def drop_clipping(self) -> None:
         """Drop each Relu and Clip with the bounds of its consumers' grid."""
