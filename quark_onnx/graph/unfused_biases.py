@@ -8,6 +8,8 @@ describes (microsoft/onnxruntime#25526). A bias of three axes has the same sum a
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnx import TensorProto
 
 from quark_onnx.graph.graph import Graph
@@ -57,7 +59,7 @@ def _wide(graph: Graph, name: str) -> str:
     if not codes:
         return ""
     result = graph.fresh(f"{name}_wide")
-    attributes = {}
+    attributes: dict[str, Any] = {}
     # A scale per value lies along the only axis, which is the last one now.
     if len(graph.shape(dequantize.input(1)) or ()) == 1:
         attributes["axis"] = _FEWEST_AXES - 1
