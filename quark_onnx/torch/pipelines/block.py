@@ -108,6 +108,13 @@ def _job_for(rounders: list[Any], job: BlockJob) -> BlockJob:
     """Return the job for all algorithms of a block.
 
     An algorithm that rounds activations needs their specs; for others, activations stay float.
+
+    Args:
+        rounders: the algorithms that choose integer codes.
+        job: the job of the block, with the complete specs of the layers.
+
+    Returns:
+        The job itself if an algorithm rounds activations, else a job with float activations.
     """
     if any(map(attrgetter("rounds_activations"), rounders)):
         return job
@@ -120,7 +127,17 @@ def _advance(
     walk: BlockStream,
     quantized: bool = False,
 ) -> Iterator[int]:
-    """Run the block with given codes on the hidden states of the quantized model."""
+    """Run the block with given codes on the hidden states of the quantized model.
+
+    Args:
+        job: the job of the block; its replay is removed, to free the cached outputs.
+        made: codes by layer name.
+        walk: the hidden states, which are replaced by the outputs of the block.
+        quantized: whether to advance the quantized hidden states, next to the float ones.
+
+    Yields:
+        The number of samples that the block has processed.
+    """
     # outputs that the algorithm has computed with its last codes spare another run of the block
     replay, job.replay = job.replay, None  # its cache is freed after this run
     if replay is not None:
@@ -138,6 +155,15 @@ def check_unshared(
 
     An algorithm that rewrites weights needs blocks without parameters that other modules share. All
     block-wise algorithms need blocks that contain layers and are not layers themselves.
+
+    Args:
+        model: the model.
+        blocks: the blocks by name.
+        config: the quantization configuration.
+
+    Raises:
+        ModelError: a block is a single layer and an algorithm works block by block, or a block
+            shares a parameter with another module and an algorithm rewrites blocks.
     """
     # a layer that is a block itself has no place below the block where its replacement could go
     bare = next((name for name in blocks if kind_of(blocks[name]) is not None), None)
@@ -195,7 +221,16 @@ def refined(
     job: BlockJob,
     rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
-    """Round the weights of a block to nearest, and apply algorithms in sequence."""
+    """Round the weights of a block to nearest, and apply algorithms in sequence.
+
+    Args:
+        job: the job of the block.
+        rounders: the algorithms that choose integer codes, in the order of application.
+
+    Returns:
+        The codes by layer name, without layers whose weight stays float, and the outcomes of all
+        algorithms.
+    """
     made = dict[str, Quantized]()
     for name in job.layers:
         codes = weight_of(name, job.layers)
@@ -209,7 +244,18 @@ def apply_rounders(
     job: BlockJob,
     rounders: list[Any],
 ) -> tuple[dict[str, Quantized], list[Outcome]]:
-    """Apply algorithms in sequence to codes that are rounded to nearest."""
+    """Apply algorithms in sequence to codes that are rounded to nearest.
+
+    Args:
+        made: initial codes by layer name.
+        job: the job of the block. Its replay becomes that of the last algorithm, if the algorithm
+            ran on the same layer specs, else None.
+        rounders: the algorithms, in the order of application; each improves on the codes of the
+            preceding one.
+
+    Returns:
+        The codes by layer name after the last algorithm, and the outcomes of all algorithms.
+    """
     outcomes: list[Outcome] = []
     for rounder in rounders:
         own = job if rounder.rounds_activations else job.with_float_activations()
@@ -305,7 +351,16 @@ def quantize_data_free(
 ) -> Quantized | None:
     """Quantize a layer's weight with the data-free algorithms.
 
-    The arguments are those of ``weight_of``.
+    Args:
+        name: the name of the layer.
+        layers: this layer and its fused layers.
+        config: the quantization configuration; its algorithms are called without samples.
+        report: the report, to which outcomes of algorithms are added.
+        read: reads the weights of fused layers whose modules are empty, by layer name; None reads
+            the weights of the modules.
+
+    Returns:
+        The codes; None if the weight stays float.
     """
     rounders = weight_algorithms(config)
     made = weight_of(name, layers, read)
@@ -350,7 +405,15 @@ def finish(  # noqa: PLR0913
 
 
 def inside(layers: Layers, block: str) -> dict[str, tuple[Any, LayerSpec]]:
-    """Return the layers of a block."""
+    """Return the layers of a block.
+
+    Args:
+        layers: layers of the model.
+        block: name of the block.
+
+    Returns:
+        Those below the block by their full names; empty if the block has no layer to quantize.
+    """
     return {name: entry for name, entry in layers.items() if within(name, block)}
 
 

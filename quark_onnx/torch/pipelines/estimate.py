@@ -271,7 +271,15 @@ class Estimator:
         return reading + self._work(evaluation_cost(shapes, self._evaluated))
 
     def _algorithm_seconds(self, cost: Cost, spec: TensorSpec) -> float:
-        """Return the runtime of algorithms, which compute products in float32."""
+        """Return the runtime of algorithms, which compute products in float32.
+
+        Args:
+            cost: work of all algorithms of the run together.
+            spec: format of the weights that the algorithms round.
+
+        Returns:
+            The runtime in seconds.
+        """
         # products have another dtype than the rest of the work
         products = Cost(products=cost.products)
         seconds = _work(self._speed, products, None, torch.float32, self._width)
@@ -283,7 +291,19 @@ class Estimator:
         return _work(self._speed, cost, None, self._dtype, self._width)
 
     def _held(self, shapes: Shapes, algorithms: tuple[Any, ...], more: Cost) -> int:
-        """Return the bytes of a block with its codes, and of the data that runs through it."""
+        """Return the bytes of a block with its codes, and of the data that runs through it.
+
+        Args:
+            shapes: sizes of the model, with the tokens and samples of the run.
+            algorithms: the algorithms of the configuration; those that choose codes need a second
+                set of hidden states.
+            more: cost of the algorithms, of which the memory is added.
+
+        Returns:
+            The bytes: the modules before the blocks, the largest block in float and as codes, the
+            hidden states of all tokens (none if they are spilled to files), the memory of the
+            algorithms, and quantized attention probabilities.
+        """
         tokens = shapes.tokens
         # in memory a code takes a byte at least, also where files pack two into one
         codes = self._block * max(1.0, self._codes / max(self._count, 1))
@@ -363,7 +383,17 @@ def shapes_of(
 
 
 def _shares(model: PreTrainedModel, layers: Iterable[str]) -> dict[str, float]:
-    """Return the share of the tokens that reach the parents of layers, for experts."""
+    """Return the share of the tokens that reach the parents of layers, for experts.
+
+    Args:
+        model: the empty model.
+        layers: names of the layers to quantize.
+
+    Returns:
+        Shares between 0 and 1 by the name of a layer's parent module. Modules outside of expert
+        stacks are missing, as all tokens reach them; all are missing if the configuration does not
+        give the number of active experts.
+    """
     config = _text(model)
     named = (_whole(config, name) for name in _ACTIVE)
     stacks = token_shares(model, next(filter(None, named), 0))
@@ -379,7 +409,15 @@ def _shares(model: PreTrainedModel, layers: Iterable[str]) -> dict[str, float]:
 
 
 def _idle(layers: Mapping[str, tuple[int, int]], shares: Mapping[str, float]) -> int:
-    """Return the number of weights of experts that an average token does not reach."""
+    """Return the number of weights of experts that an average token does not reach.
+
+    Args:
+        layers: (outputs, inputs) of each quantized matrix, by layer name.
+        shares: shares of the tokens, by the name of the layer's parent, as ``_shares`` returns.
+
+    Returns:
+        The number of weights, rounded down; 0 for a model without experts.
+    """
     idle = 0.0
     for name, (outputs, inputs) in layers.items():
         # layers outside of experts see every token
@@ -454,6 +492,14 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
     """Return the parameters outside of the blocks, without those of heads.
 
     Heads are not run.
+
+    Args:
+        source: the checkpoint, with the names of its heads.
+        blocks: the parameters of each block.
+
+    Returns:
+        Parameters in the order of the model. The weight of the embedding is among them also where
+        a head is tied to the embedding.
     """
     model = source.model
     modules = map(model.get_submodule, source.heads)
@@ -469,7 +515,15 @@ def _in_front(source: FloatCheckpoint, blocks: list[list[Any]]) -> list[Any]:
 
 
 def _weight(rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a weight of ``_COLUMNS`` inputs."""
+    """Return a weight of ``_COLUMNS`` inputs.
+
+    Args:
+        rows: number of outputs.
+        dtype: dtype of the weight.
+
+    Returns:
+        A matrix of shape (rows, ``_COLUMNS``) with equally spaced values from -1 to 1.
+    """
     # not random: the probe must not advance the generator of the caller
     values = torch.linspace(-1, 1, rows * _COLUMNS)
     return values.reshape(rows, _COLUMNS).to(dtype)
@@ -506,7 +560,15 @@ class Speed:
         return self._once(("products", dtype), lambda: _product_rate(dtype))
 
     def operator(self, width: int, dtype: torch.dtype) -> float:
-        """Return the runtime of an elementwise operator on the hidden states of a batch."""
+        """Return the runtime of an elementwise operator on the hidden states of a batch.
+
+        Args:
+            width: values of the hidden state of a token.
+            dtype: the model's dtype.
+
+        Returns:
+            Seconds per operator on a tensor of shape (``BATCH_TOKENS``, width).
+        """
         key = ("operator", width, dtype)
         return self._once(key, lambda: _operator_seconds(width, dtype))
 
@@ -515,7 +577,12 @@ class Speed:
         return self._once(("elements",), _element_rate)
 
     def roundings(self, spec: TensorSpec, dtype: torch.dtype) -> float:
-        """Return the number of weights per second that are rounded and packed."""
+        """Return the number of weights per second that are rounded and packed.
+
+        Args:
+            spec: format of the weight.
+            dtype: dtype of the float weight.
+        """
         key = ("roundings", spec, dtype)
         return self._once(key, lambda: _rounding_rate(spec, dtype))
 
@@ -535,6 +602,13 @@ def _seconds(work: Callable[[], object]) -> float:
     """Return the runtime of the fastest of several runs, after a warm-up.
 
     The warm-up may wait for memory.
+
+    Args:
+        work: the probe, called without arguments; its result is dropped.
+
+    Returns:
+        Seconds, at least ``_SHORTEST``: the lesser of the processor time on one thread and the
+        elapsed time on all threads.
     """
     # one thread first: its processor time is free of the work of others
     threads = torch.get_num_threads()
@@ -552,7 +626,14 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _fastest(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return the runtime of the fastest run by a clock."""
+    """Return the runtime of the fastest run by a clock.
+
+    At most ``_MOST`` runs are made, and no further run starts after ``_BUDGET`` seconds.
+
+    Args:
+        work: the probe.
+        clock: returns the current time in seconds: elapsed time, or processor time of the thread.
+    """
     least, until = float("inf"), time.perf_counter() + _BUDGET
     for _ in range(_MOST):
         start = clock()

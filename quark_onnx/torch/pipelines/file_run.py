@@ -94,7 +94,16 @@ class FileRun:
             move_filled(self.model, self.device)
 
     def _fill_module(self, module: Any, name: str, *, recurse: bool = True) -> None:
-        """Read the empty parameters of a module onto the device."""
+        """Read the empty parameters of a module onto the device.
+
+        Args:
+            module: the module; it is changed in place.
+            name: full name of the module, empty for the model.
+            recurse: whether to include the children.
+
+        Raises:
+            ModelError: a stored tensor has another shape, or is not a float tensor.
+        """
         device = None if self.device == _CPU else self.device
         fill(module, name, self.sources, recurse=recurse, device=device)
 
@@ -132,7 +141,14 @@ class FileRun:
             )
 
     def unmeasured(self, progress: bool | None) -> Iterator[tuple[str, Any]]:
-        """Yield tensors layer by layer, without running the model."""
+        """Yield tensors layer by layer, without running the model.
+
+        Args:
+            progress: whether to show a progress bar; None decides by the terminal.
+
+        Yields:
+            Pairs of a name in the output checkpoint and a tensor.
+        """
         names = [*dict(self.model.named_modules())]
         with (
             Progress(progress, len(names), "quantizing", "layer") as bar,
@@ -179,6 +195,14 @@ class FileRun:
         """Yield the tensors of a float module as stored.
 
         A tied parameter is yielded once, if its twin stays float.
+
+        Args:
+            name: full name of the module, empty for the model.
+            module: the module; children are not included.
+
+        Yields:
+            Pairs of a stored name and a stored tensor. Tensors that are copied from file to file
+            and buffers that the checkpoint lacks are left out.
         """
         # the module without a name is the model itself
         start = f"{name}." if name else ""
@@ -253,7 +277,22 @@ class FileRun:
         samples: list[Any],
         folder: Path | None,
     ) -> tuple[BlockStream, ActivationObservers]:
-        """Run the modules before the blocks on the data, and observe their layers."""
+        """Run the modules before the blocks on the data, and observe their layers.
+
+        Args:
+            blocks: the blocks by name, in the order of execution.
+            outside: the layers to quantize outside of the blocks.
+            samples: the calibration batches.
+            folder: folder for hidden states; None keeps them in memory.
+
+        Returns:
+            The hidden states at the input of the first block, and the observers of the layers that
+            have run. The modules outside of the blocks are empty again.
+
+        Raises:
+            NotWalkable: the model has no blocks, or does not run them one after the other.
+            ModelError: the checkpoint lacks a parameter that is needed.
+        """
         if not blocks:
             raise NotWalkable("the model has no list of blocks")
         # recording runs the first block once to learn the form of its output
@@ -285,6 +324,11 @@ class FileRun:
 
         Raises:
             ModelError: the run failed because the checkpoint lacks a parameter.
+
+        Args:
+            blocks: the blocks by name, in the order of execution.
+            samples: the calibration batches.
+            folder: folder for hidden states; None keeps them in memory.
         """
         try:
             return BlockStream(
@@ -319,7 +363,22 @@ class FileRun:
         samples: list[Any],
         why: str,
     ) -> Iterator[tuple[str, Any]]:
-        """Calibrate a model that cannot run block by block, with all weights loaded."""
+        """Calibrate a model that cannot run block by block, with all weights loaded.
+
+        A layer in a block without calibration data is quantized with weights alone; a layer outside
+        of the blocks stays float.
+
+        Args:
+            blocks: the blocks by name; empty if the model has none.
+            samples: the calibration batches.
+            why: reason against running block by block, for the report.
+
+        Yields:
+            Pairs of a name in the output checkpoint and a tensor.
+
+        Raises:
+            ModelError: the checkpoint lacks a parameter.
+        """
         self.report.notes.append(f"all weights were in memory at once: {why}")
         self._fill_module(self.model, "")
         if missing := missing_of(self.model):
@@ -359,7 +418,16 @@ class FileRun:
         module: Any,
         scales: Scales,
     ) -> Iterator[tuple[str, Any]]:
-        """Yield the codes or the stored tensors of a module outside of the blocks."""
+        """Yield the codes or the stored tensors of a module outside of the blocks.
+
+        Args:
+            name: full name of the module, empty for the model.
+            module: the module; children are not included.
+            scales: activation scales of the observed layers.
+
+        Yields:
+            Pairs of a name in the output checkpoint and a tensor.
+        """
         if name in self.chosen:
             yield from self._one(name, module, scales)
         else:
@@ -372,7 +440,17 @@ class FileRun:
         walk: BlockStream,
         samples: Iterable[Any],
     ) -> Iterator[tuple[str, Any]]:
-        """Calibrate layers after the blocks; layers that stay inactive stay float."""
+        """Calibrate layers after the blocks; layers that stay inactive stay float.
+
+        Args:
+            layers: the layers after the last block, mostly heads.
+            blocks: the blocks by name; their final hidden states are in ``walk``.
+            walk: the hidden states after the last block.
+            samples: the calibration batches.
+
+        Yields:
+            Pairs of a name in the output checkpoint and a tensor.
+        """
         # the modules before the blocks run again, up to the last head
         self._fill_outside(blocks)
         with ActivationObservers(layers) as watching:
@@ -389,7 +467,15 @@ class FileRun:
         blocks: Iterable[str],
         without: Collection[str] = (),
     ) -> None:
-        """Read the parameters outside of the blocks, except those of given modules."""
+        """Read the parameters outside of the blocks, except those of given modules.
+
+        Args:
+            blocks: names of the blocks.
+            without: full names of modules outside of the blocks that stay empty.
+
+        Raises:
+            ModelError: the checkpoint lacks the embedding of tokens.
+        """
         for name, module in _outside(self.model, blocks).items():
             if name not in without:
                 self._fill_module(module, name, recurse=False)
@@ -473,6 +559,17 @@ class FileRun:
         """Quantize with every block in memory, for algorithms on the full model.
 
         The journal keeps the state of these algorithms.
+
+        Args:
+            blocks: the blocks by name, in the order of execution.
+            walk: the hidden states at the input of the first block.
+            samples: the calibration batches, on which the algorithms at the end run the model.
+            journal: journal of the run.
+            progress: whether to show a progress bar; None decides by the terminal.
+
+        Yields:
+            Pairs of a name in the output checkpoint and a tensor, sorted by name within each block,
+            after the last algorithm has run.
         """
         if needs_float_reference(self.chosen, self.config):
             walk.split()
@@ -554,7 +651,14 @@ class FileRun:
                 self._keep_codes(each, module)
 
     def _keep_codes(self, name: str, module: Any) -> None:
-        """Let a layer keep the checkpoint's codes if the format is as requested."""
+        """Let a layer keep the checkpoint's codes if the format is as requested.
+
+        The codes are set as ``module.kept_codes``, where ``block.weight_of`` finds them.
+
+        Args:
+            name: full name of the layer.
+            module: the layer; without kept codes it is not changed.
+        """
         if self.codes_of is None:
             return
         codes = self.codes_of(self.sources.key_of(f"{name}.weight"))
@@ -575,7 +679,17 @@ class FileRun:
         layers: Layers,
         tensors: Iterable[tuple[str, Any]],
     ) -> dict[str, Any]:
-        """Return the tensors of a block under the checkpoint's names."""
+        """Return the tensors of a block under the checkpoint's names.
+
+        Args:
+            block: full name of the block.
+            layers: the quantized layers of the block, by full name.
+            tensors: pairs of a name below the block and a tensor.
+
+        Returns:
+            Tensors on the CPU by their names in the output checkpoint. Float tensors have the
+            dtype of the checkpoint; tensors that are copied from file to file are left out.
+        """
         found = dict[str, Any]()
         for key, tensor in tensors:
             tensor = tensor.cpu()
@@ -599,6 +713,12 @@ class FileRun:
         """Return whether the stored tensors of a converted parameter are copied.
 
         They are copied if no layer that is converted from them is quantized or rewritten.
+
+        Args:
+            name: full name of a parameter in the model.
+
+        Returns:
+            True or False; False for parameters that are stored under their own names.
         """
         # all parameters that are made of the same stored tensors
         made = self.sources.made_with(name)
@@ -624,6 +744,13 @@ def _as_stored(tensor: Any, stored: Any) -> Any:
     """Convert a tensor to its stored dtype.
 
     The stored tensor is returned if the values are equal.
+
+    Args:
+        tensor: float tensor of the model.
+        stored: the same tensor as the checkpoint has it.
+
+    Returns:
+        A tensor with the dtype of ``stored``.
     """
     if torch.equal(tensor, stored.to(tensor.dtype)):
         return stored
@@ -638,7 +765,12 @@ def _outside(model: Any, blocks: Iterable[str]) -> dict[str, Any]:
 
 
 def _drop(model: Any, layers: Layers) -> None:
-    """Free the written tensors of layers, and the float weights."""
+    """Free the written tensors of layers, and the float weights.
+
+    Args:
+        model: the model, in which quantized layers have replaced the float layers.
+        layers: float layers by name; they are emptied in place.
+    """
     for name, (module, _) in layers.items():
         empty(module)
         layer = model.get_submodule(name)
