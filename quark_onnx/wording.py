@@ -51,11 +51,13 @@ def in_units(count: int, units: Iterable[tuple[str, float]], digits: str) -> str
 def byte_size(count: int) -> str:
     """Return a number of bytes in decimal units.
 
-    >>> byte_size(1_234_000), byte_size(99)
-    ('1.23 MB', '99 bytes')
+    >>> byte_size(1_234_000), byte_size(999_700), byte_size(99)
+    ('1.23 MB', '1 MB', '99 bytes')
     """
     units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-    return in_units(count, units, ".3g") or f"{count} bytes"
+    # Rounded before the unit is chosen: 999,700 has no three digits in kB.
+    rounded = int(float(f"{count:.3g}"))
+    return in_units(rounded, units, ".3g") or f"{count} bytes"
 
 
 def prefixed(start: str, lines: Iterable[str]) -> list[str]:

@@ -343,8 +343,11 @@ class TensorOverrides:
         patterns = list[str]()
         for override in self._all:
             patterns += override.tensors
-        return [
-            pattern
-            for pattern in patterns
-            if pattern not in known and not fnmatch.filter(known, pattern)
-        ]
+
+        def matches(pattern: str) -> bool:
+            # Case counts on every system, as in ``TensorOverride.matches``.
+            return pattern in known or any(
+                fnmatch.fnmatchcase(tensor, pattern) for tensor in known
+            )
+
+        return [pattern for pattern in patterns if not matches(pattern)]

@@ -46,7 +46,6 @@ class Grid:
             return None
         # The mantissa of 0, infinity and NaN is the number itself.
         # frexp returns a mantissa in [0.5, 1): a power of two 2**k is 0.5 * 2**(k + 1), so p = -k.
-        # frexp returns a mantissa in [0.5, 1): a power of two 2**k is 0.5 * 2**(k + 1), so p = -k.
         mantissa, exponent = np.frexp(float(self.scale.reshape(-1)[0]))
         return 1 - int(exponent) if mantissa == 0.5 else None
 
@@ -55,7 +54,6 @@ class Grid:
         """Return True if the zero point is the middle code."""
         if self.zero_point is None:
             return False
-        # Codes of signed types are symmetric around 0.
         # Codes of signed types are symmetric around 0.
         middle = _MIDDLES.get(self.elem_type, 0)
         return bool((self.zero_point == middle).all())
@@ -70,7 +68,6 @@ class Pairs:
         self.dequantizing = graph.nodes_of_type(DEQUANTIZE)
         self.positions: Positions = {}
         # DQ nodes second: weights and biases have constant codes, and no Q node.
-        # DQ nodes second: weights and biases have constant codes, and no Q node.
         for node in (*self.quantizing, *self.dequantizing):
             position = self.grid(node).position
             if position is not None:
@@ -79,7 +76,6 @@ class Pairs:
     def grid(self, node: Node) -> Grid:
         """Return the grid of a Q or DQ node."""
         scale = self.graph.constant(node.input(1))
-        # Without a zero point QuantizeLinear writes uint8, unless the codes are typed otherwise.
         # Without a zero point QuantizeLinear writes uint8, unless the codes are typed otherwise.
         if not node.input(2):
             kind = self.graph.elem_type(_codes(node)) or TensorProto.UINT8
@@ -99,7 +95,6 @@ class Pairs:
             return None
         if producer.op_type in DEQUANTIZE:
             return self._known(producer.inputs[0])
-        # amd-quark removes the pair between a Pad and the average that alone reads the result.
         # amd-quark removes the pair between a Pad and the average that alone reads the result.
         if producer.kind == "Pad" and node.kind.endswith("AveragePool"):
             return self.read(producer, 0)

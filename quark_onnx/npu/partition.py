@@ -52,20 +52,17 @@ def pieces(graph: Graph, devices: Devices) -> list[Piece]:
     for node in among(graph.nodes, devices):
         inside = devices[node] == NPU
         # Q and DQ nodes belong to no partition: the producers behind them count.
-        # Q and DQ nodes belong to no partition: the producers behind them count.
         leaders = beyond_pairs(node, graph.leaders)
         # The first nodes off the processor have level -1, so that the nodes behind them are at
         # level 0, as those at the inputs are.
         level = 0 if inside else -1
         for leader in leaders:
             # An edge from the CPU back to the processor starts a new level.
-            # An edge from the CPU back to the processor starts a new level.
             exits = inside and devices[leader] != NPU
             level = max(level, levels[leader] + exits)
         levels[node] = level
         root[node] = node
         for leader in leaders:
-            # Equal levels exclude a path through the other side, which would raise the level.
             # Equal levels exclude a path through the other side, which would raise the level.
             if (devices[leader] == NPU) == inside and levels[leader] == level:
                 root[root_in(root, leader)] = root_in(root, node)
@@ -84,7 +81,6 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
     for node in graph.nodes:
         if node.op_type in QUANTIZE:
             # A QuantizeLinear runs with its producer, a DequantizeLinear with its readers.
-            # A QuantizeLinear runs with its producer, a DequantizeLinear with its readers.
             near = present([graph.producer(node.inputs[0])])
         elif node.op_type in DEQUANTIZE:
             near = graph.followers(node)
@@ -95,7 +91,6 @@ def edges(graph: Graph, devices: Devices) -> Counter[str]:
         if inside and not any(map(graph.is_output, node.outputs)):
             counts[NPU] += 1
         else:
-            # Also a Q node of an input, which nothing produces: ``near`` is empty then.
             # Also a Q node of an input, which nothing produces: ``near`` is empty then.
             counts[EDGE] += 1
     return counts
@@ -113,7 +108,6 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
         return NPU if devices[node] == NPU else EDGE
 
     # An input has one Q node, and a DQ node for each reader.
-    # An input has one Q node, and a DQ node for each reader.
     for value in graph.fed:
         counts[EDGE] += 1
         counts.update(map(device_beside, graph.consumers(value.name)))
@@ -121,7 +115,6 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
     for node in graph.nodes:
         starts_a_chain = node not in fused
         if node.kind in LAYERS or (starts_a_chain and node.kind in _ELEMENTWISE):
-            # Constants have codes in the model, and one DQ node each.
             # Constants have codes in the model, and one DQ node each.
             counts[device_beside(node)] += sum(map(graph.is_constant, node.inputs))
         if not starts_a_chain or not node.outputs:
@@ -131,7 +124,6 @@ def expected_edges(graph: Graph, devices: Devices) -> Counter[str]:
         ends_model = graph.is_output(result)
         if ends_model and last.kind in _MOVING:
             continue  # it stays float
-        # One Q node beside the last node of the chain, one DQ node beside each reader.
         # One Q node beside the last node of the chain, one DQ node beside each reader.
         counts.update(map(device_beside, (last, *graph.consumers(result))))
         counts[EDGE] += ends_model

@@ -154,7 +154,6 @@ def place(case: Case, node: Node) -> NodePlacement:
         node: the node.
     """
     # Crashes come first: a node that ends the process is not on the CPU.
-    # Crashes come first: a node that ends the process is not on the CPU.
     for rule in _RULES:
         found = rule.decide(case, node) if rule.covers(case, node) else None
         if found is not None:
@@ -192,7 +191,6 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
     """
     graph, target = case.graph, case.target
     # Measured on XDNA1: a model of another format runs on the CPU as a whole.
-    # Measured on XDNA1: a model of another format runs on the CPU as a whole.
     if case.kind not in target.presets:
         reason = (
             f"{target.name} takes {', '.join(target.presets)}, the model is {case.kind}"
@@ -211,12 +209,10 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
     for value in graph.inputs:
         batch = _batch(graph, value.name)
         # A static batch of 2 offloads a part of the nodes, and fills the first result only.
-        # A static batch of 2 offloads a part of the nodes, and fills the first result only.
         if batch != 1:
             reason = f"input {value.name!r} has a batch of {batch}"
             return reason, _ONE, "measured", "amd/RyzenAI-SW#401"
     count = len(graph.nodes_of({"Conv"}))
-    # minimum_num_of_conv in the converter's configuration, 2 by default.
     # minimum_num_of_conv in the converter's configuration, 2 by default.
     if case.on_convolution_engine and count < _LEAST_CONVOLUTIONS:
         reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
@@ -228,10 +224,8 @@ def _batch(graph: Graph, name: str) -> int:
     """Return the batch of an input; 1 for a vector, a constant or a dynamic batch."""
     shape = graph.sizes(name)
     # Only the first axis of a matrix or an image is a batch.
-    # Only the first axis of a matrix or an image is a batch.
     if name in graph.initializers or len(shape) < 2:
         return 1
-    # The converter itself makes an open batch 1.
     # The converter itself makes an open batch 1.
     return shape[0] if isinstance(shape[0], int) else 1
 
@@ -247,7 +241,6 @@ def _crash(_case: Case, node: Node) -> NodePlacement | None:
 def _branch(case: Case, node: Node) -> NodePlacement | None:
     """Report an If that the compiler cannot compile, as shapes depend on data."""
     # An If with static shapes runs.
-    # An If with static shapes runs.
     if not _first_dynamic(case, node):
         return None
     mend = "fix the shapes, or run this model on the CPU"
@@ -262,7 +255,6 @@ def _has_automatic_pads(node: Node) -> bool:
 
 def _unwritten(_case: Case, node: Node) -> NodePlacement | None:
     """Refuse a Conv whose attributes are left to their defaults."""
-    # auto_pad takes the place of pads, and ONNX forbids both.
     # auto_pad takes the place of pads, and ONNX forbids both.
     implied = ["pads"] if _has_automatic_pads(node) else []
     missing = node.lacking(excluding(_WRITTEN, implied))
@@ -317,7 +309,6 @@ def _ends(case: Case, node: Node) -> NodePlacement | None:
     last = node
     readers = case.graph.followers(last)
     # Down to the output, also through the pair that rounds the result.
-    # Down to the output, also through the pair that rounds the result.
     while len(readers) == 1 and readers[0].op_type in QUANTIZE | DEQUANTIZE | _MOVING:
         last = readers[0]
         readers = case.graph.followers(last)
@@ -333,7 +324,6 @@ def _factored(case: Case, node: Node) -> Node:
     Other nodes are returned unchanged.
     """
     # Float models have no such factor yet; amd-quark writes it when it quantizes.
-    # Float models have no such factor yet; amd-quark writes it when it quantizes.
     leaders = case.graph.leaders(node)
     if node.kind != "Mul" or len(leaders) != 1:
         return node
@@ -346,7 +336,6 @@ def _gate(case: Case, node: Node) -> NodePlacement | None:
         return None
     reason = "a gate with power-of-two scales"
     confidence = "measured"
-    # Releases from "1.5" to "1.8" compare correctly as texts.
     # Releases from "1.5" to "1.8" compare correctly as texts.
     if case.release >= "1.7":
         reason += ", which releases from 1.7 on may take"
@@ -370,8 +359,6 @@ def _ranks(case: Case, node: Node) -> NodePlacement | None:
     """Keep a reshape or transpose of more than four dimensions on the CPU."""
     ranks = [len(case.graph.sizes(name)) for name in case.around(node)]
     greatest = max(ranks, default=0)
-    # The channel shuffles of ShuffleNetV2 have five dimensions: 3 nodes per shuffle are on the CPU
-    # in the logs.
     # The channel shuffles of ShuffleNetV2 have five dimensions: 3 nodes per shuffle are on the CPU
     # in the logs.
     if greatest <= _RANK:
@@ -416,12 +403,10 @@ def _depthwise(case: Case, node: Node) -> NodePlacement | None:
     """
     conv = node
     # The activation shares the fate of the convolution that it is fused into.
-    # The activation shares the fate of the convolution that it is fused into.
     if node.kind in ("Relu", "Clip"):
         conv = next(iter(case.graph.leaders(node)), node)
     if not _is_depthwise_3x3(case.graph, conv):
         return None
-    # MobileNetV2 (Relu6) has these islands in both formats, MobileNetV3 (Relu) in XINT8 alone.
     # MobileNetV2 (Relu6) has these islands in both formats, MobileNetV3 (Relu) in XINT8 alone.
     affected = ("Relu", "Clip") if case.kind == "XINT8" else ("Clip",)
     followers = case.graph.followers(conv)
@@ -456,7 +441,6 @@ def _results(case: Case, node: Node) -> NodePlacement | None:
 def _unquantized(case: Case, node: Node) -> NodePlacement | None:
     """Place products that are not quantized, or that multiply two computed tensors."""
     # A weight is constant, or behind a DequantizeLinear of constant codes.
-    # A weight is constant, or behind a DequantizeLinear of constant codes.
     if not constant_behind(case.graph, node.input(1)):
         reason = "its weight is computed as the model runs"
         mend = ""
@@ -471,7 +455,6 @@ def _unquantized(case: Case, node: Node) -> NodePlacement | None:
             "measured",
             f"{_ONNXSIM}; 1bit-MONSTER#1468",
         )
-    # A constant in a quantized model, without a DequantizeLinear, is a layer that stayed float.
     # A constant in a quantized model, without a DequantizeLinear, is a layer that stayed float.
     float_weight = case.quantized and case.graph.is_constant(node.input(1))
     if float_weight and case.on_convolution_engine:
@@ -492,7 +475,6 @@ def _strict(case: Case, node: Node) -> NodePlacement | None:
     if _is_on_numbers(case, node):
         return placement(node, CPU, "it computes a single number", "", "read", _VAIP)
     # The order decides which of several reasons is shown.
-    # The order decides which of several reasons is shown.
     for kinds, reason, refused in _REFUSED:
         if node.kind in kinds and refused(case, node):
             return placement(node, CPU, reason, "", "read", _VAIP)
@@ -506,14 +488,12 @@ def _is_on_numbers(case: Case, node: Node) -> bool:
         return False
     *inputs, result = shapes
     # An unknown shape is None, and no scalar.
-    # An unknown shape is None, and no scalar.
     return result == () or {()}.issuperset(inputs)
 
 
 def _inconstant(*places: int) -> Callable[[Case, Node], bool]:
     """Return a test for inputs that are computed as the model runs."""
     return lambda case, node: (
-        # Omitted inputs have defaults, which are constants.
         # Omitted inputs have defaults, which are constants.
         not all(map(case.graph.is_constant, filter(None, map(node.input, places))))
     )
@@ -526,7 +506,6 @@ def _not_on_images(case: Case, node: Node) -> bool:
 
 def _bounded(case: Case, node: Node) -> bool:
     """Return True for a Clip with both bounds, as constants."""
-    # Both bounds must be present: an omitted one is an empty name, which is no constant.
     # Both bounds must be present: an omitted one is an empty name, which is no constant.
     if case.graph.opset >= _BOUNDS_OPSET:
         return all(map(case.graph.is_constant, (node.input(1), node.input(2))))
@@ -541,7 +520,6 @@ def _odd(case: Case, node: Node) -> bool:
         return True
     before = case.graph.sizes(node.inputs[0])
     after = case.graph.sizes(node.outputs[0])
-    # Batch and channels keep their sizes; only height and width are resized.
     # Batch and channels keep their sizes; only height and width are resized.
     images = len(before) == len(after) == _RANK and before[:2] == after[:2]
     return not images
@@ -656,7 +634,6 @@ class _Rule:
 
 
 _RULES = (
-    # From certain to inferred: crashes, shapes, refusals of the converter, logs.
     # From certain to inferred: crashes, shapes, refusals of the converter, logs.
     _Rule(_crash, kinds=["LSTM"]),
     _Rule(_branch, kinds=["If"]),

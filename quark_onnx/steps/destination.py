@@ -52,7 +52,9 @@ def destination(model: object, output: object) -> Path | None:
             " overwritten",
         )
     # Missing folders are created when the model is written, in the nearest existing one.
-    folder = next(filter(Path.exists, target.absolute().parents))
+    parents = list(target.absolute().parents)
+    # On Windows none exists where the drive does not.
+    folder = next(filter(Path.exists, parents), parents[-1])
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ConfigError(
             f"output {target} cannot be written: {folder} is no folder that can be"

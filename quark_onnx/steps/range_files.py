@@ -10,6 +10,7 @@ write_calibration_table).
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
@@ -165,9 +166,17 @@ def _scale_bits(low: float, high: float) -> str:
     return struct.pack(">f", max(-low, high) / _LARGEST_CODE).hex()
 
 
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text.
+
+    ``str.splitlines`` also ends lines at U+2028 and others that names of tensors may contain.
+    """
+    return [line.rstrip("\n") for line in io.StringIO(text)]
+
+
 def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
     found = {}
-    for number, line in enumerate(text.splitlines()[1:], 2):
+    for number, line in enumerate(_lines(text)[1:], 2):
         if not line.strip():
             continue
         # From the right, because names of tensors may contain the separator.
@@ -182,7 +191,7 @@ def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]
 
 def _read_table(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
     found = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         name, _, value = line.rpartition(" ")
         try:
             greatest = abs(float(value))

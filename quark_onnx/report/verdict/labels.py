@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +102,8 @@ def read_labels(path: Path) -> Labels:
 
 def _csv(path: Path, text: str) -> Labels:
     """Return the classes of a CSV file with the columns name (or file) and label."""
-    rows = csv.DictReader(text.splitlines())
+    # The reader ends lines itself: a quoted name may contain an end of line.
+    rows = csv.DictReader(io.StringIO(text, newline=""))
     columns = rows.fieldnames or []
     name = next(iter(among(columns, ("name", "file"))), None)
     if name is None or "label" not in columns:
@@ -327,15 +329,18 @@ def _rows(value: NDArray[Any]) -> NDArray[Any]:
 
 
 def _rank(scores: NDArray[Any], label: int) -> int:
-    """Return the number of classes with a greater score than the label.
+    """Return the number of classes that are chosen before the label.
 
+    Of equal scores the first class is chosen, as by argmax: scores of few bits are often equal.
     Unknown labels, and labels whose score is NaN, rank after every class.
     """
     # NaN compares false with every score, and would rank first.
     if not 0 <= label < len(scores) or np.isnan(scores[label]):
         # Beyond top-5 even for a model of few classes.
         return len(scores) + 5
-    return int((scores > scores[label]).sum())
+    greater = scores > scores[label]
+    equal = scores[:label] == scores[label]
+    return int(greater.sum()) + int(equal.sum())
 
 
 def mean_average_precision(

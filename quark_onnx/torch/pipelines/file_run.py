@@ -340,7 +340,6 @@ class FileRun:
             )
         except DataError as error:
             # an empty parameter fails with an error of torch that names no tensor
-            # an empty parameter fails with an error of torch that names no tensor
             lost = self._lost_outside(blocks)
             if lost is None:
                 raise

@@ -155,7 +155,7 @@ def _gain(outcomes: list[Outcome]) -> str:
     """
     reductions = list[float]()
     for outcome in outcomes:
-        if outcome.after < outcome.before:
+        if outcome.after < outcome.before and outcome.before > 0:
             reductions.append(1 - outcome.after / outcome.before)
     text = f"the error of {len(reductions)} of {len(outcomes)} is less"
     if not reductions:

@@ -70,7 +70,6 @@ def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
 
 def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of AutoAWQ."""
-    # parts of names, as ``match_mode="substring"`` of vLLM's auto_awq.py
     names = checkpoint.quantization.get("modules_to_not_convert") or []
     # parts of names, as ``match_mode="substring"`` of vLLM's auto_awq.py
     skipped = [*map(str, names)]

@@ -87,6 +87,28 @@ def test_top_1_and_top_5(tmp_path: Path) -> None:
     assert by_name["top5"] == pytest.approx((2 / 3, 2 / 3))
 
 
+def test_of_equal_scores_the_first_class_is_chosen(tmp_path: Path) -> None:
+    """As argmax does: coarse scores are often equal."""
+    text = "g (float[N, 8] x) => (float scores) { scores = Mul (x, w) }"
+    model = parse(text, w=np.ones(8, np.float32))
+    x = np.array([[1, 3, 3, 3, 0, 0, 0, 0]], np.float32).repeat(3, axis=0)
+    file = written(tmp_path / "l.csv", "name,label\n0,1\n1,2\n2,5\n")
+    found = compare(model, model, [{"x": x}], labels=file, task="classifier")
+    scores = {score.name: score.reference for score in found.scores}
+    hits = [
+        int(np.argmax(row)) == label for row, label in zip(x, (1, 2, 5), strict=True)
+    ]
+    assert hits == [True, False, False]
+    # Class 5 is the sixth: after 1, 2, 3, 0 and 4.
+    assert scores == pytest.approx({"top1": np.mean(hits), "top5": 2 / 3})
+
+
+def test_names_in_quotes_may_contain_ends_of_lines(tmp_path: Path) -> None:
+    text = 'name,label\n"a\u2028b.jpg",3\n"c\nd.jpg",0\n'
+    labels = read_labels(written(tmp_path / "l.csv", text))
+    assert dict(labels.classes) == {"a\u2028b.jpg": 3, "c\nd.jpg": 0}
+
+
 def test_scores_of_nan_are_never_right(tmp_path: Path) -> None:
     text = "g (float[N, 8] x) => (float scores) { scores = Mul (x, w) }"
     model = parse(text, w=np.ones(8, np.float32))
