@@ -302,7 +302,12 @@ def _validate_gguf(place: Path) -> Validation:
 
 
 def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
-    """Return the finding of an unknown layout, or of a layout without rules."""
+    """Return the finding of an unknown layout, or of a layout without rules.
+
+    Args:
+        checkpoint: the checkpoint; its method is empty if the configuration names none.
+        client: name of the client.
+    """
     place, found = "quantization_config.quant_method", repr(checkpoint.method)
     if checkpoint.method in _UNCHECKED[client]:
         return broken("method-unchecked", place, found)
@@ -328,7 +333,16 @@ def _validation(  # noqa: PLR0913
     needs: tuple[str, ...],
     found: Iterable[Finding],
 ) -> Validation:
-    """Return a verdict with the findings in the order of their severity, each once."""
+    """Return a verdict with the findings in the order of their severity, each once.
+
+    Args:
+        place: folder or file.
+        client: name of the client.
+        layout: layout of the weights.
+        schemes: number of layers by scheme.
+        needs: packages that must be installed in addition to the client.
+        found: findings in the order of the checks, with repetitions.
+    """
     ordered = sorted(
         # EVERY and a layout may look at the same key; a dictionary drops equal findings in order
         dict.fromkeys(found),
@@ -368,7 +382,12 @@ def _stops(found: list[Finding]) -> bool:
 
 
 def _run(checks: Iterable[Check], checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield the findings of checks; a check that fails becomes a finding."""
+    """Yield the findings of checks; a check that fails becomes a finding.
+
+    Args:
+        checks: the checks, in the order of their findings.
+        checkpoint: the checkpoint, which may be malformed.
+    """
     for check in checks:
         try:
             # a list, so that an exception within a generator is caught here, before its findings

@@ -134,7 +134,16 @@ def _group_findings(
     place: str,
     group: Group,
 ) -> Iterator[Finding]:
-    """Yield errors in the keys of a group and in the arguments of its tensors."""
+    """Yield errors in the keys of a group and in the arguments of its tensors.
+
+    Args:
+        entries: the quantization_config.
+        place: place of the group for findings, as ``_groups`` yields.
+        group: an entry of config_groups, as it stands in the file.
+
+    Yields:
+        For a group without targets or weights one finding alone, as the other checks read both.
+    """
     targets, weights = group.get("targets"), group.get("weights")
     # the checks below read both
     if not isinstance(targets, list) or not isinstance(weights, dict):
@@ -155,7 +164,15 @@ def _group_findings(
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors in the schemes of the layers, for vLLM."""
+    """Yield errors in the schemes of the layers, for vLLM.
+
+    Args:
+        checkpoint: a checkpoint whose groups ``config_findings`` has accepted.
+
+    Yields:
+        Malformed entries, fused layers that are ignored in part, and groups without a scheme: one
+        finding for each group, and one more if the group has experts.
+    """
     entries = checkpoint.quantization
     yield from field_findings(entries, QUANTIZATION, [_FORMAT_IN_VLLM_CHECK])
     # vLLM iterates over ignore, and fails for null; a missing key means no exceptions
@@ -202,7 +219,11 @@ def _scheme_findings(
 
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors of compressed-tensors in transformers, in the tested releases."""
+    """Yield errors of compressed-tensors in transformers, in the tested releases.
+
+    Args:
+        checkpoint: the checkpoint; a model without a dtype passes the check of the dtype.
+    """
     dtype = checkpoint.dtype
     for place, group in _groups(checkpoint.quantization):
         weight = _arguments(group.get("weights"))
@@ -233,7 +254,12 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _float_findings(module: Module, group: Group) -> Iterator[Finding]:
-    """Yield a float layer of a group, unless it is a router."""
+    """Yield a float layer of a group, unless it is a router.
+
+    Args:
+        module: the layer, with a float weight.
+        group: the group that names the layer.
+    """
     # a float weight is loaded where the scheme has a tensor of that name
     severity = WRONG if "weight" in slot_names(group) else REFUSED
     text = f"its weight is {module.weight}, not {_describe(group)}"
@@ -245,7 +271,13 @@ def _tensor_findings(
     module: Module,
     group: Group,
 ) -> Iterator[Finding]:
-    """Yield errors in the tensors of a quantized layer."""
+    """Yield errors in the tensors of a quantized layer.
+
+    Args:
+        checkpoint: the checkpoint.
+        module: the layer; its weight is a matrix.
+        group: the group of the layer, with valid arguments of its weight.
+    """
     weight = module.weight
     assert weight is not None
     size, slots = slots_of(group, weight)
@@ -259,7 +291,11 @@ def _tensor_findings(
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the number formats of every quantized layer."""
+    """Yield the number formats of every quantized layer.
+
+    Yields:
+        Texts such as "weight int4 group 128"; layers without a group are left out.
+    """
     for module in checkpoint.quantized_linears:
         found = group_of(checkpoint.quantization, module)
         if found is not None:
@@ -270,6 +306,13 @@ def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | Non
     """Return the group of a layer with its place; None if the layer is ignored.
 
     A target with the layer's name has priority over a class name.
+
+    Args:
+        entries: the quantization_config.
+        module: the layer.
+
+    Returns:
+        The place for findings and the group; None also if no group names the layer.
     """
     if _ignores(entries, module.name):
         return None
@@ -329,7 +372,13 @@ class Scheme:
     outputs: Conditions | None = None
 
     def takes(self, group: Group, form: str | None) -> bool:
-        """Return whether the scheme is for a group in a format."""
+        """Return whether the scheme is for a group in a format.
+
+        Args:
+            group: an entry of config_groups.
+            form: format of the group, or of the checkpoint if the group has none; None if neither
+                has one.
+        """
         # a scheme without formats looks at the arguments alone
         if self.formats and form not in self.formats:
             return False
@@ -434,7 +483,12 @@ SCHEMES = (
 
 
 def scheme_in_vllm(group: Group, form: str | None) -> str:
-    """Return the name of the scheme that vLLM 0.33 chooses; empty if unsupported."""
+    """Return the name of the scheme that vLLM 0.33 chooses; empty if unsupported.
+
+    Args:
+        group: an entry of config_groups.
+        form: format of the group, or of the checkpoint if the group has none; None if neither has.
+    """
     # vLLM tests in this order, and several schemes may take the same group
     for scheme in SCHEMES:
         if scheme.takes(group, form):
@@ -446,7 +500,15 @@ def scheme_in_vllm(group: Group, form: str | None) -> str:
 
 
 def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
-    """Return a layer's (out, in) by its weight's shape, and required tensors."""
+    """Return a layer's (out, in) by its weight's shape, and required tensors.
+
+    Args:
+        group: the group of the layer, with valid arguments of its weight.
+        weight: the stored weight, packed or with a byte for each value.
+
+    Returns:
+        (out, in) of the float weight, and the slots by tensor name.
+    """
     arguments = _arguments(group["weights"])
     inputs = _arguments(group.get("input_activations"))
     assert arguments is not None
@@ -463,7 +525,16 @@ def _fp4_slots(
     inputs: Group | None,
     weight: Tensor,
 ) -> tuple[Shape, Slots]:
-    """Return the size and slots of fp4, of which a byte holds two."""
+    """Return the size and slots of fp4, of which a byte holds two.
+
+    Args:
+        arguments: arguments of the weight, with defaults.
+        inputs: arguments of the inputs, with defaults; None for weights alone.
+        weight: the packed weight, of shape (out, in / 2).
+
+    Returns:
+        (out, in), and the slots by tensor name.
+    """
     rows, columns = weight.shape
     # weights are (out, in / 2); NVFP4 has groups of 16
     into, size = columns * 2, arguments["group_size"] or 16
@@ -487,7 +558,16 @@ def _packed_slots(
     inputs: Group | None,
     weight: Tensor,
 ) -> tuple[Shape, Slots]:
-    """Return the size and slots of integers packed in int32."""
+    """Return the size and slots of integers packed in int32.
+
+    Args:
+        arguments: arguments of the weight, with defaults.
+        inputs: arguments of the inputs, with defaults; None for weights alone.
+        weight: the packed weight, of shape (out, ceil(in * bits / 32)).
+
+    Returns:
+        (out, in), and the slots by tensor name.
+    """
     rows, columns = weight.shape
     bits = arguments["num_bits"]
     # weights are (out, ceil(in * bits / 32)); values of 3, 5, 6 or 7 bits do not fill an int32
@@ -514,7 +594,16 @@ def _byte_slots(
     inputs: Group | None,
     weight: Tensor,
 ) -> tuple[Shape, Slots]:
-    """Return the size and slots of weights with a byte for each value."""
+    """Return the size and slots of weights with a byte for each value.
+
+    Args:
+        arguments: arguments of the weight, with defaults.
+        inputs: arguments of the inputs, with defaults; None for weights alone.
+        weight: the stored weight, of shape (out, in).
+
+    Returns:
+        (out, in), and the slots by tensor name.
+    """
     shapes = _scale_shapes(arguments, weight.shape)
     is_float = arguments["type"] == "float"
     scale_types: tuple[str, ...] = FLOATS
@@ -530,7 +619,12 @@ def _byte_slots(
 
 
 def _scale_shapes(arguments: Group, shape: Shape) -> tuple[Shape, ...]:
-    """Return the accepted shapes of the scales of a weight."""
+    """Return the accepted shapes of the scales of a weight.
+
+    Args:
+        arguments: arguments of the weight, with defaults.
+        shape: (out, in) of the weight.
+    """
     rows, columns = shape
     strategy = arguments["strategy"]
     # compressed-tensors keeps the axis that was reduced: (out, 1), not (out,)
@@ -554,7 +648,11 @@ def slot_names(group: Group) -> tuple[str, ...]:
 
 
 def _input_slots(inputs: Group | None) -> dict[str, Slot]:
-    """Return the slots of calibrated input scales; empty for dynamic inputs."""
+    """Return the slots of calibrated input scales; empty for dynamic inputs.
+
+    Args:
+        inputs: arguments of the inputs, with defaults; None for weights alone.
+    """
     # dynamic scales are computed at runtime, and are not stored
     if inputs is None or inputs["dynamic"]:
         return {}
@@ -575,7 +673,14 @@ def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
 
 
 def _arguments(found: Any) -> Group | None:
-    """Return QuantizationArgs with defaults."""
+    """Return QuantizationArgs with defaults.
+
+    Args:
+        found: the arguments of a tensor as they stand in the file.
+
+    Returns:
+        A new dict; None if the tensor is not quantized, or if the value is no object.
+    """
     # null, or a malformed value, which ``config_findings`` reports
     if not isinstance(found, dict):
         return None
@@ -665,7 +770,12 @@ _REQUIREMENTS = (
 
 
 def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
-    """Yield the first unmet requirement of a tensor's arguments."""
+    """Yield the first unmet requirement of a tensor's arguments.
+
+    Args:
+        place: place of the arguments for the finding.
+        found: the arguments as they stand in the file.
+    """
     # keys without a default in ``_arguments``, which the requirements read
     absent = {"block_structure": None, "actorder": None}
     arguments = {**absent, **object_of(_arguments(found))}

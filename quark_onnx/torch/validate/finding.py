@@ -163,6 +163,12 @@ class Validation(Reported):
         """Return the verdict as text.
 
         A rule that is broken at many places is shown three times, unless ``complete``.
+
+        Args:
+            complete: whether to list every finding.
+
+        Returns:
+            Lines: the verdict, the required packages, then the findings, the worst first.
         """
         # for example "14 × fp8, 2 × mxfp4"
         lines = [f"{self.place}: {self._checkpoint}: {self.sentence}"]

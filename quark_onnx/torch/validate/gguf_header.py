@@ -86,6 +86,12 @@ class GGUFHeader:
 def read_gguf(file: Path) -> GGUFHeader:
     """Read a header without the values.
 
+    Args:
+        file: a GGUF file, little-endian.
+
+    Returns:
+        The header. The metadata holds the length of an array in place of the array.
+
     Raises:
         ModelError: the file is truncated, damaged, or not a GGUF file; the message gives the reason
             without the file name.

@@ -89,6 +89,12 @@ class Header:
 def read_header(file: Path) -> Header:
     """Read a header without the values, and check the header against the file.
 
+    Args:
+        file: a safetensors file.
+
+    Returns:
+        The header, with offsets of tensors from the start of the file.
+
     Raises:
         ModelError: the file is truncated, damaged, or not a safetensors file; the message gives the
             reason without the file name.
@@ -122,6 +128,12 @@ def read_header(file: Path) -> Header:
 
 def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     """Return the values of a small float tensor, of shape (count,).
+
+    Args:
+        tensor: a tensor of type F16, BF16, F32 or F64. The values of a planned tensor are ones.
+
+    Returns:
+        The values in float64.
 
     Raises:
         ModelError: the tensor has another type.
@@ -203,7 +215,16 @@ def _is_size(value: object) -> bool:
 
 
 def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
-    """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file."""
+    """Raise a ModelError if tensors overlap, leave gaps, or do not end with the file.
+
+    Args:
+        tensors: tensors by name, in any order.
+        start: offset of the values of all tensors, in bytes from the start of the file.
+        size: size of the file in bytes.
+
+    Raises:
+        ModelError: the values of the tensors do not fill the file after the header exactly.
+    """
     place = start
     # the size decides among equal starts, so that an empty tensor comes before its neighbour
     for tensor in sorted(tensors.values(), key=attrgetter("start", "size")):

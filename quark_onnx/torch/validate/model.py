@@ -136,7 +136,13 @@ def _index_findings(
 
 
 def _entry_findings(name: str, file: str, files: list[str]) -> Iterator[Finding]:
-    """Yield an index entry with a wrong file."""
+    """Yield an index entry with a wrong file.
+
+    Args:
+        name: name of the tensor.
+        file: name of the file in the index.
+        files: names of the files that hold the tensor; empty if none does.
+    """
     if not files:
         text = f"{INDEX} says {file}, which does not have it"
         yield broken("tensor-missing", name, text)
@@ -146,7 +152,11 @@ def _entry_findings(name: str, file: str, files: list[str]) -> Iterator[Finding]
 
 
 def strict_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield missing parts of a model, as errors for float models."""
+    """Yield missing parts of a model, as errors for float models.
+
+    Args:
+        checkpoint: the checkpoint; its quantization is empty for a float model.
+    """
     yield from missing_findings(
         checkpoint,
         # vLLM checks for weights that were not initialized only in models without quantization
@@ -158,7 +168,16 @@ def missing_findings(
     checkpoint: Checkpoint,
     severity: str = WRONG,
 ) -> Iterator[Finding]:
-    """Yield layers and heads that the configuration promises and the files lack."""
+    """Yield layers and heads that the configuration promises and the files lack.
+
+    Args:
+        checkpoint: the checkpoint; nothing is yielded if a file is damaged, since the tensors of
+            the file are unknown.
+        severity: consequence of a missing part for the client.
+
+    Yields:
+        At most three findings: missing blocks, missing layers together, and a missing head.
+    """
     # what a damaged file holds is not known
     if checkpoint.damage or not checkpoint.headers:
         return
@@ -220,7 +239,16 @@ def _layer_numbers(checkpoint: Checkpoint) -> set[int]:
 
 
 def _lost(checkpoint: Checkpoint, layers: set[int]) -> list[str]:
-    """Return names that a block lacks compared with others, and outer layers."""
+    """Return names that a block lacks compared with others, and outer layers.
+
+    Args:
+        checkpoint: the checkpoint.
+        layers: numbers of the blocks that have tensors.
+
+    Returns:
+        Full names in the order of the model, then the names of missing biases; empty for families
+        whose blocks differ from each other.
+    """
     # None for families whose blocks differ among each other: nothing can be compared there
     alike = _ALIKE.get(str(checkpoint.text_config.get("model_type")))
     inside = _names_inside(checkpoint)
@@ -270,7 +298,15 @@ def _has_attention_biases(config: dict[str, Any]) -> bool:
 
 
 def _lost_biases(checkpoint: Checkpoint, blocks: list[str]) -> list[str]:
-    """Return the names of missing biases of queries, keys and values."""
+    """Return the names of missing biases of queries, keys and values.
+
+    Args:
+        checkpoint: the checkpoint.
+        blocks: names of the blocks that have tensors.
+
+    Returns:
+        Full names of the tensors; biases of layers that are missing themselves are left out.
+    """
     lost = []
     for block in blocks:
         # a layer that is missing altogether is in ``lost`` already
@@ -298,7 +334,17 @@ def _scale_value_findings(
     name: str,
     tensor: Tensor,
 ) -> Iterator[Finding]:
-    """Yield a scale with unusable values."""
+    """Yield a scale with unusable values.
+
+    Args:
+        module: the layer of the scale.
+        name: name of the tensor below the layer.
+        tensor: a float scalar or vector, whose values are read from the file.
+
+    Yields:
+        At most one finding, with the first unusable value. Infinities and NaN are unusable
+        anywhere, values of 0 or less only in a tensor of one value.
+    """
     values = values_of(tensor)
     # of several scales some may be 0, as for outputs whose weights are all 0
     usable = np.isfinite(values)
@@ -343,7 +389,13 @@ def _norm_findings(
     module: Module,
     weight: Tensor,
 ) -> Iterator[Finding]:
-    """Yield a norm of a known family with a length unlike hidden_size."""
+    """Yield a norm of a known family with a length unlike hidden_size.
+
+    Args:
+        config: configuration of the language model.
+        module: the layer, which need not be a norm.
+        weight: its weight.
+    """
     hidden = config.get("hidden_size")
     is_norm = config.get("model_type") in _ALIKE and _NORM.fullmatch(module.name)
     if is_norm and type(hidden) is int and weight.shape != (hidden,):
@@ -356,7 +408,13 @@ def _matrix_findings(
     module: Module,
     weight: Tensor,
 ) -> Iterator[Finding]:
-    """Yield a misshapen layer, or a float matrix of a wrong size."""
+    """Yield a misshapen layer, or a float matrix of a wrong size.
+
+    Args:
+        config: configuration of the language model.
+        module: the layer.
+        weight: its weight.
+    """
     if module.name in (EMBEDDING, HEAD):
         demanded = integers(config.get("vocab_size"), config.get("hidden_size"))
     else:
@@ -400,7 +458,11 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _cache_scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield equal KV cache scales in all layers, a sign of missing calibration."""
+    """Yield equal KV cache scales in all layers, a sign of missing calibration.
+
+    Args:
+        checkpoint: the checkpoint. Nothing is yielded if a scale has several values.
+    """
     scales = dict[str, float | None]()
     for name, tensor in checkpoint.tensors.items():
         if _KV_SCALE.search(today(name)):

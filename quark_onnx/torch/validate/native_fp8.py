@@ -104,7 +104,12 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _block_findings(rows: int, modules: list[Module]) -> Iterator[Finding]:
-    """Yield fused layers that end within a block; the last may."""
+    """Yield fused layers that end within a block; the last may.
+
+    Args:
+        rows: number of outputs of a block.
+        modules: the fused layers, in the order in which vLLM concatenates their outputs.
+    """
     # a block may not reach over the end of a part, since the next part begins with new scales
     for module in modules[:-1]:
         weight = module.weight
@@ -179,7 +184,14 @@ def _tensors(
     scales: set[str],
     inputs: str,
 ) -> Iterator[Finding]:
-    """Yield errors in the tensors of a quantized layer; see ``_layer_findings``."""
+    """Yield errors in the tensors of a quantized layer.
+
+    Args:
+        checkpoint: the checkpoint.
+        module: the layer; its weight is a matrix.
+        scales: names under which the client finds the scales of a weight; several for transformers.
+        inputs: name under which the client finds the scale of the inputs.
+    """
     entries, weight = checkpoint.quantization, module.weight
     assert weight is not None
     rows, columns = weight.shape

@@ -61,7 +61,12 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
-    """Yield a version of AutoAWQ with a packing order unlike gemm's."""
+    """Yield a version of AutoAWQ with a packing order unlike gemm's.
+
+    Args:
+        entries: the quantization_config.
+        rule: name of the rule that another version breaks, which depends on the client.
+    """
     # older files have no version, and are gemm
     version = str(entries.get("version", "gemm")).lower()
     if version != "gemm":
@@ -193,7 +198,15 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
 
 
 def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
-    """Return the size and slots of AutoAWQ: eight outputs in an int32."""
+    """Return the size and slots of AutoAWQ: eight outputs in an int32.
+
+    Args:
+        weight: the packed weight, of shape (in, out / 8).
+        entries: the configuration of the layer.
+
+    Returns:
+        (out, in), and the slots by tensor name.
+    """
     # qweight is (in, out / 8), and scales are (groups, out)
     rows, columns = weight.shape
     groups = _groups(rows, _group_size(entries))
@@ -205,7 +218,15 @@ def _awq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
 
 
 def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
-    """Return the size and slots of GPTQ: several inputs in an int32."""
+    """Return the size and slots of GPTQ: several inputs in an int32.
+
+    Args:
+        weight: the packed weight, of shape (in * bits / 32, out).
+        entries: the configuration of the layer; its "bits" are required.
+
+    Returns:
+        (out, in), and the slots by tensor name.
+    """
     # qweight is (in * bits / 32, out), and scales are (groups, out)
     bits = entries["bits"]
     rows, columns = weight.shape
@@ -238,5 +259,10 @@ def _entries_of(name: str, entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def _groups(into: int, group: Any) -> int:
-    """Return the number of groups of inputs; a size such as -1 stands for a single group."""
+    """Return the number of groups of inputs; a size such as -1 stands for a single group.
+
+    Args:
+        into: number of inputs.
+        group: group_size as it stands in the configuration; None if there is none.
+    """
     return into // group if is_positive(group) else 1

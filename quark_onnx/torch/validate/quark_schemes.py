@@ -203,7 +203,12 @@ def scheme_in_vllm(
 
 
 def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
-    """Return whether the number of stages is right, and every stage meets its conditions."""
+    """Return whether the number of stages is right, and every stage meets its conditions.
+
+    Args:
+        specs: the stages of a tensor.
+        wanted: the conditions of each stage, in the same order.
+    """
     # ``map`` would stop at the shorter of the two
     if len(specs) != len(wanted):
         return False
@@ -211,7 +216,14 @@ def _all_meet(specs: list[Spec], wanted: Sequence[Conditions]) -> bool:
 
 
 def _weight_only_int4(spec: Spec) -> tuple[str, str]:
-    """Return the scheme of packed integers, and the reason if unsupported."""
+    """Return the scheme of packed integers, and the reason if unsupported.
+
+    Args:
+        spec: the single stage of the weight, of a 4-bit integer type.
+
+    Returns:
+        A pair ("w4a16", "") or ("", reason).
+    """
     group, symmetric = spec.get("group_size"), spec.get("symmetric")
     # ``parse_w4a16_int4_weight_config`` of vLLM, quark/utils.py
     if not isinstance(group, int) or group <= 0:
@@ -226,7 +238,16 @@ def _microscaling(
     inputs: list[Spec],
     experts: bool,
 ) -> tuple[str, str]:
-    """Return the scheme of a microscaling format, and the reason if unsupported."""
+    """Return the scheme of a microscaling format, and the reason if unsupported.
+
+    Args:
+        weight: the single stage of the weight.
+        inputs: the stages of the inputs, at most one; empty for weights alone.
+        experts: whether the layer is an expert of a mixture.
+
+    Returns:
+        A pair such as ("mxfp4_fp8", "") or ("", reason).
+    """
     dtype = weight.get("dtype")
     if dtype not in _MX_TYPES or not _has_exponents(weight, experts):
         return "", "no scheme has such weights"
@@ -325,7 +346,13 @@ def _int4_fp8_slots(
     weight: Tensor,
     scale: Tensor | None,
 ) -> SizeAndSlots:
-    """Return the size and slots of int4 with a scale per output, and an fp8 scale for all."""
+    """Return the size and slots of int4 with a scale per output, and an fp8 scale for all.
+
+    Args:
+        specs: the two stages of the weight: fp8, then int4.
+        weight: the packed weight, of shape (out, in / 8).
+        scale: not read.
+    """
     rows, columns = weight.shape
     return (rows, columns * 8), {
         "weight": Slot(("I32",), ((rows, columns),)),
@@ -341,7 +368,13 @@ def _float_blocks(
     weight: Tensor,
     scale: Tensor | None,
 ) -> SizeAndSlots:
-    """Return the size and slots of fp4 (two values in a byte) or fp6 (four in three)."""
+    """Return the size and slots of fp4 (two values in a byte) or fp6 (four in three).
+
+    Args:
+        specs: the stages of the weight, of which the first has the number format.
+        weight: the packed weight, of shape (out, bytes of a row).
+        scale: not read.
+    """
     out, columns = weight.shape
     # bytes of a row: in * 3 / 4 for fp6, in / 2 for fp4
     into = columns * 4 // 3
@@ -358,7 +391,13 @@ def _bytes(
     weight: Tensor,
     scale: Tensor | None,
 ) -> SizeAndSlots:
-    """Return the size and slots of fp8 and 8-bit integers."""
+    """Return the size and slots of fp8 and 8-bit integers.
+
+    Args:
+        specs: the stages of the weight, of which the first has the number format.
+        weight: the stored weight: (in, out) for integers in groups, else (out, in).
+        scale: not read.
+    """
     spec = specs[0]
     dtype = str(spec.get("dtype"))
     out, into = weight.shape
@@ -377,7 +416,14 @@ def _packed_integers(
     weight: Tensor,
     scale: Tensor | None,
 ) -> SizeAndSlots:
-    """Return the size and slots of 4-bit integers, of which an int32 holds eight."""
+    """Return the size and slots of 4-bit integers, of which an int32 holds eight.
+
+    Args:
+        specs: the stages of the weight, of which the first has the number format.
+        weight: the packed weight: (in, ceil(out / 8)) for groups, else (out, in / 8).
+        scale: the stored scales, which give the number of outputs of a weight in groups; None if
+            the file lacks them.
+    """
     spec = specs[0]
     rows, columns = weight.shape
     size: Shape = (rows, columns * 8)
@@ -410,7 +456,15 @@ _SLOTS_BY_DTYPE: dict[
 
 
 def _packed_width(columns: int, scale: Tensor | None) -> int:
-    """Return the outputs of a packed weight; only scales tell how many of the last 8 count."""
+    """Return the outputs of a packed weight; only scales tell how many of the last 8 count.
+
+    Args:
+        columns: number of int32 values for each input, ceil(out / 8).
+        scale: the stored scales, of shape (groups, out); None if the file lacks them.
+
+    Returns:
+        The number of outputs; a multiple of 8 if the scales do not fit the weight.
+    """
     if scale is None or len(scale.shape) != 2:
         return columns * 8
     out = scale.shape[1]
@@ -419,7 +473,13 @@ def _packed_width(columns: int, scale: Tensor | None) -> int:
 
 
 def _block_scales(specs: list[Spec], out: int, into: int) -> dict[str, Slot]:
-    """Return the slots of the scales of fp4 or fp6 in groups."""
+    """Return the slots of the scales of fp4 or fp6 in groups.
+
+    Args:
+        specs: the stages of the weight; two for NVFP4.
+        out: number of outputs.
+        into: number of inputs.
+    """
     # without groups a row has one scale
     group = group_of({"weight": specs}) or into
     blocks = (out, into // group)
@@ -443,7 +503,17 @@ def _scale_types(in_bytes: bool) -> tuple[str, ...]:
 
 
 def _scales(spec: Spec, out: int, into: int, transposed: bool) -> dict[str, Slot]:
-    """Return the slots of the scales and zero points of a weight in bytes."""
+    """Return the slots of the scales and zero points of a weight in bytes.
+
+    Args:
+        spec: specification of the weight.
+        out: number of outputs.
+        into: number of inputs.
+        transposed: whether the weight is stored as (in, out).
+
+    Returns:
+        Slots by tensor name; zero points only for integers.
+    """
     shapes = _scale_shapes(spec, out, into, transposed)
     has_exponents = (
         spec.get("scale_format") == "e8m0" or spec.get("scale_type") == "float8_e8m0fnu"
@@ -465,7 +535,14 @@ def _scale_shapes(
     into: int,
     transposed: bool,
 ) -> tuple[Shape, ...]:
-    """Return the accepted shapes of the scales of an 8-bit weight."""
+    """Return the accepted shapes of the scales of an 8-bit weight.
+
+    Args:
+        spec: specification of the weight.
+        out: number of outputs.
+        into: number of inputs.
+        transposed: whether the weight is stored as (in, out).
+    """
     shapes_of = _SCALE_SHAPES.get(str(spec.get("qscheme")))
     if shapes_of is None:
         return SCALAR
@@ -520,13 +597,26 @@ _SCALE_SHAPES = {
 
 
 def _zero_point(spec: Spec, shapes: tuple[Shape, ...]) -> Slot:
-    """Return the slot of zero points, required for asymmetric integers."""
+    """Return the slot of zero points, required for asymmetric integers.
+
+    Args:
+        spec: specification of the tensor.
+        shapes: the accepted shapes, those of the scales.
+    """
     # amd-quark writes the type of zero_point_type, int32 by default
     return Slot(("I8", "U8", "I32"), shapes, spec.get("symmetric") is False)
 
 
 def _input_slots(specs: list[Spec]) -> dict[str, Slot]:
-    """Return the slots of input scales, one for every static stage."""
+    """Return the slots of input scales, one for every static stage.
+
+    Args:
+        specs: the stages of the inputs; empty for weights alone.
+
+    Returns:
+        Slots of scales, and of zero points for integers, by tensor name; the names of the second
+        and third stage end with "_2" and "_3".
+    """
     slots = {}
     # names of scales by the number of the stage; more than three stages do not exist
     for spec, end in zip(specs, ("", "_2", "_3"), strict=False):

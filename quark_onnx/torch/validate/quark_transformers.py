@@ -210,7 +210,13 @@ def _module_findings(
     config: QuarkConfig,
     module: Module,
 ) -> Iterator[Finding]:
-    """Yield errors in the scheme and the tensors of a layer with a weight."""
+    """Yield errors in the scheme and the tensors of a layer with a weight.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: its configuration.
+        module: the layer; without a weight nothing is checked.
+    """
     if module.weight is None:
         return
     stored = f"its weight is {module.weight}"
@@ -243,7 +249,12 @@ def _is_cast(spec: dict[str, Any]) -> bool:
 
 
 def _unloadable(module: Module, weights: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme."""
+    """Yield schemes that amd-quark 0.13 cannot load, by tests of every scheme.
+
+    Args:
+        module: the layer.
+        weights: the stages of its weight; empty if the weight has no specification.
+    """
     for spec in weights:
         if any(meets(spec, conditions) for conditions in _UNLOADABLE):
             yield broken("quark-weight", module.name, describe({"weight": spec}))
@@ -256,7 +267,13 @@ def _two_bit_findings(
     weight: Tensor,
     spec: dict[str, Any],
 ) -> Iterator[Finding]:
-    """Yield a 2-bit weight whose groups do not divide the inputs."""
+    """Yield a 2-bit weight whose groups do not divide the inputs.
+
+    Args:
+        name: name of the layer.
+        weight: the stored weight; in groups the first axis counts the inputs.
+        spec: first stage of the weight; stages of other formats are not checked.
+    """
     if not meets(spec, _TWO_BIT_GROUPS):
         return
     # packed weights in groups are stored transposed, so that the first axis counts the inputs
@@ -293,7 +310,12 @@ def quark_schemes(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _layers(config: QuarkConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the places and the configurations of layers."""
+    """Yield the places and the configurations of layers.
+
+    Yields:
+        Pairs of a place for findings and the configuration as it stands in the file, which may be
+        malformed: first the default of the model, then the entries by name.
+    """
     entries = config.entries
     for key, layer in subset(entries, ["global_quant_config"]).items():
         yield f"{QUANTIZATION}.{key}", layer
@@ -303,7 +325,12 @@ def _layers(config: QuarkConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _layer_findings(place: str, layer: Any) -> Iterator[Finding]:
-    """Yield errors in the configuration of a layer and in its specifications."""
+    """Yield errors in the configuration of a layer and in its specifications.
+
+    Args:
+        place: place of the entry for findings.
+        layer: the entry as it stands in the file.
+    """
     if not isinstance(layer, dict):
         yield broken("quark-key", place, f"it is {layer!r} where an object should be")
         return
@@ -357,7 +384,12 @@ def _tensor_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _scaled_findings(place: str, spec: dict[str, Any]) -> Iterator[Finding]:
-    """Yield errors in the fields of a known type and qscheme."""
+    """Yield errors in the fields of a known type and qscheme.
+
+    Args:
+        place: place of the specification for findings.
+        spec: the specification; dtype and qscheme are valid.
+    """
     qscheme = spec["qscheme"]
     # per_block has no list of observers
     checks = [*_OBSERVER_CHECKS.get(qscheme, ())]

@@ -112,7 +112,11 @@ _SPEC_CHECKS = (
 
 
 def quark_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors of vLLM in the configuration."""
+    """Yield errors of vLLM in the configuration.
+
+    Args:
+        checkpoint: a checkpoint of amd-quark; its tensors give the names that patterns match.
+    """
     config = QuarkConfig(checkpoint.quantization)
     entries = config.entries
     # the order of ``QuarkConfig.from_config``: the export and the cache before the layers
@@ -150,7 +154,12 @@ def _override_findings(
 
 
 def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]:
-    """Yield an entry of exclude that vLLM reads otherwise than amd-quark."""
+    """Yield an entry of exclude that vLLM reads otherwise than amd-quark.
+
+    Args:
+        checkpoint: the checkpoint.
+        pattern: an entry of exclude: a name, a shell pattern, or "re:" with a regular expression.
+    """
     place = f"{QUANTIZATION}.exclude"
     # vLLM compiles the expression when it creates the first layer
     if pattern.startswith("re:") and not _is_regular(pattern[3:]):
@@ -170,6 +179,12 @@ def _severity_of_glob(modules: Iterable[Module]) -> str:
     """Return the consequence of a shell pattern in exclude.
 
     vLLM finds no name in it, and quantizes the float layers that amd-quark left out by it.
+
+    Args:
+        modules: the modules that the pattern matches.
+
+    Returns:
+        "wrong" if the pattern excludes a float Linear layer, else "warning".
     """
     # vLLM creates quantized layers for float weights: values are cast to codes without a scale
     for module in modules:
@@ -218,7 +233,14 @@ def tensor_findings(
     layer: dict[str, object],
     extra: Slots,
 ) -> Iterator[Finding]:
-    """Yield errors in the tensors of a quantized layer, by its configuration."""
+    """Yield errors in the tensors of a quantized layer, by its configuration.
+
+    Args:
+        checkpoint: the checkpoint.
+        module: the layer; without a weight nothing is checked.
+        layer: configuration of the layer, of which the weight and the inputs are read.
+        extra: slots in addition to those of the number formats, such as scales of the KV cache.
+    """
     weight = module.weight
     if weight is None:
         return
@@ -234,7 +256,16 @@ def tensor_findings(
 
 
 def kv_slots(config: QuarkConfig, module: Module) -> Slots:
-    """Return the scales of a layer whose output is the KV cache."""
+    """Return the scales of a layer whose output is the KV cache.
+
+    Args:
+        config: the configuration.
+        module: any layer.
+
+    Returns:
+        The optional slot "output_scale"; empty for a layer that neither belongs to the cache nor
+        computes the queries of quantized attention.
+    """
     # scales of queries come with quantized attention, even where no entry names the queries
     queries = module.last == "q_proj" and config.rounds_attention
     if not (queries or config.is_cached(module)):
@@ -317,7 +348,14 @@ def _cache_group_findings(config: QuarkConfig) -> Iterator[Finding]:
 
 
 def _cache_problem(layers: list[Layer]) -> str:
-    """Return what keeps vLLM from an fp8 cache, by the layers of keys and values, or ""."""
+    """Return what keeps vLLM from an fp8 cache, by the layers of keys and values, or "".
+
+    Args:
+        layers: configurations of the layers for keys and values; at least one.
+
+    Returns:
+        The text of a finding; empty if vLLM accepts the cache.
+    """
     # vLLM indexes the key, and raises a KeyError without it
     for layer in layers:
         if "output_tensors" not in layer:
@@ -355,7 +393,13 @@ def _fused_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    """Yield partially excluded fused layers, or fused layers with different configurations."""
+    """Yield partially excluded fused layers, or fused layers with different configurations.
+
+    Args:
+        config: the configuration.
+        name: common name of the fused layers, for findings.
+        modules: the layers that vLLM fuses, or the experts of a block; at least one.
+    """
     # by the shell patterns of amd-quark or the regular expressions of vLLM
     excluded = list(filter(config.excludes, names_of(modules)))
     if not excluded and modules[0].experts:
@@ -372,7 +416,16 @@ def _expert_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    """Yield experts with a configuration unlike their module's."""
+    """Yield experts with a configuration unlike their module's.
+
+    Args:
+        config: the configuration.
+        name: common name of the experts.
+        modules: the layers of the experts, none of them excluded.
+
+    Yields:
+        At most one finding, which names the first expert that differs.
+    """
     # vLLM looks up the module of the experts, whose name stands for all of them
     shared = config.layer_in_vllm(modules[0])
     differ = list[str]()
@@ -392,7 +445,16 @@ def _shard_findings(
     name: str,
     modules: list[Module],
 ) -> Iterator[Finding]:
-    """Yield fused layers with a configuration unlike the first layer's."""
+    """Yield fused layers with a configuration unlike the first layer's.
+
+    Args:
+        config: the configuration.
+        name: common name of the fused layers.
+        modules: the fused layers, none of them excluded.
+
+    Yields:
+        A finding for each layer that differs from the first.
+    """
     first, *others = modules
     layer = config.layer_in_vllm(first)
     for other in others:
@@ -409,6 +471,10 @@ def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding
     """Yield fused layers with different second scales.
 
     vLLM takes the greatest second scale for all codes of the fused layer.
+
+    Args:
+        name: common name of the fused layers.
+        modules: the fused layers; those without a single "weight_scale_2" are left out.
     """
     # int4_fp8 has a second scale for each output: single_value returns None, which drops out
     tensors = present(module.tensors.get("weight_scale_2") for module in modules)
@@ -423,7 +489,13 @@ def _layer_findings(
     config: QuarkConfig,
     module: Module,
 ) -> Iterator[Finding]:
-    """Yield errors in the configuration of a layer, and then in its tensors."""
+    """Yield errors in the configuration of a layer, and then in its tensors.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: its configuration.
+        module: a Linear layer with a weight; routers that vLLM keeps float are not checked.
+    """
     # a pattern of amd-quark means a float layer in the file, even where vLLM does not read it
     if config.excludes(module.name) or config.excludes_in_vllm(module):
         yield from excluded_findings(module, f"it is excluded, and {_stored(module)}")
@@ -470,7 +542,12 @@ def _stored(module: Module) -> str:
 
 
 def _differing_keys(first: Layer, second: Layer) -> str:
-    """Return the differing keys of two configurations as text."""
+    """Return the differing keys of two configurations as text.
+
+    Args:
+        first: configuration of the first layer.
+        second: configuration of a layer that is fused with the first.
+    """
     differ = []
     for key in different(first, second):
         one, other = stages(first.get(key)), stages(second.get(key))

@@ -129,6 +129,13 @@ def mended_config(checkpoint: Checkpoint) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration with fixed derived keys, and the changes.
 
     Values follow from other keys and from the tensors.
+
+    Args:
+        checkpoint: the checkpoint; its own configuration is not changed.
+
+    Returns:
+        A copy of the content of config.json, and a note on each change. The configuration of
+        another method than AMD Quark's is copied without a change.
     """
     # the steps change nested objects, and the original is needed to see a difference
     config, notes = deepcopy(checkpoint.config), list[str]()
@@ -164,7 +171,13 @@ def _mend_export(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
-    """Add missing export settings, and remove unknown ones."""
+    """Add missing export settings, and remove unknown ones.
+
+    Args:
+        entries: the quantization_config, changed in place.
+        checkpoint: not read.
+        notes: receives a note on the change.
+    """
     kv = list[str]()
     for name, layer in QuarkConfig(entries).overrides.items():
         # queries may have quantized outputs, too, but are no part of the cache
@@ -193,7 +206,13 @@ def _mend_plain_keys(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
-    """Add the keys of amd-quark's QConfig that are missing or null."""
+    """Add the keys of amd-quark's QConfig that are missing or null.
+
+    Args:
+        entries: the quantization_config, changed in place.
+        checkpoint: not read.
+        notes: receives a note on each key.
+    """
     missing = without(_PLAIN_KEYS, present_values(entries))
     # copies, or all configurations would share the lists and objects of the table
     entries |= deepcopy(missing)
@@ -206,7 +225,13 @@ def _mend_layers(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
-    """Add the keys that the configurations of layers lack."""
+    """Add the keys that the configurations of layers lack.
+
+    Args:
+        entries: the quantization_config, whose nested objects are changed in place.
+        checkpoint: not read.
+        notes: receives one note for all layers.
+    """
     layers = [entries.get("global_quant_config")]
     for key in ("layer_quant_config", "kv_cache_quant_config"):
         layers += object_of(entries.get(key)).values()
@@ -222,7 +247,14 @@ def _mend_layers(
 
 
 def _mend_layer(layer: dict[str, Any]) -> list[str]:
-    """Add the keys that a layer's configuration lacks; return their names."""
+    """Add the keys that a layer's configuration lacks; return their names.
+
+    Args:
+        layer: configuration of a layer, changed in place.
+
+    Returns:
+        Names of the added keys and of the changed keys of the specifications, with repetitions.
+    """
     # weight and input_tensors are left out: no plain value follows for them
     missing = excluding(LAYER_KEYS[2:], layer)
     layer |= dict.fromkeys(missing)
@@ -234,7 +266,11 @@ def _mend_layer(layer: dict[str, Any]) -> list[str]:
 
 
 def _mend_spec(spec: dict[str, Any]) -> list[str]:
-    """Add the missing keys of a specification; return the names of changed keys."""
+    """Add the missing keys of a specification; return the names of changed keys.
+
+    Args:
+        spec: specification of a tensor, changed in place.
+    """
     observers = OBSERVERS.get(str(spec.get("qscheme")), ())
     plain = _plain_fields(spec)
     # keys that are missing or null
@@ -271,7 +307,13 @@ def _mend_exclude(
     checkpoint: Checkpoint,
     notes: list[str],
 ) -> None:
-    """Replace shell patterns by names, which vLLM reads, and name all float layers."""
+    """Replace shell patterns by names, which vLLM reads, and name all float layers.
+
+    Args:
+        entries: the quantization_config, whose list of exclude is replaced.
+        checkpoint: the checkpoint, whose tensors tell which layers are float.
+        notes: receives a note on each kind of change.
+    """
     config = QuarkConfig(entries)
     patterns = list(filter(is_glob, config.exclude))
     names = excluding(config.exclude, patterns)
@@ -298,7 +340,15 @@ def _mend_exclude(
 
 
 def _index_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return the index that matches the files; None if no new index is needed."""
+    """Return the index that matches the files; None if no new index is needed.
+
+    Args:
+        checkpoint: the checkpoint, as read before the repair.
+
+    Returns:
+        Content of the index with the stored names of the tensors. None also if files are missing or
+        damaged, since the index of the complete checkpoint is unknown.
+    """
     found = checkpoint.file_names
     rules = {finding.rule for finding in checkpoint.damage}
     missing = {*object_of(checkpoint.index).values()} - {*checkpoint.headers}
@@ -345,7 +395,17 @@ def _writers(
     config: dict[str, Any],
     index: dict[str, Any] | None,
 ) -> dict[str, Callable[[Path], object]]:
-    """Return writers of changed files, by file name."""
+    """Return writers of changed files, by file name.
+
+    Args:
+        checkpoint: the checkpoint, as read before the repair.
+        config: content of config.json after the repair.
+        index: content of the new index, with the stored names; None to keep the present one.
+
+    Returns:
+        Functions that write a file to a target path, by file name relative to the checkpoint's
+        folder; all other files are copied.
+    """
     writers: dict[str, Callable[[Path], object]] = {}
     for file, header in checkpoint.headers.items():
         # files without old names are copied byte for byte
@@ -376,7 +436,13 @@ def _write_json(target: Path, value: dict[str, Any]) -> None:
 
 
 def _rename(source: Path, header: Header, target: Path) -> None:
-    """Copy a safetensors file under other tensor names; values keep their order."""
+    """Copy a safetensors file under other tensor names; values keep their order.
+
+    Args:
+        source: the safetensors file.
+        header: header of the file.
+        target: file to write.
+    """
     entries = dict[str, Any]()
     if header.metadata:
         entries["__metadata__"] = header.metadata

@@ -64,7 +64,13 @@ def floats(*shapes: Shape) -> Slot:
 
 
 def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
-    """Yield missing tensors, wrong types or shapes, and unknown tensors of a layer."""
+    """Yield missing tensors, wrong types or shapes, and unknown tensors of a layer.
+
+    Args:
+        module: the layer with its stored tensors.
+        slots: requirements by the name of the tensor below the layer. A tensor without a slot is
+            unknown, except a bias.
+    """
     for name, slot in slots.items():
         place = f"{module.name}.{name}"
         if name in module.tensors:
@@ -78,7 +84,13 @@ def slot_findings(module: Module, slots: Slots) -> Iterator[Finding]:
 
 
 def _tensor_findings(place: str, tensor: Tensor, slot: Slot) -> Iterator[Finding]:
-    """Yield a tensor of a wrong shape, or else of a wrong type."""
+    """Yield a tensor of a wrong shape, or else of a wrong type.
+
+    Args:
+        place: place for the finding.
+        tensor: the stored tensor.
+        slot: its requirement; a slot without shapes accepts every shape.
+    """
     # the shape first: with a wrong shape the type is of no use to the reader
     if slot.shapes and tensor.shape not in slot.shapes:
         demanded = " or ".join(str(list(shape)) for shape in slot.shapes)
@@ -133,7 +145,12 @@ def size_findings(
 
 
 def name_list_findings(entries: Mapping[str, Any], key: str) -> Iterator[Finding]:
-    """Yield an exclusion entry that is not a list of names."""
+    """Yield an exclusion entry that is not a list of names.
+
+    Args:
+        entries: the quantization_config.
+        key: key of the list; a missing key or null is no error.
+    """
     found = entries.get(key)
     if found is not None and not is_names(found):
         text = f"{found!r}, and not a list of names"
