@@ -40,7 +40,11 @@ class Snapshot:
         return cls(graph.copy(), plan, kept)
 
     def restore(self, params: Params) -> tuple[Graph, Plan]:
-        """Restore the scales in place, and return the original graph and plan."""
+        """Restore the scales in place, and return the original graph and plan.
+
+        Args:
+            params: the scales to overwrite; codes that were computed with them are not removed.
+        """
         params.table.clear()
         params.table.update(self.params.table)
         params.raised.clear()

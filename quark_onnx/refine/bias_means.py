@@ -91,7 +91,14 @@ class InputMeans:
         }
 
     def over(self, count: int) -> Means:
-        """Return the means over the first samples; empty if one was not observed."""
+        """Return the means over the first samples; empty if one was not observed.
+
+        Args:
+            count: number of leading samples.
+
+        Returns:
+            (channels,) for each layer input, all samples weighted equally.
+        """
         # A mean over other samples would be that of other data.
         if not self._seen.keys() >= set(range(count)):
             return {}
@@ -108,7 +115,11 @@ def _key(node: Node) -> MeanKey:
 
 
 def _channel_mean(value: NDArray[Any]) -> Doubles:
-    """Return the mean over the batch of channel means."""
+    """Return the mean over the batch of channel means, (channels,).
+
+    Args:
+        value: (batch, channels, 1, ...), as ``_add_mean`` computes it.
+    """
     # (batch, channels, 1, ...) to (channels,).
     mean: Doubles = value.reshape(*value.shape[:2]).mean(axis=0, dtype=np.float64)
     return mean
@@ -218,9 +229,19 @@ def _shift(
     place: LayerTask,
     mean: Doubles,
 ) -> Doubles:
-    """Return the mean error of each output, as an array of shape (outputs,).
+    """Return the mean error of each output.
 
     Windows across the border are treated as interior windows.
+
+    Args:
+        graph: the float graph.
+        plan: the plan of the graph.
+        params: the scales of the weights.
+        place: the layer.
+        mean: mean of each input channel, (channels,).
+
+    Returns:
+        (groups, outputs): the mean output with the rounded weight, less that with the float one.
     """
     stored = graph.constant(place.weight)
     assert stored is not None
@@ -250,7 +271,14 @@ def _means_of(
     samples: Sequence[Sample],
     known: Means,
 ) -> Means:
-    """Return channel means of the inputs of layers, known or by a run of the float model."""
+    """Return channel means of the inputs of layers, known or by a run of the float model.
+
+    Args:
+        graph: the float graph.
+        places: the layers.
+        samples: the samples to average over.
+        known: means over these samples, returned if they include every layer; empty for none.
+    """
     tensors = {place.node.input(0) for place in places}
     if all(_key(place.node) in known for place in places):
         return known
@@ -273,8 +301,14 @@ def _means_of(
 def _add_mean(graph: Graph, tensor: str, spatial: bool, channels: int) -> str:
     """Add nodes that compute the channel means, (batch, channels, 1, ...).
 
+    Args:
+        graph: the graph; changed in place.
+        tensor: name of the tensor.
+        spatial: the channels are axis 1; otherwise they are the last axis.
+        channels: number of channels.
+
     Returns:
-        The name of the result.
+        The name of the result. Rows of a matrix count as positions of one batch element.
     """
     if not spatial:
         # A matrix of any rank as (1, rows, channels), and then (1, channels, rows).

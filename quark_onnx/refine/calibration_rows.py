@@ -25,6 +25,12 @@ class Room:
         """Return uninitialized arrays.
 
         Arrays of earlier calls are overwritten.
+
+        Args:
+            *shapes: the shapes, at least one.
+
+        Returns:
+            A float32 array per shape; all of them are views of the buffer.
         """
         ends = np.cumsum(list(map(prod, shapes))).tolist()
         # The buffer only grows: layers of one model need similar sizes.
@@ -100,7 +106,10 @@ class Mix:
                 own[:] = part.transpose(1, 2, 0, 3)
 
     def mixed(self) -> Rows:
-        """Return the shuffled rows, without non-finite rows."""
+        """Return the shuffled rows, without non-finite rows.
+
+        Rows are views of the buffer if all of them are finite, and copies otherwise.
+        """
         if self._deep:
             # Exhausts the iterator, which does the work.
             for _ in side_by_side(self._mix, range(len(self._arrays[0]))):

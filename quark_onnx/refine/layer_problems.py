@@ -74,7 +74,17 @@ def places_in(
     plan: Plan,
     params: Params,
 ) -> tuple[list[LayerTask], list[str]]:
-    """Return the optimizable layers in graph order, and reasons for skipped layers."""
+    """Return the optimizable layers in graph order, and reasons for skipped layers.
+
+    Args:
+        graph: the float graph.
+        plan: the plan of the graph.
+        params: the scales of the weights.
+
+    Returns:
+        The layers with codes to choose, and for each other layer with a quantized weight a text
+        with the node and the reason.
+    """
     places, left = list[LayerTask](), list[str]()
     for node in graph.nodes:
         if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
@@ -140,7 +150,13 @@ def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask 
 def _added(graph: Graph, node: Node, outputs: int) -> tuple[str, Node] | None:
     """Return the constant vector added to a product, and the addition.
 
-    None unless the addition is the only consumer.
+    Args:
+        graph: the float graph.
+        node: the product.
+        outputs: number of outputs of the product, the length of the vector.
+
+    Returns:
+        The name of the vector, and the Add; None unless the addition is the only consumer.
     """
     result = node.outputs[0]
     addition = only_use(graph, result, "Add")
@@ -191,7 +207,14 @@ def bias_lattice_of(
     params: Params,
     place: LayerTask,
 ) -> Levels | None:
-    """Return the representable biases, (groups, outputs); None for any value."""
+    """Return the representable biases, (groups, outputs); None for any value.
+
+    Args:
+        graph: the float graph.
+        plan: the plan of the graph.
+        params: the scales of weights and biases.
+        place: the layer; without a ``bias_use`` every bias is representable.
+    """
     if place.bias_use is None:
         return None
     groups = place.layer.groups
@@ -227,7 +250,13 @@ def _lattice(
 
 
 def scalable(plan: Plan, params: Params, place: LayerTask) -> bool:
-    """Return whether a layer has per-channel float scales."""
+    """Return whether a layer has per-channel float scales.
+
+    Args:
+        plan: the plan of the graph.
+        params: the scales of the weights.
+        place: the layer. A scale per output is required, stored in float32.
+    """
     entry, found = plan.entries[place.use], params.table[place.use]
     if (
         not isinstance(entry, Quantize)
@@ -270,7 +299,21 @@ class RowCollector:
         scalable: bool,
         seed: int,
     ) -> Problem:
-        """Return the problem of the layer."""
+        """Return the problem of the layer.
+
+        Args:
+            lattice: the representable weights, (groups, outputs, inputs).
+            bias_lattice: the representable biases, (groups, outputs); None for any value.
+            scalable: the scales may be multiplied, see ``scalable``.
+            seed: seed of the sampled positions and of the optimizer's random numbers.
+
+        Returns:
+            The problem; its rows are in the buffers ``rooms``, and valid until the next call.
+
+        Raises:
+            IndexError, ValueError: the input in the quantized model does not fit the layer's result
+                in the float model.
+        """
         graph = self.floating.graph
         weight = flat(self.place.layer.weight(graph))
         groups = self.place.layer.groups
@@ -322,6 +365,12 @@ class RowCollector:
         """Return rows of samples, at random positions.
 
         Every ``len(which)`` consecutive rows hold one row per sample.
+
+        Args:
+            which: indices of the samples.
+            most: wanted number of rows over all samples; fewer if the samples have fewer.
+            seed: seed of the positions.
+            room: the buffer of the rows.
         """
         shapes = self.floating.shapes(self.place.result)
         most_places = max(
@@ -357,6 +406,9 @@ class RowCollector:
         Args:
             which: the samples.
             size: bytes of a sample's rows.
+
+        Yields:
+            The position in ``which`` of the first sample, and a tuple of tensors per sample.
         """
         sources = [
             (self.quantized, self.source.name),
@@ -439,7 +491,14 @@ class RowCollector:
         return tuple(int(size) for size in shape[2:] if size is not None)
 
     def _mean(self, groups: int) -> Doubles:
-        """Return the float input means: the channel mean at every kernel tap."""
+        """Return the float input means: the channel mean at every kernel tap.
+
+        Args:
+            groups: number of groups of the layer.
+
+        Returns:
+            (groups, inputs), with the inputs of a group in the order of the flattened weight.
+        """
         source = self.place.node.input(0)
         total, count = np.zeros(1), np.zeros(1, np.int64)
         for x in self.floating.values(source):
@@ -523,7 +582,17 @@ def window_of(
     output: tuple[int, ...],
     kernel: tuple[int, ...],
 ) -> Window:
-    """Return the window of a convolution with explicit padding."""
+    """Return the window of a convolution with explicit padding.
+
+    Args:
+        node: a Conv or ConvTranspose.
+        size: sizes of the spatial axes of the input.
+        output: sizes of the spatial axes of the output.
+        kernel: sizes of the kernel.
+
+    Returns:
+        The window; ``auto_pad`` and ``output_shape`` are resolved to padding.
+    """
     rank = len(kernel)
     strides = tuple(node.attribute("strides", [1] * rank))
     dilations = tuple(node.attribute("dilations", [1] * rank))

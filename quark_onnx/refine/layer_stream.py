@@ -55,6 +55,10 @@ class LayerStream:
     def reach(self, *tensors: str) -> None:
         """Compute tensors, and drop tensors without further consumers.
 
+        Args:
+            *tensors: names of the tensors. Tensors of earlier calls stay stored only while a node
+                that has not run reads them.
+
         Raises:
             ModelError: onnxruntime does not run the segment on its own.
         """
@@ -94,7 +98,12 @@ class LayerStream:
         tensor: str,
         which: Sequence[int] | None = None,
     ) -> Iterator[NDArray[Any]]:
-        """Yield a computed tensor, for every sample or for the samples in ``which``."""
+        """Yield a computed tensor, for every sample or for the samples in ``which``.
+
+        Args:
+            tensor: name of a tensor that is known.
+            which: indices of the samples, in the order of the result; None for all.
+        """
         places = range(len(self._values)) if which is None else which
         if isinstance(self._values, Spool):
             # A Spool reads one tensor of a sample from its file, without the others.

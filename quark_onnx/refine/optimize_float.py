@@ -121,7 +121,11 @@ class _Judge:
         return reason
 
     def is_good(self, graph: Graph) -> bool:
-        """Return whether the quantized graph, as it is, needs no improvement."""
+        """Return whether the quantized graph, as it is, needs no improvement.
+
+        Args:
+            graph: the current graph, which is quantized only if ``best`` is unknown.
+        """
         if self.best is None:
             self.best = self._sqnr(graph, self.receive)
         return self.best is not None and self.best >= _GOOD
@@ -205,7 +209,14 @@ class _Rewriter:
         self._outputs: dict[str, Any] = {}
 
     def apply(self, optimizer: FloatOptimizer) -> None:
-        """Rewrite the graph by the first accepted variant of an optimizer."""
+        """Rewrite the graph by the first accepted variant of an optimizer.
+
+        ``graph`` is replaced by the accepted rewrite, and ``notes`` tell the result.
+
+        Args:
+            optimizer: an optimizer of the float stage. Variants of an ``Adaptive`` one are tried
+                from the greatest change to the least.
+        """
         name = optimizer.name
         needless = self._needless(optimizer)
         if needless:
@@ -261,7 +272,14 @@ class _Rewriter:
         candidate: Graph,
         slowdown: float,
     ) -> str:
-        """Return why a rewritten graph is rejected; empty if it is accepted."""
+        """Return why a rewritten graph is rejected; empty if it is accepted.
+
+        Args:
+            optimizer: the optimizer, or its variant.
+            label: its name in messages.
+            candidate: the rewritten graph.
+            slowdown: estimated relative slowdown of the quantized model.
+        """
         assert self._sample is not None
         # Once for all optimizers: the outputs of the float model on the sample.
         if not self._outputs:
@@ -285,7 +303,14 @@ class _Rewriter:
         candidate: Graph,
         count: int,
     ) -> None:
-        """Continue with a rewritten graph."""
+        """Continue with a rewritten graph.
+
+        Args:
+            optimizer: the optimizer, or its variant.
+            label: its name in notes.
+            candidate: the rewritten graph.
+            count: number of rewrites, for the note.
+        """
         assert self._sample is not None
         note = f"{label}: {count}"
         self.graph = candidate
@@ -298,7 +323,12 @@ class _Rewriter:
 
 
 def give_biases(graph: Graph, config: QConfig) -> None:
-    """Add a zero bias to every layer without one, if an optimizer moves biases."""
+    """Add a zero bias to every layer without one, if an optimizer moves biases.
+
+    Args:
+        graph: the float graph; changed in place. A MatMul has no bias input and gets none.
+        config: the settings, with the optimizers.
+    """
     if not any(
         optimizer.stage == "layer" and optimizer.moves_bias
         for optimizer in config.optimizers
@@ -330,7 +360,13 @@ def _steps(spec: QuantizationSpec | None) -> int:
 
 
 def _difference(graph: Graph, reference: Reference, sample: Sample) -> str:
-    """Return a description of the change of the outputs."""
+    """Return a description of the change of the outputs.
+
+    Args:
+        graph: the rewritten graph.
+        reference: the float model.
+        sample: the sample on which both are compared.
+    """
     errors = measure(reference.remembering, open_session(graph.to_model()), [sample])
     worst = least_sqnr(errors, float("inf"))
     return (

@@ -71,11 +71,14 @@ def refine(  # noqa: PLR0913
     Args:
         graph: the float graph; changed in place.
         plan: the plan of the graph.
-        params: the scales.
+        params: the scales; changed in place where an optimizer multiplies scales.
         optimizers: optimizers, applied in order.
         samples: calibration samples; one in eight is held out.
         show: whether to show a progress bar, as ``Progress`` takes it.
         resume: a folder for finished layers, from which an equal run resumes.
+
+    Returns:
+        A result per optimized layer, and notes on the others.
 
     Raises:
         ModelError: the graph does not run segment by segment.
@@ -176,7 +179,19 @@ class _Run:
         place: LayerTask,
         optimizers: Sequence[LayerOptimizer],
     ) -> LayerResult:
-        """Choose and store the codes and the bias of one layer."""
+        """Choose and store the codes and the bias of one layer.
+
+        Args:
+            place: the layer. Layers come in graph order, as inference does not go back.
+            optimizers: optimizers, applied in order.
+
+        Returns:
+            The losses before and after, and the number of outputs that each optimizer changed.
+
+        Raises:
+            ModelError: the layer's input in the quantized model does not fit its float result, or a
+                segment does not run.
+        """
         floating, quantized = self._walks
         source = store_activation(quantized, self._nodes[place.node.name].input(0))
         quantized.reach(source.name)
@@ -232,7 +247,12 @@ class _Run:
     def _beside(self, place: LayerTask) -> tuple[str, StoredActivation] | None:
         """Return the other summand of a layer's result, in both models.
 
-        None if the summand is not computed yet.
+        Args:
+            place: the layer.
+
+        Returns:
+            The name in the float graph, and the storage in the quantized one; None without another
+            summand, or if the summand is not computed yet.
         """
         found = summand_of(self._float, place)
         if found is None:
@@ -270,7 +290,16 @@ def best_solution(
     problem: Problem,
     optimizers: Sequence[LayerOptimizer],
 ) -> tuple[Solution, LayerResult]:
-    """Return the best solution of the optimizers, chosen per output."""
+    """Return the best solution of the optimizers, chosen per output.
+
+    Args:
+        problem: the layer, its inputs and its targets.
+        optimizers: optimizers, applied in order; each starts from the best solution so far.
+
+    Returns:
+        The solution, which is round to nearest where no optimizer lowers the held-out loss of an
+        output, and its losses. ``changed`` of the result is empty if the samples leave no rows.
+    """
     present = problem.nearest()
     loss = first = problem.loss(present)
     changed = dict[str, int]()

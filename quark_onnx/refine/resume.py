@@ -33,6 +33,9 @@ _VERSION = "4"
 def check_folder(folder: Path | None) -> None:
     """Create the folder of a journal if it does not exist.
 
+    Args:
+        folder: the folder; None for no journal.
+
     Raises:
         ConfigError: the folder cannot be created or written to.
     """
@@ -69,7 +72,14 @@ class Journal:
         check_folder(folder)
 
     def key(self, problem: Problem) -> str:
-        """Return the hash of a solution's dependencies; empty without a folder."""
+        """Return the hash of a solution's dependencies; empty without a folder.
+
+        Args:
+            problem: the problem; its mean is computed only if an optimizer reads means.
+
+        Returns:
+            32 hexadecimal digits.
+        """
         if self._folder is None:
             return ""
         digest = hashlib.blake2b(
@@ -117,7 +127,12 @@ class Journal:
     def find(self, key: str, problem: Problem) -> tuple[Solution, LayerResult] | None:
         """Return the stored solution of a problem.
 
-        None if no readable solution is stored.
+        Args:
+            key: the key of the problem.
+            problem: the problem, whose shapes the solution must have.
+
+        Returns:
+            Solution and result of the layer; None if no readable solution is stored.
         """
         if self._folder is None:
             return None
@@ -145,7 +160,13 @@ class Journal:
         return None
 
     def keep(self, key: str, solution: Solution, result: LayerResult) -> None:
-        """Store a solution atomically."""
+        """Store a solution atomically; a failure is logged, not raised.
+
+        Args:
+            key: the key of the problem.
+            solution: the best solution.
+            result: its losses, stored for the report.
+        """
         if self._folder is None:
             return
         path = self._folder / f"{key}.npz"
@@ -168,7 +189,12 @@ class Journal:
 
 
 def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
-    """Return the hash of a sample, chained to the hash of earlier samples."""
+    """Return the hash of a sample, chained to the hash of earlier samples.
+
+    Args:
+        sample: arrays, strings, sequences or maps by input name; the order of names is ignored.
+        before: the hash of the earlier samples; empty for the first one.
+    """
     digest = hashlib.blake2b(before.encode(), digest_size=16)
     # Independent of the order in which a reader names the inputs.
     for name in sorted(sample):

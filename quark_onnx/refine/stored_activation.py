@@ -30,7 +30,12 @@ class StoredActivation:
     zero: int = 0
 
     def values(self, kept: NDArray[Any]) -> Floats:
-        """Return the values of the tensor, dequantized as onnxruntime does."""
+        """Return the values of the tensor, dequantized as onnxruntime does.
+
+        Args:
+            kept: stored codes in any shape, or values of a stored tensor, which are returned
+                uncopied.
+        """
         if self.scale is None:
             return kept
         values = kept.astype(np.float32)
@@ -42,7 +47,16 @@ class StoredActivation:
 
 
 def store_activation(walk: LayerStream, tensor: str) -> StoredActivation:
-    """Return the best, or the existing, storage of a quantized graph's tensor."""
+    """Return the best, or the existing, storage of a quantized graph's tensor.
+
+    Args:
+        walk: inference of the quantized graph; no segment is run.
+        tensor: name of the tensor, as a layer reads it.
+
+    Returns:
+        Codes, scale and zero point of a per-tensor DequantizeLinear; the tensor itself for any
+        other producer, or if the tensor has been computed already.
+    """
     graph = walk.graph
     node = graph.producer(tensor)
     if (

@@ -88,6 +88,9 @@ def calibrate(  # noqa: PLR0913
         begun: statistics of the first samples, which are not run again where all are known;
             ``receive`` is not called for them. Not with ``keyed``.
 
+    Returns:
+        The plan without tensors that are unfit for a scale, and the statistics by use.
+
     Raises:
         DataError: a sample does not fit the inputs or cannot be run.
     """
@@ -156,6 +159,15 @@ class _Rest:
     ) -> list[Statistic]:
         """Return the statistics of all samples.
 
+        Args:
+            graph: the float graph.
+            watched: the tensors to measure.
+            known: the statistics over the first samples, of every watched tensor; not changed.
+            executor: runs the model; None for the default.
+
+        Returns:
+            The statistics, in the order of ``watched``.
+
         Raises:
             DataError: a sample does not fit the inputs or cannot be run.
         """
@@ -223,6 +235,9 @@ def calibrate_each(
         progress: reports progress.
         keyed: as for ``calibrate``.
 
+    Returns:
+        Plan and ranges of every plan, in the order of ``plans``.
+
     Raises:
         DataError: a sample that does not fit or cannot be run.
     """
@@ -259,7 +274,14 @@ def _scope(
     insides: Sequence[SubgraphPlan],
     borrowed: frozenset[str] = frozenset(),
 ) -> Scope:
-    """Return the observations of a graph and of nested bodies."""
+    """Return the observations of a graph and of nested bodies.
+
+    Args:
+        model: the body as a model; an empty model for the main graph.
+        watched: the tensors to measure in the graph itself.
+        insides: the bodies of the graph's nodes.
+        borrowed: names that a body captures from outer graphs, constants included.
+    """
     scopes = list[Scope]()
     for inside in insides:
         body = inside.body
@@ -273,7 +295,12 @@ def _scope(
 
 
 def _wanted(graph: Graph, plan: Plan) -> dict[Observation, list[Use]]:
-    """Return the required observations by use."""
+    """Return the required observations by use.
+
+    Returns:
+        For every observation, the uses that share it; both in the order of the plan. Constants,
+        dynamic scales and given ranges need no observation.
+    """
     wanted: dict[Observation, list[Use]] = {}
     for use, entry in plan.entries.items():
         if isinstance(entry, Quantize) and _measured(graph, use, entry):
@@ -298,6 +325,14 @@ def _watched(
     """Return the required observations without known statistics.
 
     A Concat of watched tensors is not watched: its values are the values of its inputs.
+
+    Args:
+        graph: the graph of the tensors.
+        wanted: the required observations.
+        known: observations with a known statistic.
+
+    Returns:
+        The observations to measure, in the order of ``wanted``.
     """
     watched = list[Observation]()
     for observation in excluding(wanted, known):
@@ -313,7 +348,14 @@ def _parts(
 ) -> list[Observation]:
     """Return observations whose statistics merge exactly to the given observation.
 
-    None if the observation must be measured directly.
+    Args:
+        graph: the graph of the tensor.
+        observation: the observation of the result of a Concat, or of any other tensor.
+        wanted: the required observations, among which the parts have to be.
+
+    Returns:
+        An observation for every input of the Concat; empty if the observation must be measured
+        directly.
     """
     node = graph.producer(observation.tensor)
     # The exact type: subclasses of Extremes average over batches, or sample vectors of channels.
@@ -338,7 +380,15 @@ def _statistics(
     found: Iterator[Statistic],
     before: Mapping[Observation, Statistic],
 ) -> dict[Observation, Statistic]:
-    """Return the statistic of every observation, measured now or before."""
+    """Return the statistic of every observation, measured now or before.
+
+    Args:
+        graph: the graph of the tensors.
+        wanted: the required observations.
+        found: the measured statistics, in the order of ``_watched``; one is consumed for each
+            observation that was measured.
+        before: statistics known before the run.
+    """
     known = dict(before)
     for observation in _watched(graph, wanted, before):
         # The same order as in ``_scope``.
@@ -371,7 +421,19 @@ def _ranges(
     found: Iterator[Statistic],
     known: Mapping[Observation, Statistic] | None = None,
 ) -> Calibrated:
-    """Return the statistics by use, in the order of the scope's observations."""
+    """Return the statistics by use, in the order of the scope's observations.
+
+    Args:
+        graph: the graph of the plan.
+        plan: the plan; not changed.
+        insides: the bodies of the graph's nodes.
+        found: the measured statistics, of the graph first and then of the bodies; consumed.
+        known: statistics known before the run; None for none.
+
+    Returns:
+        The plan without tensors that are unfit for a scale, the statistics of the others, and the
+        bodies with their own plans and ranges.
+    """
     ranges: Ranges = {}
     # Tensors found unfit become float after all rules have decided.
     changed = PlanBuilder.of(plan)
@@ -411,7 +473,12 @@ def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
 
 
 def _unfit(statistic: Statistic, entry: Quantize) -> str:
-    """Return why a statistic gives no scale; empty if it does."""
+    """Return why a statistic gives no scale; empty if it does.
+
+    Args:
+        statistic: the statistic of all samples.
+        entry: the decision for the tensor, possibly with a minimum range of the user.
+    """
     if not statistic.lo.size:
         return "it never had a float value during calibration"
     if statistic.nonfinite:
@@ -492,7 +559,11 @@ class _Reservoir:
 
 
 def _array_bytes(samples: Iterable[Any]) -> int:
-    """Return the total size of the arrays in samples, in bytes."""
+    """Return the total size of the arrays in samples, in bytes.
+
+    Args:
+        samples: mappings from names to values; values other than arrays count as 0.
+    """
     total = 0
     for sample in samples:
         values = sample.values() if isinstance(sample, Mapping) else ()

@@ -58,7 +58,11 @@ class Params:
     )
 
     def with_scales(self, scales: Mapping[Use, NDArray[np.float32]]) -> Params:
-        """Return a copy with other scales and the same zero points."""
+        """Return a copy with other scales and the same zero points.
+
+        Args:
+            scales: the new scales, in the shapes of the old ones; uses left out keep their scale.
+        """
         table = dict(self.table)
         for use, scale in scales.items():
             # Parameters of an unchanged scale stay the same objects: their codes are known.
@@ -88,7 +92,19 @@ class ResolvedPlan(NamedTuple):
 
 
 def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
-    """Return the scales and zero points of every tensor except biases."""
+    """Return the scales and zero points of every tensor except biases.
+
+    Args:
+        graph: the float graph.
+        plan: the plan after calibration; not changed.
+        ranges: the statistics of the measured activations; constants are read from the graph.
+
+    Returns:
+        The parameters, and the plan in which tensors whose scale float16 cannot hold are float.
+
+    Raises:
+        ConfigError: parameters or a range that the user gives do not fit the tensor.
+    """
     params = Params()
     changes: dict[Use, Entry] = {}
     for use, entry in plan.entries.items():
@@ -108,7 +124,14 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
 
 
 def _computed(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> QParams:
-    """Return scale and zero point from the range of a tensor, measured or known."""
+    """Return scale and zero point from the range of a tensor, measured or known.
+
+    Args:
+        graph: the float graph.
+        ranges: the statistics of the measured activations.
+        use: the use of the tensor.
+        entry: the decision for the use, without a scale given by the user.
+    """
     spec = entry.spec
     if isinstance(spec.dtype, Integer) and spec.block_size and _all_codes(spec):
         return _in_blocks(graph, use, entry, spec.dtype)
@@ -124,6 +147,11 @@ def _ranged(entry: Quantize) -> bool:
 
 def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> Plan:
     """Add the bias scales to ``params``; raise weight scales to avoid int32 overflow.
+
+    Args:
+        graph: the float graph.
+        plan: the plan; not changed.
+        params: the scales of activations and weights; changed in place.
 
     Returns:
         The plan, in which biases that still overflow are float, with the reason. A weight whose
@@ -151,6 +179,15 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
     """Return the scales of a blocked constant, computed by the spec's solver.
 
     The sign of a scale is the sign of the value with the greatest magnitude.
+
+    Args:
+        graph: the float graph.
+        use: the use of the constant.
+        entry: its decision, with axis and block size.
+        dtype: the type of the codes, with 2, 4 or 8 bits.
+
+    Returns:
+        Parameters with one scale and zero point per block, in the rank of the constant.
     """
     array = graph.constant(use.tensor)
     assert array is not None and entry.axis is not None
@@ -175,7 +212,14 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
 
 
 def _beyond_half(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> bool:
-    """Return whether the greatest scale overflows float16 storage."""
+    """Return whether float16 cannot store the greatest scale: too large, or too small.
+
+    Args:
+        graph: the float graph.
+        ranges: the statistics of the measured activations.
+        use: the use of the tensor.
+        entry: its decision; False for scales stored in float32.
+    """
     if entry.spec.scale != "float16":
         return False
     # Unlimited by float16, whose limit is in question.
@@ -272,7 +316,16 @@ def _snapped(
     high: NDArray[np.float64],
     grid: Grid,
 ) -> tuple[Any, Any]:
-    """Widen a range that reaches below zero so that zero is the middle code."""
+    """Widen a range that reaches below zero so that zero is the middle code.
+
+    Args:
+        low: least values, per tensor or per channel.
+        high: greatest values, in the same shape.
+        grid: the grid of the codes.
+
+    Returns:
+        The new ends; ranges without negative values are unchanged.
+    """
     # Steps below and above zero: 128 and 127 of 255.
     below = (grid.levels + 1) // 2
     above = grid.levels - below
@@ -312,6 +365,11 @@ def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
     """Return the scale of a bias: activation scale times weight scale.
 
     The scale is per-channel if the weight's scale is.
+
+    Args:
+        plan: the plan.
+        params: the final scales of activation and weight.
+        entry: the decision for the bias.
     """
     x, w = (params.table[plan.root(use)] for use in (entry.x, entry.w))
     scale = (x.scale.astype(np.float64) * w.scale.astype(np.float64)).astype(np.float32)
@@ -326,7 +384,14 @@ def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
 
 
 def _widened(graph: Graph, use: Use, params: QParams, dtype: Integer) -> QParams:
-    """Multiply bias scales by the least powers of two without overflow."""
+    """Multiply bias scales by the least powers of two without overflow.
+
+    Args:
+        graph: the float graph.
+        use: the use of the bias, a constant.
+        params: the scales of the products, one or one per output.
+        dtype: the type of the codes.
+    """
     bias = graph.constant(use.tensor)
     assert bias is not None
     magnitude = np.abs(bias.astype(np.float64))
@@ -349,6 +414,13 @@ def _make_room(
     scale then has no visible effect on an 8-bit result. Keeping the bias float is no
     alternative: onnxruntime's optimizer quantizes the float bias of a quantized layer without
     an overflow check.
+
+    Args:
+        graph: the float graph.
+        plan: the plan; the bias becomes float, with the reason, if no weight scale makes it fit.
+        params: the scales of activations and weights; the weight's scale is replaced.
+        use: the use of the bias.
+        entry: the decision for the bias.
     """
     bias = graph.constant(use.tensor)
     source, root = plan.root(entry.x), plan.root(entry.w)
@@ -431,8 +503,17 @@ def _own_weight(
 ) -> Use | None:
     """Return the weight use whose scale may be raised for a bias without side effects.
 
-    None if no such use exists. A weight with further consumers gets a second entry for the node
-    that adds the bias.
+    A weight with further consumers gets a second entry for the node that adds the bias.
+
+    Args:
+        graph: the float graph.
+        plan: the plan; changed in place if the weight gets a second entry.
+        use: the use of the bias.
+        entry: the decision for the bias.
+        root: the use that owns the weight's scale.
+
+    Returns:
+        ``root``, or the use with the second entry; None if no such use exists.
     """
     if not graph.is_constant(root.tensor):
         return None

@@ -185,6 +185,10 @@ class _Writer:
         only for a layer between Q/DQ pairs, and a fused Conv and Relu of floats otherwise
         (SqueezeNet S8S8: 14.9 instead of 7.5 ms). The integer engines of power-of-two scales
         fuse both and need no pair.
+
+        Args:
+            producer: the node that computes the input of the Relu or Clip.
+            use: the shared use of the result of the Relu or Clip.
         """
         if producer.kind == "Concat":
             factors = producer.inputs
@@ -230,7 +234,12 @@ class _Writer:
         return bool(low == grid.qmin and high == grid.qmax)
 
     def _write(self, tensor: str, uses: list[Use]) -> None:
-        """Quantize a tensor: the shared pair first, then consumers' own entries."""
+        """Quantize a tensor: the shared pair first, then consumers' own entries.
+
+        Args:
+            tensor: name of the tensor.
+            uses: the uses of the tensor with an entry; the shared use comes first, if there is one.
+        """
         # Before any rewiring, which changes the readers of the tensor.
         readers = self._readers(tensor, uses)
         value = quantized = self._release(tensor, uses)
@@ -256,8 +265,15 @@ class _Writer:
     def _form(self, source: str, use: Use, result: str) -> str:
         """Write the quantized form of a tensor under a use.
 
+        Args:
+            source: name of the value to quantize: the float value, or the dequantized value of the
+                shared pair.
+            use: the use of the tensor.
+            result: name of the dequantized value; empty for a new name.
+
         Returns:
-            The name of the value; ``result`` if given.
+            The name of the value that the consumers of the use read: ``result`` if given, or
+            ``source`` if the use stays float.
         """
         # A tensor with the scale of another one (SameAs) is written with the parameters of that
         # one.
@@ -304,7 +320,16 @@ class _Writer:
         return self._pair(source, use, self._scale(root), result)
 
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
-        """Return the consumers of the tensor for every use."""
+        """Return the consumers of the tensor for every use.
+
+        Args:
+            tensor: name of the tensor.
+            uses: the uses of the tensor with an entry.
+
+        Returns:
+            For the shared use, every consumer without an entry of its own; for any other use, the
+            named consumer, or an empty list if the graph has no such node.
+        """
         # A reader with an entry of its own does not read the shared pair.
         own = {use.node for use in uses}
         everybody = [
@@ -322,6 +347,14 @@ class _Writer:
         """Return the name of the float value.
 
         A graph output gets another name, because DequantizeLinear takes over its name.
+
+        Args:
+            tensor: name of the tensor.
+            uses: the uses of the tensor with an entry, the shared use first.
+
+        Returns:
+            ``tensor``, or the new output name of the producer if ``tensor`` is a quantized graph
+            output.
         """
         producer = self.graph.producer(tensor)
         quantized = uses[0].node is None and isinstance(
@@ -335,7 +368,20 @@ class _Writer:
         return name
 
     def _pair(self, source: str, use: Use, scale: _Scale, result: str = "") -> str:
-        """Append Q and DQ to a tensor; return the output name, ``result`` if given."""
+        """Append Q and DQ to a tensor.
+
+        A Max or Min is added where QuantizeLinear alone would leave the grid, and a Min where
+        onnxruntime must not fuse the pair with a neighbour.
+
+        Args:
+            source: name of the float value.
+            use: the use of the tensor, from which the names of the new nodes are derived.
+            scale: the scale and zero point to use.
+            result: name of the dequantized value; empty for a new name.
+
+        Returns:
+            The name of the dequantized value.
+        """
         result = result or self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         # The names of onnxruntime's quantizer.
         codes = self.graph.fresh(f"{use_name(use)}{QUANTIZED}")
@@ -384,6 +430,15 @@ class _Writer:
         """Write a Min without effect, to prevent a fusion.
 
         See ``steps.fusion_barriers``.
+
+        Args:
+            source: name of the input of Min.
+            use: the use of the tensor, from which the name of the bound is derived.
+            scale: the scale of the tensor; the bound is the greatest magnitude of its codes.
+            result: name of the output of Min.
+
+        Returns:
+            ``result``.
         """
         # The greatest magnitude of any dequantized value: Min with it changes nothing.
         reached = calibrators.covered(scale.params, scale.dtype.grid(symmetric=False))
@@ -400,6 +455,14 @@ class _Writer:
         QuantizeLinear saturates at the ends of the storage type, and a grid may have fewer
         codes: a format without an ONNX type, with an unused bit, or without the least code.
         Unlike Clip, Max and Min are not fused with a pair.
+
+        Args:
+            source: name of the float value.
+            use: the use of the tensor.
+            scale: the scale of the tensor; formats other than integers need no clipping.
+
+        Returns:
+            The name of the clipped value; ``source`` if no code can leave the grid.
         """
         if not isinstance(scale.dtype, Integer):
             return source
@@ -421,6 +484,14 @@ class _Writer:
         """Return QuantizeLinear's least and greatest code.
 
         For a constant, the codes are computed.
+
+        Args:
+            source: name of the input of QuantizeLinear.
+            scale: the scale and zero point.
+            dtype: the type of the codes.
+
+        Returns:
+            The ends of the storage type, or the least and greatest code of a constant.
         """
         least, greatest = dtype.storable
         array = self.graph.constant(source)
@@ -430,7 +501,16 @@ class _Writer:
         return int(codes.min()), int(codes.max())
 
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
-        """Write the real value of a code, per channel or block; return the name."""
+        """Write the real value of a code, per channel or block, as a constant.
+
+        Args:
+            use: the use of the tensor.
+            scale: the scale and zero point.
+            code: the integer code.
+
+        Returns:
+            The name of the constant, float32, in a shape that broadcasts against the tensor.
+        """
         shape = self._shape(use, scale)
         step, zero_point = scale.params.spread(shape)
         # In float64, because a code of 32 bits times a scale is inexact in float32.
@@ -439,7 +519,15 @@ class _Writer:
         return self.graph.add_constant(f"{use_name(use)}_end", real)
 
     def _shape(self, use: Use, scale: _Scale) -> tuple[int, ...]:
-        """Return the tensor's shape, as far as needed for the ends of codes."""
+        """Return the tensor's shape, as far as needed for the ends of codes.
+
+        Args:
+            use: the use of the tensor; its rank is known if the scale has an axis.
+            scale: the scale of the tensor.
+
+        Returns:
+            The sizes, with 1 for symbolic sizes; empty for a per-tensor scale.
+        """
         params = scale.params
         if params.axis is None:
             return ()
@@ -450,6 +538,9 @@ class _Writer:
 
     def _dynamic(self, source: str) -> str:
         """Compute scale and codes of a tensor at runtime, once for every consumer.
+
+        Args:
+            source: name of the float value.
 
         Returns:
             The output name of DequantizeLinear.
@@ -484,7 +575,19 @@ class _Writer:
         result: str,
         constant: bool,
     ) -> str:
-        """Cast a tensor to 16 bits and back; a constant is stored in 16 bits."""
+        """Cast a tensor to 16 bits and back; a constant is stored in 16 bits.
+
+        Args:
+            source: name of the float value.
+            use: the use of the tensor, from which the names of the new nodes are derived.
+            spec: quantization to a 16-bit float; with ``saturate``, values are clipped to the
+                largest finite value first.
+            result: name of the float32 result; empty for a new name.
+            constant: ``source`` is a constant.
+
+        Returns:
+            The name of the float32 result.
+        """
         stem, dtype = use_name(use), spec.dtype
         assert isinstance(dtype, Half)
         result = result or self.graph.fresh(f"{stem}_dequantized")
@@ -538,7 +641,15 @@ class _Writer:
         use: Use,
         dtype: Half,
     ) -> None:
-        """Write a vendor's cast: scale one, and a zero point of the target type."""
+        """Write a vendor's cast: scale one, and a zero point of the target type.
+
+        Args:
+            op_type: ExtendedQuantizeLinear or ExtendedDequantizeLinear.
+            source: name of the input.
+            result: name of the output.
+            use: the use of the tensor, from which the name of the node is derived.
+            dtype: the 16-bit type.
+        """
         # AMD's Extended operators take scale and zero point for 16-bit floats, too.
         inputs = [
             source,
@@ -555,7 +666,12 @@ class _Writer:
         )
 
     def _once(self, name: str, value: NDArray[Any] | np.generic) -> str:
-        """Return the name of a shared constant."""
+        """Write a constant at the first call with a name, and return the name in the graph.
+
+        Args:
+            name: name of the constant; the same name stands for the same value.
+            value: a number or an array.
+        """
         if name not in self._shared:
             self._shared[name] = self.graph.add_constant(name, np.asarray(value))
         return self._shared[name]
@@ -573,6 +689,16 @@ class _Writer:
         Blocks lie along the channels (axis 1) unless the plan names another axis. If the better
         of two scales is chosen per block, the constant is stored rounded, and the node computes
         the scales again.
+
+        Args:
+            source: name of the float value.
+            use: the use of the tensor.
+            entry: the decision for the tensor, with the axis of the blocks.
+            dtype: the block format of ``entry``.
+            result: name of the rounded value; empty for a new name.
+
+        Returns:
+            The name of the rounded value.
         """
         stem, axis, rule = use_name(use), entry.axis, entry.spec.exponent
         result = result or self.graph.fresh(f"{stem}_{dtype.name}")
@@ -603,7 +729,16 @@ class _Writer:
         return result
 
     def _constant(self, tensor: str, use: Use, root: Use) -> str:
-        """Store a constant as codes followed by DQ; return the output name of DQ."""
+        """Store a constant as codes followed by DQ.
+
+        Args:
+            tensor: name of the float constant.
+            use: the use of the constant, from which the names of codes and node are derived.
+            root: the use whose scale and zero point are used.
+
+        Returns:
+            The name of the dequantized value.
+        """
         scale = self._scale(root)
         entry = self.plan.entries[root]
         # Blocks over several axes: the codes are a matrix, and Reshape restores the shape.
@@ -633,7 +768,17 @@ class _Writer:
         )
 
     def _codes(self, tensor: str, use: Use, scale: _Scale, *, flat: bool) -> str:
-        """Store the codes of a constant, those of an earlier insertion if known."""
+        """Store the codes of a constant, those of an earlier insertion if known.
+
+        Args:
+            tensor: name of the float constant.
+            use: the use of the constant, from which the name of the codes is derived.
+            scale: the scale, zero point and grid.
+            flat: store a matrix, in which the axis of the blocks and all later axes are one.
+
+        Returns:
+            The name of the codes.
+        """
         name = self.graph.fresh(f"{use_name(use)}_quantized")
         encoding = Encoding(
             self.graph.initializers[tensor],
@@ -658,14 +803,23 @@ class _Writer:
         return name
 
     def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
-        """Reshape a tensor; return the name of the result."""
+        """Reshape a tensor; return the name of the result.
+
+        Args:
+            source: name of the tensor.
+            shape: the new sizes; -1 for one that Reshape computes.
+        """
         by = self._once(f"shape_{'_'.join(map(str, shape))}", np.array(shape, np.int64))
         result = self.graph.fresh(f"{source}_reshaped")
         self.graph.add("Reshape", [source, by], [result], name=f"{result}_Reshape")
         return result
 
     def _scale(self, root: Use) -> _Scale:
-        """Return the scale and zero point of a root, written once."""
+        """Return the scale and zero point of a root, written once.
+
+        Args:
+            root: a use with a ``Quantize`` or ``BiasOf`` entry and with parameters.
+        """
         # Tensors with the scale of another one (SameAs) share the initializers of their root.
         if root not in self._scales:
             entry, params = self.plan.entries[root], self.params.table[root]
@@ -687,7 +841,15 @@ class _Writer:
         return self._scales[root]
 
     def _store(self, root: Use, params: QParams) -> str:
-        """Write the scale of a root; return the name."""
+        """Write the scale of a root, in float32 or float16 as the entry requests.
+
+        Args:
+            root: the use that owns the scale.
+            params: its scale and zero point.
+
+        Returns:
+            The name of the float32 scale; of the Cast's output for a float16 scale.
+        """
         entry = self.plan.entries[root]
         if not isinstance(entry, Quantize) or entry.spec.scale == "float32":
             return self._parameter(f"{use_name(root)}_scale", params.scale)
@@ -698,7 +860,15 @@ class _Writer:
         )
 
     def _parameter(self, name: str, array: NDArray[Any]) -> str:
-        """Write a scale or a zero point, large for blocked formats."""
+        """Write a scale or a zero point, large for blocked formats.
+
+        Args:
+            name: the wanted name.
+            array: the values, a number or an array of any rank.
+
+        Returns:
+            The name in the graph.
+        """
         # Typed fields are written value by value, which is slow for the many scales of blocks.
         plain = array.ndim <= 1 and array.dtype in _PLAIN
         if plain:
@@ -814,7 +984,12 @@ class _LiveWriter(_Writer):
 
 
 def _least_opset(dtype: Scaled, params: QParams) -> int:
-    """Return the first opset whose DequantizeLinear supports a format."""
+    """Return the first opset whose DequantizeLinear supports a format.
+
+    Args:
+        dtype: the type of the codes.
+        params: scale and zero point; axis and block size need later opsets.
+    """
     if params.block_size:
         return max(dtype.min_opset, _BLOCK_OPSET)
     if params.axis is None:
@@ -823,7 +998,7 @@ def _least_opset(dtype: Scaled, params: QParams) -> int:
 
 
 def use_name(use: Use) -> str:
-    """Return the stem of a use's names."""
+    """Return the stem of a use's names: the tensor, and the reader for a use of its own."""
     if use.node is None:
         return use.tensor
     return f"{use.tensor}_{use.node}"
