@@ -103,7 +103,11 @@ def bfp(
         1 - 2**bits,
         2**bits - 1,
     )
-    return _restored(np.where(finite, codes * step, blocks), shape, axis)
+    return _restored(
+        np.where(finite, codes * step, blocks),
+        shape,
+        axis,
+    )
 
 
 def bfp_prime(  # noqa: PLR0913  the attributes of the operator
@@ -225,7 +229,11 @@ def mx(  # noqa: PLR0913  the attributes of the operator
     format = ELEMENTS.get(element)
     shared = _shared(clean, format, exponent)
     return _restored(
-        np.where(finite, _in_elements(clean, shared, format, rounding_mode), blocks),
+        np.where(
+            finite,
+            _in_elements(clean, shared, format, rounding_mode),
+            blocks,
+        ),
         shape,
         axis,
     )
@@ -262,7 +270,11 @@ def better_mx(
     rounded = np.empty_like(rows)
     step = max(1, _PART // max(1, rows.shape[1]))
     for start in range(0, len(rows), step):
-        blocks, shape = _blocks(rows[start : start + step], -1, block_size)
+        blocks, shape = _blocks(
+            rows[start : start + step],
+            -1,
+            block_size,
+        )
         finite = np.isfinite(blocks)
         better = _better(np.where(finite, blocks, 0.0), ELEMENTS[element])
         rounded[start : start + step] = _restored(
@@ -296,7 +308,11 @@ def _better(blocks: Floats, element: MiniFloat) -> Floats:
         np.minimum(np.abs(blocks), last),
     )
     first = _in_elements(blocks, plain - element.emax, element)
-    second = _in_elements(np.copysign(kept, blocks), plain - element.emax + 1, element)
+    second = _in_elements(
+        np.copysign(kept, blocks),
+        plain - element.emax + 1,
+        element,
+    )
     first_error = np.square(first - blocks).sum(axis=-1, keepdims=True)
     second_error = np.square(second - blocks).sum(axis=-1, keepdims=True)
     storable = power <= 2.0**E8M0
@@ -337,7 +353,11 @@ def emax_of(element: MiniFloat | None) -> int:
     return 0 if element is None else element.emax
 
 
-def _shared(blocks: Floats, element: MiniFloat | None, rule: str) -> NDArray[np.int64]:
+def _shared(
+    blocks: Floats,
+    element: MiniFloat | None,
+    rule: str,
+) -> NDArray[np.int64]:
     """Return the exponents of the scales of blocks, keeping the last axis with length 1."""
     exponent = _exponent(blocks)
     emax = emax_of(element)
@@ -385,7 +405,11 @@ def _mantissa_bits(bit_width: int) -> int:
     return bit_width - EXPONENT_AND_SIGN
 
 
-def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int, ...]]:
+def _blocks(
+    x: ArrayLike,
+    axis: int,
+    block_size: int,
+) -> tuple[Floats, tuple[int, ...]]:
     """Return the values as (..., blocks, block_size), and their shape with ``axis`` last.
 
     The last block is padded with zeros.
@@ -402,10 +426,17 @@ def _blocks(x: ArrayLike, axis: int, block_size: int) -> tuple[Floats, tuple[int
     count = -(-moved.shape[-1] // block_size)
     padded = np.zeros((*moved.shape[:-1], count * block_size))
     padded[..., : moved.shape[-1]] = moved
-    return padded.reshape(*moved.shape[:-1], count, block_size), moved.shape
+    return (
+        padded.reshape(*moved.shape[:-1], count, block_size),
+        moved.shape,
+    )
 
 
-def _restored(blocks: Floats, shape: tuple[int, ...], axis: int) -> NDArray[np.float32]:
+def _restored(
+    blocks: Floats,
+    shape: tuple[int, ...],
+    axis: int,
+) -> NDArray[np.float32]:
     """Return blocks as float32 in the shape of the tensor, without the padding.
 
     Args:

@@ -76,12 +76,21 @@ class Compensation:
         def sweep(part: slice) -> None:
             scale, least, greatest = (field[:, part] for field in fields)
             levels = Levels(scale, lattice.levels, least, greatest)
-            Q[:, part] = _sweep(W[:, part], self._inverse, levels)
+            Q[:, part] = _sweep(
+                W[:, part],
+                self._inverse,
+                levels,
+            )
 
         for _ in side_by_side(sweep, slabs(W.shape[1], _ROWS)):
             pass
         result = np.empty_like(nearest)
-        np.put_along_axis(result, np.broadcast_to(order, result.shape), Q, 2)
+        np.put_along_axis(
+            result,
+            np.broadcast_to(order, result.shape),
+            Q,
+            2,
+        )
         error = error_of(weight, result, self._gram)
         nearest_error = error_of(weight, nearest, self._gram)
         # An output for which the compensation does not pay keeps RTN.
@@ -154,7 +163,11 @@ def _sweep(W: Doubles, Hinv: Doubles, lattice: Levels) -> Floats:
     return Q
 
 
-def _inverse_root(gram: Doubles, order: NDArray[np.int64], damping: float) -> Doubles:
+def _inverse_root(
+    gram: Doubles,
+    order: NDArray[np.int64],
+    damping: float,
+) -> Doubles:
     """Return the upper Cholesky factors of the inverse damped Hessians, with columns in order.
 
     Inputs that are always zero get a one on the diagonal: their weights have no effect.
@@ -200,7 +213,11 @@ def _escalate(attempt: Callable[[float], Doubles], damping: float) -> Doubles:
             raise np.linalg.LinAlgError("the products of the inputs are not finite")
 
 
-def _factor(base: Doubles, index: NDArray[np.int64], share: float) -> Doubles:
+def _factor(
+    base: Doubles,
+    index: NDArray[np.int64],
+    share: float,
+) -> Doubles:
     """Return Hinv, (groups, inputs, inputs), for a share of damping.
 
     Args:

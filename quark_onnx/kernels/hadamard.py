@@ -47,7 +47,11 @@ class Rotation:
         """Number of channels."""
         return int(np.prod(list(map(len, self.factors))))
 
-    def turn(self, array: NDArray[np.floating], axis: int = -1) -> Floats:
+    def turn(
+        self,
+        array: NDArray[np.floating],
+        axis: int = -1,
+    ) -> Floats:
         """Multiply every vector along an axis by the matrix, in float64; the shape stays.
 
         An axis of several times the size is rotated part by part.
@@ -275,7 +279,12 @@ def _williamson(order: int) -> Floats | None:
             a, b, c, d = (row[(place[:, None] - place) % m] for row in rows)
             # Williamson's array: symmetric circulants commute, which makes its rows orthogonal.
             return np.block(
-                [[a, b, c, d], [-b, a, -d, c], [-c, d, a, -b], [-d, -c, b, a]],
+                [
+                    [a, b, c, d],
+                    [-b, a, -d, c],
+                    [-c, d, a, -b],
+                    [-d, -c, b, a],
+                ],
             )
     return None
 

@@ -173,7 +173,14 @@ def quantize_hqq(
         stored = zeros
     else:
         stored = pack(zeros.astype(np.uint8), bits)
-    return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
+    return NBitsWeight(
+        packed,
+        scales,
+        stored,
+        bits,
+        block_size,
+        weight.shape[0],
+    )
 
 
 def half_quadratic(
@@ -279,7 +286,10 @@ def _tight(
     # For ranges far from zero, code - zero_point would lose precision.
     spans = (extent > 2 * top * _F32.tiny) & (extent * 4 > np.abs(lo))
     step = np.where(spans, extent, 1) / np.float32(top)
-    return np.where(spans, step, scale), np.where(spans, -lo / step, zero)
+    return (
+        np.where(spans, step, scale),
+        np.where(spans, -lo / step, zero),
+    )
 
 
 def _codes(steps: Float32, zero: Float32, bits: int) -> Float32:

@@ -148,7 +148,11 @@ def _planes(x: NDArray[T]) -> NDArray[T]:
     return planes
 
 
-def places_of(count: int, wanted: int, seeds: Sequence[int]) -> NDArray[np.int64]:
+def places_of(
+    count: int,
+    wanted: int,
+    seeds: Sequence[int],
+) -> NDArray[np.int64]:
     """Return distinct random places out of ``count``, for each seed; (seeds, places).
 
     One is drawn from each of equally many stretches, so that they are evenly distributed.
@@ -198,7 +202,10 @@ def at_places(
     return rows
 
 
-def rows_at(xs: Sequence[NDArray[T]], places: NDArray[np.int64]) -> NDArray[T]:
+def rows_at(
+    xs: Sequence[NDArray[T]],
+    places: NDArray[np.int64],
+) -> NDArray[T]:
     """Return rows of tensors along the last axis, (tensors, 1, places, values)."""
     # Leading axes are flattened: each place is a row of the last axis.
     rows = [

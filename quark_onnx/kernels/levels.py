@@ -83,7 +83,10 @@ class Levels:
             self.least,
             np.maximum(self.greatest - 1, self.least),
         )
-        return below * self.scale, np.minimum(below + 1, self.greatest) * self.scale
+        return (
+            below * self.scale,
+            np.minimum(below + 1, self.greatest) * self.scale,
+        )
 
     def _around(self, units: Floats) -> tuple[Floats, Floats]:
         """Return the levels below and above each weight, in units of the scale."""

@@ -162,7 +162,14 @@ def quantize_nbits(
         zero_points[place] = params.zero_point.reshape(blocks.shape[:2])
     # Without zero points onnxruntime takes 2^(bits-1), the middle code.
     stored = None if symmetric else pack(zero_points, bits)
-    return NBitsWeight(packed, scales, stored, bits, block_size, weight.shape[0])
+    return NBitsWeight(
+        packed,
+        scales,
+        stored,
+        bits,
+        block_size,
+        weight.shape[0],
+    )
 
 
 def from_codes(
@@ -371,7 +378,11 @@ def _reals(codes: Float32, params: QParams) -> Float32:
     return reals
 
 
-def squared_error(blocks: Float32, real: Float32, unit: Float32) -> NDArray[np.float32]:
+def squared_error(
+    blocks: Float32,
+    real: Float32,
+    unit: Float32,
+) -> NDArray[np.float32]:
     """Return the sum of squared differences of each block, multiplied by ``unit`` first.
 
     >>> squared_error(np.float32([[1, 2]]), np.float32([[1, 4]]), np.float32([0.5]))

@@ -131,7 +131,10 @@ class Spread:
         unit = 1 / (12 * rounding.activation**2)
         total = parts.sum()
         gradient = 2 * unit * (width**2 * parts - width * slope * total)
-        return float(unit * width**2 * total), -gradient if self.inverse else gradient
+        return (
+            float(unit * width**2 * total),
+            -gradient if self.inverse else gradient,
+        )
 
     @cached_property
     def _matters(self) -> bool:
@@ -224,7 +227,11 @@ class Term:
                 * grown
             )
             whole = parts.sum(axis=1, keepdims=True) / np.maximum(sums, _LEAST)
-            return float(parts.sum()), 2 * (shares - whole * read), np.zeros(v.shape)
+            return (
+                float(parts.sum()),
+                2 * (shares - whole * read),
+                np.zeros(v.shape),
+            )
         shrunk = np.exp(-_POWER * v)
         counted = self.matter * np.exp(2 * v)
         across = np.einsum("goi,go->gi", reach, shrunk)

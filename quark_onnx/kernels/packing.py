@@ -21,7 +21,10 @@ BITS = (2, 4, 8)
 _CHUNK = 1 << 16
 
 # The codes of a byte are adjacent in one word: shifting the word onto itself moves all of them.
-_WORDS: dict[int, np.dtype[Any]] = {2: np.dtype("<u4"), 4: np.dtype("<u2")}
+_WORDS: dict[int, np.dtype[Any]] = {
+    2: np.dtype("<u4"),
+    4: np.dtype("<u2"),
+}
 _MASKS = {2: 0x03030303, 4: 0x0F0F}
 
 
@@ -36,7 +39,12 @@ def packed_size(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
-def pack(codes: NDArray[Any], bits: int, *, signed: bool = False) -> NDArray[np.uint8]:
+def pack(
+    codes: NDArray[Any],
+    bits: int,
+    *,
+    signed: bool = False,
+) -> NDArray[np.uint8]:
     """Pack integer codes along the last axis into bytes, the first code in the lowest bits.
 
     Args:

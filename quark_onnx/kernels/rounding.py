@@ -95,7 +95,13 @@ class Part:
         )
         return Part(inputs, wanted, self.value, self.derivative, norm)
 
-    def gradient(self, weight: Any, bias: Any, size: int, turn: int) -> tuple[Any, Any]:
+    def gradient(
+        self,
+        weight: Any,
+        bias: Any,
+        size: int,
+        turn: int,
+    ) -> tuple[Any, Any]:
         """Return the gradient of half the squared error on the next rows, by weight and bias.
 
         ``share`` converts it to the gradient of the mean square: multiplying an existing factor by
@@ -252,7 +258,12 @@ class _Adam:
         self._turn = 0
         self._xp = xp
 
-    def moved(self, value: Any, gradient: Any, factor: Any = 1.0) -> Any:
+    def moved(
+        self,
+        value: Any,
+        gradient: Any,
+        factor: Any = 1.0,
+    ) -> Any:
         """Return the value after a step against the gradient, which is overwritten."""
         self._turn += 1
         self._first *= _BETA1
