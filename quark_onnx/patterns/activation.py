@@ -149,7 +149,11 @@ def _single(graph: Graph, node: Node) -> Activation:
     return Activation(_KINDS.get(node.kind, "linear"))
 
 
-def gated(graph: Graph, tensor: str, pattern: Pattern = GATED) -> Match | None:
+def gated(
+    graph: Graph,
+    tensor: str,
+    pattern: Pattern = GATED,
+) -> Match | None:
     """Return the product of a tensor and a gate; None if other nodes read the tensor.
 
     Args:

@@ -110,7 +110,10 @@ def _passes(graph: Graph, node: Node, size: int) -> bool:
     if node.kind not in _MOVING:
         return False
     # Whole heads before and after: a Reshape may split (heads * size) into (heads, size).
-    widths = {width(graph, node.inputs[0]), width(graph, node.outputs[0])}
+    widths = {
+        width(graph, node.inputs[0]),
+        width(graph, node.outputs[0]),
+    }
     if 0 in widths or any(channels % size for channels in widths):
         return False
     if node.kind == "Transpose":

@@ -98,7 +98,11 @@ class Pair:
             weights[reader.layer.node.name] = weight * factors.reshape(shape)
 
     def rescale_rest(
-        self, graph: Graph, factor: Doubles, *, gates_by_layers: bool
+        self,
+        graph: Graph,
+        factor: Doubles,
+        *,
+        gates_by_layers: bool,
     ) -> None:
         """Divide the bias of the first layer and the bounds of clips, and correct gates.
 
@@ -115,7 +119,12 @@ class Pair:
             _bound(graph, node, np.repeat(factor, repeat))
         for node, repeat in self.gates:
             by_layer = gates_by_layers and self.first.node.kind in SPATIAL
-            _scale(graph, node, np.repeat(factor, repeat), by_layer=by_layer)
+            _scale(
+                graph,
+                node,
+                np.repeat(factor, repeat),
+                by_layer=by_layer,
+            )
 
 
 def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
@@ -263,7 +272,12 @@ def _width(shape: Sequence[int | str | None] | None) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _fits(graph: Graph, layer: Layer, offset: int, count: int) -> bool:
+def _fits(
+    graph: Graph,
+    layer: Layer,
+    offset: int,
+    count: int,
+) -> bool:
     groups, _, inputs = layer.shape(graph)[:3]
     return offset + count <= groups * inputs
 
@@ -366,7 +380,12 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
     )
     positive = graph.fresh(f"{result}_positive")
     graph.remove([node])
-    graph.add("Relu", [source], [positive], name=f"{node.name}_Relu")
+    graph.add(
+        "Relu",
+        [source],
+        [positive],
+        name=f"{node.name}_Relu",
+    )
     graph.add(
         "Min",
         [positive, bounds],
@@ -375,7 +394,13 @@ def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
     )
 
 
-def _scale(graph: Graph, node: Node, factor: Doubles, *, by_layer: bool) -> None:
+def _scale(
+    graph: Graph,
+    node: Node,
+    factor: Doubles,
+    *,
+    by_layer: bool,
+) -> None:
     """Multiply the input of a function by a factor per channel.
 
     The operator is a Mul, or a depthwise Conv of kernel size 1. Where weights have a scale per

@@ -132,7 +132,12 @@ class Layer:
             return stored.astype(np.float64)
         return None
 
-    def set_bias(self, graph: Graph, bias: NDArray[np.float64], suffix: str) -> None:
+    def set_bias(
+        self,
+        graph: Graph,
+        bias: NDArray[np.float64],
+        suffix: str,
+    ) -> None:
         """Store a new bias for the node alone; not for a MatMul."""
         name = graph.add_constant(
             f"{self.node.input(2) or self.node.name + '_bias'}_{suffix}",

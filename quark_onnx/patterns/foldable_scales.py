@@ -41,7 +41,12 @@ class Fold:
 
 
 @otherwise(None)
-def absorb(graph: Graph, tensor: str, size: int, readers: int = 1) -> list[Fold]:
+def absorb(
+    graph: Graph,
+    tensor: str,
+    size: int,
+    readers: int = 1,
+) -> list[Fold]:
     """Return the constants whose multiplication multiplies a tensor per channel.
 
     None if there are none.
@@ -133,7 +138,12 @@ def _quotient(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 
 @otherwise(None)
-def _operand(graph: Graph, node: Node, place: int, size: int) -> list[Fold]:
+def _operand(
+    graph: Graph,
+    node: Node,
+    place: int,
+    size: int,
+) -> list[Fold]:
     """Return the folds of an operand with all channels, or of a constant."""
     stored = ConstantInput(node, place)
     name = node.inputs[place]

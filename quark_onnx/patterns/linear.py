@@ -88,11 +88,19 @@ class Linear:
         bias = _bias(graph, node, outputs)
         # The computed bias of a Gemm cannot be changed like a constant.
         only_if(bias is not None or not node.input(2))
-        sides = (ConstantInput(node, 1, first), ConstantInput(node, 1, second))
+        sides = (
+            ConstantInput(node, 1, first),
+            ConstantInput(node, 1, second),
+        )
         return cls(node, inputs, outputs, sides, bias)
 
     @classmethod
-    def reading(cls, graph: Graph, node: Node, tensor: str) -> Linear | None:
+    def reading(
+        cls,
+        graph: Graph,
+        node: Node,
+        tensor: str,
+    ) -> Linear | None:
         """Return the layer of a node if a tensor is its activation and nothing else."""
         if not reads_activation(node, tensor):
             return None
@@ -183,7 +191,12 @@ def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
     return _width_through(graph, tensor, node, depth)
 
 
-def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
+def _width_through(
+    graph: Graph,
+    tensor: str,
+    node: Node,
+    depth: int,
+) -> int:
     """Return the length of the last axis of a result of a node."""
     layer = Linear.of(graph, node)
     if layer is not None:
@@ -194,7 +207,10 @@ def _width_through(graph: Graph, tensor: str, node: Node, depth: int) -> int:
         return _scale_width(graph, node, tensor)
     # Shorter operands have length 1, and are repeated.
     sources = _inputs_with_width(node)
-    return max((width(graph, name, depth - 1) for name in sources), default=0)
+    return max(
+        (width(graph, name, depth - 1) for name in sources),
+        default=0,
+    )
 
 
 def _target_width(graph: Graph, reshape: Node) -> int:

@@ -183,7 +183,11 @@ def _operator(graph: Graph, node: Node) -> Norm:
     )
 
 
-def _parameter(graph: Graph, node: Node, place: int | None) -> ConstantInput | None:
+def _parameter(
+    graph: Graph,
+    node: Node,
+    place: int | None,
+) -> ConstantInput | None:
     """Return a constant input, None if omitted.
 
     Raises:
@@ -202,7 +206,12 @@ def _is_used(graph: Graph, tensor: str) -> bool:
 
 
 @otherwise(None)
-def _decomposed(graph: Graph, node: Node, pattern: Pattern, axes: _Axes) -> Norm:
+def _decomposed(
+    graph: Graph,
+    node: Node,
+    pattern: Pattern,
+    axes: _Axes,
+) -> Norm:
     """Return the decomposed normalization whose last node is the given one."""
     bare = node.outputs[0]
     # The readers of inner tensors are checked by ``match``: none outside of the formula.

@@ -110,7 +110,12 @@ def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
     return rotation.turn(value, axis)
 
 
-def _unfold(graph: Graph, layer: Linear, norm: Norm, size: int) -> None:
+def _unfold(
+    graph: Graph,
+    layer: Linear,
+    norm: Norm,
+    size: int,
+) -> None:
     """Fold the scale and the shift of a normalization into a layer."""
     # One value for all channels stands for a vector (channels,).
     if norm.shift is not None and norm.shift.value(graph).any():
@@ -142,7 +147,10 @@ def _strip(graph: Graph, norm: Norm) -> None:
         norm.shift.change(graph, "zeros", lambda value: value * 0)
 
 
-def streams(graph: Graph, norms: list[Norm]) -> tuple[list[Stream], list[str]]:
+def streams(
+    graph: Graph,
+    norms: list[Norm],
+) -> tuple[list[Stream], list[str]]:
     """Return the streams to rotate, and notes on refused streams."""
     result = list[Stream]()
     refused = list[str]()
@@ -175,7 +183,12 @@ def streams(graph: Graph, norms: list[Norm]) -> tuple[list[Stream], list[str]]:
 class _Search:
     """Search for the tensors of a stream along the edges."""
 
-    def __init__(self, graph: Graph, norms: list[Norm], stream: Stream) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        norms: list[Norm],
+        stream: Stream,
+    ) -> None:
         self.graph = graph
         self.stream = stream
         self.todo = list[str]()
