@@ -76,7 +76,11 @@ def code_type(spec: TensorSpec) -> torch.dtype:
     return torch.int8 if spec.grid.qmin < 0 else torch.uint8
 
 
-def params_for(lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec) -> Params:
+def params_for(
+    lo: torch.Tensor,
+    hi: torch.Tensor,
+    spec: TensorSpec,
+) -> Params:
     """Return the scale and zero point whose codes cover the given ranges.
 
     Args:
@@ -156,10 +160,18 @@ def _stored(scale: torch.Tensor, kept: torch.dtype) -> torch.Tensor:
         return near
     # The bits of a positive float, plus 1, are those of the next greater one.
     short = (near.to(scale.dtype) < scale) & (near < torch.finfo(kept).max)
-    return torch.where(short, (near.view(torch.int16) + 1).view(kept), near)
+    return torch.where(
+        short,
+        (near.view(torch.int16) + 1).view(kept),
+        near,
+    )
 
 
-def encode(x: torch.Tensor, params: Params, spec: TensorSpec) -> torch.Tensor:
+def encode(
+    x: torch.Tensor,
+    params: Params,
+    spec: TensorSpec,
+) -> torch.Tensor:
     """Return the codes of floats, in the dtype of ``code_type``.
 
     Args:
@@ -194,7 +206,9 @@ def _work(codes: torch.dtype) -> torch.dtype:
 
 
 def decode(
-    codes: torch.Tensor, params: Params, dtype: torch.dtype = torch.float32
+    codes: torch.Tensor,
+    params: Params,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the dequantized values of codes.
 
@@ -251,10 +265,18 @@ def extremes(x: torch.Tensor) -> tuple[Any, Any]:
     if not x.shape[-1]:
         none = x.new_zeros((*x.shape[:-1], 1))
         return none, none
-    return x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    return (
+        x.amin(-1, keepdim=True).clamp(max=0),
+        x.amax(-1, keepdim=True).clamp(min=0),
+    )
 
 
-def of_numbers(lo: float, hi: float, spec: TensorSpec, model: torch.dtype) -> Params:
+def of_numbers(
+    lo: float,
+    hi: float,
+    spec: TensorSpec,
+    model: torch.dtype,
+) -> Params:
     """Return scale and zero point of one range, for activations of dtype ``model``."""
     # The type of the ends decides in which type params_for computes the scale.
     ends = torch.tensor(np.array([lo, hi], np.float64))

@@ -8,7 +8,10 @@ from quark_onnx.errors import ModelError
 
 #: The positions of eight codes in the nibbles of an int32, the lowest first: the order of AutoAWQ's
 #: kernels.
-ORDERS = {"reorder": (0, 2, 4, 6, 1, 3, 5, 7), "order": tuple(range(8))}
+ORDERS = {
+    "reorder": (0, 2, 4, 6, 1, 3, 5, 7),
+    "order": tuple(range(8)),
+}
 
 
 def pack_nibbles(codes: torch.Tensor, method: str = "reorder") -> torch.Tensor:
@@ -57,7 +60,11 @@ def unpack_nibbles(
     >>> unpack_nibbles(pack_nibbles(torch.arange(-5, 5)), 10, signed=True)
     tensor([-5, -4, -3, -2, -1,  0,  1,  2,  3,  4], dtype=torch.int8)
     """
-    found = torch.empty((*words.shape, 8), dtype=torch.uint8, device=words.device)
+    found = torch.empty(
+        (*words.shape, 8),
+        dtype=torch.uint8,
+        device=words.device,
+    )
     for place, source in enumerate(ORDERS[method]):
         found[..., source] = (words >> 4 * place & 15).to(torch.uint8)
     codes = found.flatten(-2)[..., :count]
@@ -98,7 +105,11 @@ def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return words.flatten(-2)[..., : -(-codes.shape[-1] * bits // 32)].contiguous()
 
 
-def unpack_words(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+def unpack_words(
+    words: torch.Tensor,
+    bits: int,
+    count: int,
+) -> torch.Tensor:
     """Unpack ``count`` codes of ``pack_words`` along the last axis, as uint8.
 
     Args:
@@ -170,7 +181,11 @@ def pack_bits(codes: torch.Tensor, bits: int) -> torch.Tensor:
     return torch.stack(octets, -1).flatten(-2)
 
 
-def unpack_bits(octets: torch.Tensor, bits: int, signed: bool = False) -> torch.Tensor:
+def unpack_bits(
+    octets: torch.Tensor,
+    bits: int,
+    signed: bool = False,
+) -> torch.Tensor:
     """Unpack the codes of ``pack_bits``: uint8, or int8 if signed.
 
     Args:
@@ -184,7 +199,11 @@ def unpack_bits(octets: torch.Tensor, bits: int, signed: bool = False) -> torch.
     size = _GROUPS[bits][1]
     parts = octets.to(torch.int32).unflatten(-1, (-1, size))
     word: torch.Tensor = sum(parts[..., index] << 8 * index for index in range(size))
-    shifts = torch.tensor(_shifts(bits), dtype=torch.int32, device=octets.device)
+    shifts = torch.tensor(
+        _shifts(bits),
+        dtype=torch.int32,
+        device=octets.device,
+    )
     codes = (word[..., None] >> shifts & (1 << bits) - 1).flatten(-2).to(torch.uint8)
     half = 1 << bits - 1
     if not signed:
@@ -193,7 +212,12 @@ def unpack_bits(octets: torch.Tensor, bits: int, signed: bool = False) -> torch.
 
 
 #: For each width, how many codes fill how many bytes.
-_GROUPS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 6: (4, 3)}
+_GROUPS = {
+    2: (4, 1),
+    3: (8, 3),
+    4: (2, 1),
+    6: (4, 3),
+}
 
 
 def codes_to_whole_bytes(bits: int) -> int:

@@ -48,7 +48,9 @@ class Shared(NamedTuple):
 
 
 def encode(
-    blocks: torch.Tensor, spec: TensorSpec, whole: torch.Tensor | None = None
+    blocks: torch.Tensor,
+    spec: TensorSpec,
+    whole: torch.Tensor | None = None,
 ) -> Shared:
     """Return the codes of blocks.
 
@@ -79,7 +81,9 @@ def encode(
 
 
 def rounded(
-    blocks: torch.Tensor, spec: TensorSpec, whole: torch.Tensor | None = None
+    blocks: torch.Tensor,
+    spec: TensorSpec,
+    whole: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the values of blocks after rounding (float32), as ``decode(encode(...))``.
 
@@ -97,7 +101,9 @@ def rounded(
 
 
 def decode(
-    shared: Shared, spec: TensorSpec, dtype: torch.dtype = torch.float32
+    shared: Shared,
+    spec: TensorSpec,
+    dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Return the dequantized values of blocks, of shape (..., blocks, block size)."""
     if shared.scale is None:
@@ -122,7 +128,11 @@ def decode(
     ).to(dtype)
 
 
-def _exponent_of(x: torch.Tensor, rule: str, element: MiniFloat | None) -> torch.Tensor:
+def _exponent_of(
+    x: torch.Tensor,
+    rule: str,
+    element: MiniFloat | None,
+) -> torch.Tensor:
     """Return the shared exponents of blocks (..., blocks, block size).
 
     The rule "best" takes the exponent of the specification or one more: the exponent with the
@@ -146,7 +156,9 @@ def _exponent_of(x: torch.Tensor, rule: str, element: MiniFloat | None) -> torch
 
 
 def shared_exponent(
-    greatest: torch.Tensor, rule: str, element: MiniFloat | None
+    greatest: torch.Tensor,
+    rule: str,
+    element: MiniFloat | None,
 ) -> torch.Tensor:
     """Return the shared exponents, -127 to 127, of blocks with the given maxima.
 
@@ -274,9 +286,17 @@ def _two_levels(x: torch.Tensor, whole: torch.Tensor | None) -> Shared:
         .to(torch.float8_e4m3fn)
     )
     # A block may be so small beside the tensor that its E4M3 scale is 0.
-    scale = torch.where(scale.float() > 0, scale.float(), torch.ones_like(greatest))
+    scale = torch.where(
+        scale.float() > 0,
+        scale.float(),
+        torch.ones_like(greatest),
+    )
     elements = round_to(x / (scale * whole)[..., None], E2M1)
-    return Shared(code_of(elements, E2M1), scale.to(torch.float8_e4m3fn), whole)
+    return Shared(
+        code_of(elements, E2M1),
+        scale.to(torch.float8_e4m3fn),
+        whole,
+    )
 
 
 def scale_values(scale: torch.Tensor, dtype: DType) -> torch.Tensor:
@@ -342,7 +362,11 @@ def _bfp(x: torch.Tensor, dtype: Any) -> Any:
     return _rounded(parts, exponent - shift - bits + 1, bits).flatten(-2)
 
 
-def _rounded(x: torch.Tensor, step: Any, bits: int) -> torch.Tensor:
+def _rounded(
+    x: torch.Tensor,
+    step: Any,
+    bits: int,
+) -> torch.Tensor:
     codes = torch.round(_times_power(x, -step)).clamp(1 - (1 << bits), (1 << bits) - 1)
     return _times_power(codes, step) + 0.0  # a negative zero becomes a positive one
 

@@ -135,7 +135,15 @@ def quantize(
     ]
     # Scales of () are those of the first part: all parts share a per-tensor scale.
     codes, scale, zero = map(joined, zip(*parts, strict=True))
-    return Quantized(spec, tuple(weight.shape), codes, scale, zero, whole, weight.dtype)
+    return Quantized(
+        spec,
+        tuple(weight.shape),
+        codes,
+        scale,
+        zero,
+        whole,
+        weight.dtype,
+    )
 
 
 def global_scale_of(weights: Iterable[Any]) -> torch.Tensor:
@@ -167,7 +175,10 @@ def _rows(
         view = view.float()
     if params is None:
         params = solve(view, spec)
-    return affine.encode(view, _broadcast(params, view.ndim), spec), *params
+    return (
+        affine.encode(view, _broadcast(params, view.ndim), spec),
+        *params,
+    )
 
 
 def _broadcast(params: Params, rank: int) -> Params:
@@ -180,7 +191,11 @@ def _broadcast(params: Params, rank: int) -> Params:
     return params.each(lambda part: part[index])
 
 
-def _params_at(params: Params | None, start: int, count: int) -> Params | None:
+def _params_at(
+    params: Params | None,
+    start: int,
+    count: int,
+) -> Params | None:
     """Return the parameters of ``count`` rows."""
     if params is None or not params.scale.ndim:
         return params
@@ -216,7 +231,11 @@ def solve(view: torch.Tensor, spec: TensorSpec) -> Params:
     lo, hi = _extremes(view, spec)
     if spec.scale == "float32":
         lo, hi = lo.float(), hi.float()
-    return affine.params_for(lo.squeeze(-1), hi.squeeze(-1), spec)
+    return affine.params_for(
+        lo.squeeze(-1),
+        hi.squeeze(-1),
+        spec,
+    )
 
 
 def fake_quantize(

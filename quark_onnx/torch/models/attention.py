@@ -87,7 +87,11 @@ def install_attention_hooks(model: nn.Module, layers: Layers) -> Callable[[], No
     return undo
 
 
-def _check_alone(attention: nn.Module, name: str, rounding: dict[int, str]) -> None:
+def _check_alone(
+    attention: nn.Module,
+    name: str,
+    rounding: dict[int, str],
+) -> None:
     """Raise ModelError if another layer rounds the probabilities of an attention module, too.
 
     Args:
@@ -250,7 +254,12 @@ def _quantized(model: nn.Module) -> dict[str, Any]:
     return instances(model, QuantizedLayer)
 
 
-def _check(attention: Any, name: str, own: Any, probabilities: bool) -> None:
+def _check(
+    attention: Any,
+    name: str,
+    own: Any,
+    probabilities: bool,
+) -> None:
     """Raise ModelError if an attention module calls no attention function of transformers.
 
     Args:

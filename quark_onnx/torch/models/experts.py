@@ -56,7 +56,11 @@ class Experts(nn.Module):
             expert.add_module("down_proj", _linear(*down[index]))
             self.add_module(str(index), expert)
 
-    def _first_layers(self, weight: Any, bias: Any) -> Iterator[tuple[str, Any]]:
+    def _first_layers(
+        self,
+        weight: Any,
+        bias: Any,
+    ) -> Iterator[tuple[str, Any]]:
         """Yield the layers before the activation of an expert, by name.
 
         Args:
@@ -177,7 +181,10 @@ class Experts(nn.Module):
         return stacks
 
     def _gated_stack(
-        self, gates: Sequence[Any], ups: Sequence[Any], key: str
+        self,
+        gates: Sequence[Any],
+        ups: Sequence[Any],
+        key: str,
     ) -> torch.Tensor:
         """Return the gate and up rows of all experts, of their weights or biases.
 
@@ -357,7 +364,10 @@ def _is_parallel(module: Any) -> bool:
         return False
     generator = torch.Generator("cpu").manual_seed(0)
     on_cpu = partial(
-        torch.randn, generator=generator, dtype=torch.float32, device="cpu"
+        torch.randn,
+        generator=generator,
+        dtype=torch.float32,
+        device="cpu",
     )
     count = len(module.weight)
     weight = on_cpu(count, 5, 3)
@@ -428,7 +438,11 @@ def _activation_of(stacked: Any, gated: bool) -> Any:
     return gate
 
 
-def _matrices(stacked: Any, name: str, turned: bool) -> list[tuple[Any, Any]]:
+def _matrices(
+    stacked: Any,
+    name: str,
+    turned: bool,
+) -> list[tuple[Any, Any]]:
     """Return weight (outputs, inputs) and bias (outputs,) or None of every expert.
 
     Args:

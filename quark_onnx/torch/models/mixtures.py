@@ -161,7 +161,11 @@ def _expert_count(last: str, module: nn.Module) -> int:
     return stated if holds and isinstance(stated, int) else 0
 
 
-def _routers_in(name: str, module: nn.Module, count: int) -> Iterator[str]:
+def _routers_in(
+    name: str,
+    module: nn.Module,
+    count: int,
+) -> Iterator[str]:
     """Yield the names of the routers in a module next to experts.
 
     Args:

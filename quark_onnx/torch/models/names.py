@@ -104,7 +104,10 @@ def within_any(name: str, blocks: Iterable[str]) -> bool:
     return any(within(name, block) for block in blocks)
 
 
-def outside_of(modules: Mapping[str, T], blocks: Iterable[str]) -> dict[str, T]:
+def outside_of(
+    modules: Mapping[str, T],
+    blocks: Iterable[str],
+) -> dict[str, T]:
     """Return the modules that neither are one of some blocks nor parts of one, by name."""
     # The blocks are read once per module; they may come as an iterator.
     blocks = tuple(blocks)
@@ -126,7 +129,10 @@ def block_around(name: str, blocks: Iterable[str]) -> str:
     return ""
 
 
-def instances(model: nn.Module, kind: type[T] | tuple[type[T], ...]) -> dict[str, T]:
+def instances(
+    model: nn.Module,
+    kind: type[T] | tuple[type[T], ...],
+) -> dict[str, T]:
     """Return the modules of a class, or of one of several, by name.
 
     Args:

@@ -73,7 +73,11 @@ class Rounding(_Coded):
             return fake_quantize(x, self.spec)
         if isinstance(self.spec.dtype, TwoLevel):
             return fake_quantize(x, self.spec, whole=self.scale)
-        return fake_quantize(x, self.spec, Params(self.scale, self.zero))
+        return fake_quantize(
+            x,
+            self.spec,
+            Params(self.scale, self.zero),
+        )
 
     def extra_repr(self) -> str:
         return str(self.spec)
@@ -247,8 +251,16 @@ class QuantizedLayer(_Coded):
         """
         names = _ARGUMENTS.get(self.kind, ())
         # ``more`` may be shorter than the names: the rest keeps its defaults.
-        given = {**named, **dict(zip(names, more, strict=False))}
-        return _FUNCTIONS[self.kind](self, x, weight, **subset(given, names))
+        given = {
+            **named,
+            **dict(zip(names, more, strict=False)),
+        }
+        return _FUNCTIONS[self.kind](
+            self,
+            x,
+            weight,
+            **subset(given, names),
+        )
 
     def _embedding(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         found = F.embedding(x, weight, **self._settings)
@@ -257,7 +269,10 @@ class QuantizedLayer(_Coded):
         return found if self._factor == 1.0 else found * self._factor
 
     def _embedding_bag(
-        self, x: torch.Tensor, weight: torch.Tensor, **bags: Any
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        **bags: Any,
     ) -> torch.Tensor:
         return F.embedding_bag(x, weight, **bags, **self._settings)
 
@@ -285,7 +300,10 @@ class QuantizedLayer(_Coded):
         return F.linear(x, weight, self.bias)
 
     def _extra(
-        self, x: torch.Tensor, weight: torch.Tensor, size: Sequence[int]
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        size: Sequence[int],
     ) -> list[int]:
         """Return the output padding of a transposed convolution for an output size.
 
@@ -296,7 +314,13 @@ class QuantizedLayer(_Coded):
         """
         steps = values_at(self._settings, ("stride", "padding", "dilation"))
         # The last two axes; an output size may include batch and channels.
-        parts = zip(size[-2:], x.shape[-2:], weight.shape[-2:], *steps, strict=True)
+        parts = zip(
+            size[-2:],
+            x.shape[-2:],
+            weight.shape[-2:],
+            *steps,
+            strict=True,
+        )
         paddings = list[int]()
         for wanted, length, kernel, stride, pad, dilation in parts:
             # The output length without output padding (docs of nn.ConvTranspose2d).

@@ -99,7 +99,11 @@ def _weights(module: nn.Module) -> Iterator[int]:
             yield parameter.numel()
 
 
-def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
+def set_module(
+    model: nn.Module,
+    name: str,
+    module: nn.Module,
+) -> None:
     """Replace a module of a model by another.
 
     Args:
@@ -241,7 +245,10 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
     return tuple(heads)
 
 
-def usually_float(model: nn.Module, asked: Iterable[str] = ()) -> tuple[str, ...]:
+def usually_float(
+    model: nn.Module,
+    asked: Iterable[str] = (),
+) -> tuple[str, ...]:
     """Return the names of layers that stay float unless a user selects them.
 
     They are heads, and layers outside of the language part of a multimodal model.
