@@ -70,7 +70,12 @@ class ColumnLevels:
         # -zero * scale - W.
         start, inverse, scale = self._rounding[self._group_list[position]]
         torch.addcmul(start, target, inverse, out=level)
-        torch.addcmul(base, self._nearest(level), scale, out=out)
+        torch.addcmul(
+            base,
+            self._nearest(level),
+            scale,
+            out=out,
+        )
 
     def zero_values(self, start: int, stop: int) -> Any:
         """Return ``zero * scale`` of some columns: the value of level 0, negated.
@@ -162,10 +167,21 @@ class ColumnRounder:
             # threads that wait for each other at each short operation take 100 times as long on a
             # busy machine
             with one_thread():
-                self._round_part(start, part, stop, first if part == 0 else None)
+                self._round_part(
+                    start,
+                    part,
+                    stop,
+                    first if part == 0 else None,
+                )
             E[part:stop] = self._E[: stop - part]
 
-    def _round_part(self, start: int, part: int, stop: int, first: Any) -> None:
+    def _round_part(
+        self,
+        start: int,
+        part: int,
+        stop: int,
+        first: Any,
+    ) -> None:
         # local names: attribute look-ups count in this loop
         targets = self._target_rows
         bases = self._base_rows

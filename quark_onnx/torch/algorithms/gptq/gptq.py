@@ -204,7 +204,12 @@ class GPTQ:
         job.replay = Replay(job, stages, result)
         for index, stage in enumerate(stages):
             job.replay.begin(index)
-            stats = collect_hessians(job, stage, job.replay, exact=self.aims_at_float)
+            stats = collect_hessians(
+                job,
+                stage,
+                job.replay,
+                exact=self.aims_at_float,
+            )
             # Dequantized weights are not needed while codes are chosen.
             job.replay.rest()
             for group in stage.groups:
@@ -212,7 +217,10 @@ class GPTQ:
                 # Removed from ``stats``, so that each Hessian is freed as soon as its group is
                 # done.
                 outcomes += self.quantize_group(
-                    group, weights, stats.pop(group[0]), result
+                    group,
+                    weights,
+                    stats.pop(group[0]),
+                    result,
                 )
         release_memory()
         job.replay.begin(len(stages))
@@ -262,7 +270,12 @@ class GPTQ:
         diagonal = H.diagonal().clone()
         damping = self.damping_for(H)
         try:
-            solver = Solver.of(H, damping, self.act_order, keep=False)
+            solver = Solver.of(
+                H,
+                damping,
+                self.act_order,
+                keep=False,
+            )
         except ArithmeticError as error:
             raise DataError(
                 f"{self.name} cannot use what {name} reads: {error}"
@@ -283,7 +296,14 @@ class GPTQ:
         """
         solver = inputs.solver
         if not self._correction or inputs.stats.xd is None:
-            return _LayerSearch(name, Loss(W, solver.losses), W, None, start, solver)
+            return _LayerSearch(
+                name,
+                Loss(W, solver.losses),
+                W,
+                None,
+                start,
+                solver,
+            )
         # (inputs, outputs): X^T D W^T, the correlation of the inputs with the error upstream in the
         # outputs.
         pull = self._correction * (inputs.stats.xd @ W.t())
@@ -420,7 +440,11 @@ class _Candidates:
     def kind(self) -> object:
         """A key that is equal for weights of a batch."""
         first = self.levels[0]
-        return first.levels_of, first.scale.shape[1], len(self.levels)
+        return (
+            first.levels_of,
+            first.scale.shape[1],
+            len(self.levels),
+        )
 
     def consider(self, rounded: Rounded) -> None:
         """Offer the result of a sweep, each row with the chosen scales, to the search."""

@@ -43,7 +43,11 @@ class HessianStats:
     dd: Any = None
     count: int = 0
 
-    def add(self, x: torch.Tensor, exact: torch.Tensor | None = None) -> None:
+    def add(
+        self,
+        x: torch.Tensor,
+        exact: torch.Tensor | None = None,
+    ) -> None:
         """Add the inputs of a run; symmetric sums get their upper triangles only.
 
         Args:
@@ -127,7 +131,9 @@ class _InputReader:
 
     def _hook(self, name: str) -> Any:
         def hook(
-            module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+            module: nn.Module,
+            args: tuple[Any, ...],
+            named: dict[str, Any],
         ) -> None:
             x = split_input(args, named)[0]
             self.inputs.setdefault(name, []).append(x.detach())

@@ -136,7 +136,14 @@ class Solver:
             damping,
         )
         store_lower(flipped, HT)
-        return cls(HT, ordered, order, used, dead * unit + used * mean, unit)
+        return cls(
+            HT,
+            ordered,
+            order,
+            used,
+            dead * unit + used * mean,
+            unit,
+        )
 
     def solve(self, columns: torch.Tensor) -> torch.Tensor:
         """Multiply by the inverse of the damped Hessian.
@@ -230,7 +237,11 @@ class Solver:
             # block by block, to make no copy of the whole E in the order of the weight
             for left, right in panels(len(position), BLOCK):
                 E_block = E.index_select(0, position[left:right]).t()
-                torch.add(E_block, W[rows, left:right], out=Q[rows, left:right])
+                torch.add(
+                    E_block,
+                    W[rows, left:right],
+                    out=Q[rows, left:right],
+                )
             cost[rows] = unscaled * self.unit
         return Rounded(Q, choice, cost)
 
@@ -313,7 +324,11 @@ class Solver:
             target = rounder.target(stop - start)
             if start:
                 torch.addmm(
-                    W_block, feedback[:, :start], E[:start], alpha=-1, out=target
+                    W_block,
+                    feedback[:, :start],
+                    E[:start],
+                    alpha=-1,
+                    out=target,
                 )
             else:
                 target.copy_(W_block)
@@ -340,10 +355,19 @@ class Solver:
                 E[start:stop],
                 out=Err[start:stop],
             )
-            Err[start:stop].addmm_(self.HT[start:stop, :start], E[:start])
+            Err[start:stop].addmm_(
+                self.HT[start:stop, :start],
+                E[:start],
+            )
         return Err
 
-    def _descend(self, W: Any, E: Any, Err: Any, columns: ColumnLevels) -> Any:
+    def _descend(
+        self,
+        W: Any,
+        E: Any,
+        Err: Any,
+        columns: ColumnLevels,
+    ) -> Any:
         """Move each column to the best level for fixed other columns.
 
         Args:
@@ -366,9 +390,19 @@ class Solver:
             Q_block = self._ordered(W, start, stop).add_(E[start:stop])
             # the gradient T^T Err of the block; rows before the block hold the moves of columns
             # that have changed since Err was computed, and enter by H
-            torch.mm(self.HT[start:stop, start:stop].tril().t(), Err_block, out=target)
-            target.addmm_(self.HT[stop:, start:stop].t(), Err[stop:])
-            target.addmm_(self.HT[:start, start:stop].t(), Err[:start])
+            torch.mm(
+                self.HT[start:stop, start:stop].tril().t(),
+                Err_block,
+                out=target,
+            )
+            target.addmm_(
+                self.HT[stop:, start:stop].t(),
+                Err[stop:],
+            )
+            target.addmm_(
+                self.HT[:start, start:stop].t(),
+                Err[:start],
+            )
             # the minimum of a parabola: q - gradient / curvature
             target.div_(-diagonal).add_(Q_block)
             feedback = self.HT[start:stop, start:stop].triu(1).t() / diagonal

@@ -77,7 +77,11 @@ class MetaTensor(torch.Tensor):
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: Any, *others: Any, **named: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: Any,
+    *others: Any,
+    **named: Any,
 ) -> Any:
     """Return the output of attention on the meta device.
 

@@ -93,7 +93,12 @@ class Replay:
         # Dequantized weights of earlier stages are large, and needed during runs alone.
         self.decoded = dict[str, Any]()
 
-    def run(self, index: int, call: Call, run: Callable[[Call], Any]) -> Any:
+    def run(
+        self,
+        index: int,
+        call: Call,
+        run: Callable[[Call], Any],
+    ) -> Any:
         """Run the block on a sample.
 
         Args:
@@ -145,7 +150,11 @@ class Replay:
         groups = flattened(map(attrgetter("groups"), self._stages))
         unstaged = excluding(self._job.layers, flattened(groups))
         with self._job.put(self._layers(unstaged)):
-            return self.run(index, call, lambda call: call.run(self._job.block))
+            return self.run(
+                index,
+                call,
+                lambda call: call.run(self._job.block),
+            )
 
     def _whole(self, call: Call, run: Callable[[Call], Any]) -> Any:
         names = map(itemgetter(2), self._before())
@@ -199,11 +208,23 @@ class Replay:
             else:
                 # earlier runs have stopped before this layer, although the layers of its stage do
                 # not depend on the layers between
-                forwards[name] = self._computing(name, None, new, keep=keep)
+                forwards[name] = self._computing(
+                    name,
+                    None,
+                    new,
+                    keep=keep,
+                )
         with replaced_forwards(modules, forwards):
             yield
 
-    def _computing(self, name: str, x: Any, new: _Kept, *, keep: bool) -> Any:
+    def _computing(
+        self,
+        name: str,
+        x: Any,
+        new: _Kept,
+        *,
+        keep: bool,
+    ) -> Any:
         """Return a forward that computes with the codes of a layer, and stores the result.
 
         Args:

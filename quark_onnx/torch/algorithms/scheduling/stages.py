@@ -37,7 +37,11 @@ class Stage:
     until: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
 
-def stages_of(block: nn.Module, layers: Layers, call: Call) -> list[Stage]:
+def stages_of(
+    block: nn.Module,
+    layers: Layers,
+    call: Call,
+) -> list[Stage]:
     """Return the layers of a block in the order of their dependencies.
 
     Args:
@@ -181,7 +185,10 @@ class _Trace:
             self._alive.append(x)
             # The last run counts for layers that run several times.
             self._inputs[name] = x.grad_fn
-            self.read[name] = (*self.read.get(name, ()), (x.data_ptr(), x.shape))
+            self.read[name] = (
+                *self.read.get(name, ()),
+                (x.data_ptr(), x.shape),
+            )
             # clone() adds a node to the graph that belongs to this layer alone
             # The output of a layer without gradients, such as an embedding of indices.
             if output.grad_fn is None:
@@ -208,7 +215,11 @@ class _Trace:
             levels[name] = 1 + max(before, default=-1)
         return levels
 
-    def until(self, levels: Mapping[str, int], result: Node | None) -> dict[str, int]:
+    def until(
+        self,
+        levels: Mapping[str, int],
+        result: Node | None,
+    ) -> dict[str, int]:
         """Return the greatest level that reads each layer's output; the result comes last."""
         until = dict[str, int]()
         # Pairs of a node and the level that reads it.
