@@ -94,7 +94,11 @@ class BlockJob:
         for name, (module, spec) in self.layers.items():
             if spec.weight is not None:
                 # A view of the module's weight: no copy of the layer's size.
-                yield name, outputs_first(module.weight.detach(), kind_of(module)), spec
+                yield (
+                    name,
+                    outputs_first(module.weight.detach(), kind_of(module)),
+                    spec,
+                )
 
     def quantized(
         self,

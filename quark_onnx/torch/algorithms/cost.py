@@ -185,7 +185,10 @@ def first_number(name: str) -> str:
     return next(filter(str.isdigit, name.split(".")), "")
 
 
-def cost_of(algorithms: Iterable[Any], shapes: Shapes) -> tuple[Cost, tuple[str, ...]]:
+def cost_of(
+    algorithms: Iterable[Any],
+    shapes: Shapes,
+) -> tuple[Cost, tuple[str, ...]]:
     """Return the total cost of algorithms, and the names of those without ``cost``."""
     # A plug-in need not state a cost; the caller says that the estimate leaves it out.
     total, unknown = Cost(), list[str]()

@@ -104,7 +104,12 @@ class HQQ:
                 solved(matrix, start, HalfQuadratic(**asdict(self))),
             )
             before = loss(start)
-            result[name], after = better(start, before, new, loss(new))
+            result[name], after = better(
+                start,
+                before,
+                new,
+                loss(new),
+            )
             # A layer of zeros has no power; its error is 0 as well.
             power = float(loss.power()) or 1.0
             outcomes.append(
@@ -152,7 +157,10 @@ def solved(matrix: torch.Tensor, start: Quantized, settings: HalfQuadratic) -> P
     # Columns of full groups.
     whole = values.shape[1] // size * size
     # (rows, groups)
-    scale = np.ones((len(values), -(-values.shape[1] // size)), np.float32)
+    scale = np.ones(
+        (len(values), -(-values.shape[1] // size)),
+        np.float32,
+    )
     zero = np.ones_like(scale)
     rows = max(_SLAB // max(values.shape[1], 1), 1)
     for first in range(0, len(values), rows):

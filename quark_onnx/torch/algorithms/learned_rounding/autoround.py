@@ -176,7 +176,11 @@ class SignedRounding:
         # draws() never ends; range() sets the number of steps.
         for step, chosen in zip(
             range(self.steps),
-            draws(len(block), block.calls(self.batch), self.seed),
+            draws(
+                len(block),
+                block.calls(self.batch),
+                self.seed,
+            ),
             strict=False,
         ):
             block.descend(chosen, descent.leaves)
@@ -247,7 +251,12 @@ class Training(nn.Module):
             return None
         return lambda found: through(found, own(found.detach()))
 
-    def forward(self, input: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+    def forward(
+        self,
+        input: torch.Tensor,
+        *more: Any,
+        **named: Any,
+    ) -> torch.Tensor:
         """Compute the output of the quantized layer."""
         layer = self.layer
         if layer.input is not None and layer.kind not in ("Embedding", "EmbeddingBag"):
@@ -347,4 +356,8 @@ class _Block:
 
     def descend(self, chosen: Sequence[int], leaves: Sequence[Any]) -> None:
         """Add the gradients of some samples to the leaves."""
-        descend(self._layers, (self._squares(index).mean() for index in chosen), leaves)
+        descend(
+            self._layers,
+            (self._squares(index).mean() for index in chosen),
+            leaves,
+        )

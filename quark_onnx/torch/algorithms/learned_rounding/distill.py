@@ -151,12 +151,21 @@ class Distillation:
             )
         if not trained:
             return outcomes
-        pair = _Pair(model, {name: layers[name][0] for name in trained}, trained)
+        pair = _Pair(
+            model,
+            {name: layers[name][0] for name in trained},
+            trained,
+        )
         with (
             _frozen(model),
             Progress(progress, self.steps, "distilling", "step") as bar,
         ):
-            before, after = self._train(pair, rows, bar, state or State())
+            before, after = self._train(
+                pair,
+                rows,
+                bar,
+                state or State(),
+            )
         for each in trained.values():
             assert each.trained is not None
             each.layer.quantized = each.trained.made()
@@ -327,7 +336,11 @@ def _frozen(model: Any) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def _written(model: Any, rows: Sequence[Any], how: Distillation) -> list[Any]:
+def _written(
+    model: Any,
+    rows: Sequence[Any],
+    how: Distillation,
+) -> list[Any]:
     """Sample sequences of token ids, (tokens,), from the model's own predictions."""
     if not hasattr(model, "generate"):
         raise ModelError(

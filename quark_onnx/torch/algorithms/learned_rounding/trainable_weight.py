@@ -36,7 +36,9 @@ _FROM_MIDDLE = 0.45
 class _Through(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: torch.Tensor, rounded: torch.Tensor
+        ctx: FunctionCtx,
+        x: torch.Tensor,
+        rounded: torch.Tensor,
     ) -> torch.Tensor:
         # A view, since autograd treats an input that is returned as it is apart.
         return rounded.view_as(rounded)
@@ -121,7 +123,10 @@ class TrainableWeight:
     def _spread(self, each: Any) -> Any:
         """Broadcast a parameter of each scale to the values."""
         if each.ndim:
-            return each.reshape(*each.shape, *[1] * (self._reals.ndim - each.ndim))
+            return each.reshape(
+                *each.shape,
+                *[1] * (self._reals.ndim - each.ndim),
+            )
         return each
 
     def _reproduce(self) -> Any:

@@ -133,7 +133,11 @@ class Descent:
 
     def _stored(self) -> dict[str, list[Any]]:
         """Return the tensors of a state, apart from the optimizer's moments, by kind."""
-        return {"leaf": self.leaves, "kept": self._kept, "mean": self._means}
+        return {
+            "leaf": self.leaves,
+            "kept": self._kept,
+            "mean": self._means,
+        }
 
     def fits(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state has the moments that Adam needs after the first step."""
@@ -187,7 +191,11 @@ def looks(steps: int, count: int) -> Iterator[int]:
     yield from (*range(every, steps, every), steps)
 
 
-def draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
+def draws(
+    count: int,
+    batch: int,
+    seed: int,
+) -> Iterator[list[int]]:
     """Yield the samples of each step without end, in one shuffled order after another.
 
     Args:

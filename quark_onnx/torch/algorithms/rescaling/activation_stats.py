@@ -155,8 +155,18 @@ class _Collector:
                 f"what {name} reads is infinite or no number on the calibration data",
             )
         if self._second is not None:
-            return ActivationStats(mean, lo, hi, second=self._second / self.count)
-        return ActivationStats(mean, lo, hi, tokens=torch.cat(self._tokens))
+            return ActivationStats(
+                mean,
+                lo,
+                hi,
+                second=self._second / self.count,
+            )
+        return ActivationStats(
+            mean,
+            lo,
+            hi,
+            tokens=torch.cat(self._tokens),
+        )
 
 
 def moments_of(
@@ -202,7 +212,9 @@ def moments_of(
 
 def _observing(collector: _Collector) -> Any:
     def hook(
-        module: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]
+        module: nn.Module,
+        args: tuple[Any, ...],
+        named: Mapping[str, Any],
     ) -> None:
         collector.observe(split_input(args, named)[0])
 

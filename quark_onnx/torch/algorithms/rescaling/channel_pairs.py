@@ -167,7 +167,11 @@ def find_norms(probe: BlockProbe) -> list[Pair]:
     return found
 
 
-def _readers(probe: BlockProbe, source: str, size: int) -> tuple[str, ...]:
+def _readers(
+    probe: BlockProbe,
+    source: str,
+    size: int,
+) -> tuple[str, ...]:
     """Return the readers of a part's channels, or nothing if another part reads them, too.
 
     Experts only do once their router reads what it did.
@@ -207,7 +211,11 @@ def _linear(probe: BlockProbe, name: str, factors: Any) -> bool:
     factors = factors.to(weight.dtype)
     try:
         before = module(x)
-        after = functional_call(module, {key: weight * factors}, (x / factors,))
+        after = functional_call(
+            module,
+            {key: weight * factors},
+            (x / factors,),
+        )
     except (RuntimeError, TypeError, ValueError):  # it takes more than this
         return False
     return _close(before, after)
@@ -271,7 +279,10 @@ def _matched(
     return []
 
 
-def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any, Any]]:
+def _layouts(
+    probe: BlockProbe,
+    names: Mapping[str, str],
+) -> Iterator[tuple[Any, Any]]:
     """Yield candidates for the rows of a source: all, or a half of a gated layer."""
     source, reader = next(iter(names.items()))
     device = inputs_last(probe.parts[source]).device
@@ -292,7 +303,12 @@ def _layouts(probe: BlockProbe, names: Mapping[str, str]) -> Iterator[tuple[Any,
             yield torch.unique(places, return_inverse=True)
 
 
-def _values_of(probe: BlockProbe, source: str, reader: str, outputs: int) -> Any:
+def _values_of(
+    probe: BlockProbe,
+    source: str,
+    reader: str,
+    outputs: int,
+) -> Any:
     """Return the source output for each input of a reader at the first token.
 
     The outputs are told apart by powers of two that stand for the digits of their places. A reader
@@ -334,7 +350,10 @@ def _confirmed(
         if reader not in probe.base.read:
             continue
         # (outputs of the source,): 1 but for the rows of the pair.
-        ones = torch.ones(probe.base.made[source].shape[-1], device=factors.device)
+        ones = torch.ones(
+            probe.base.made[source].shape[-1],
+            device=factors.device,
+        )
         divide[source] = ones.index_copy_(0, rows, factors)
         multiply[reader] = factors[columns]
     if not multiply:
@@ -372,7 +391,11 @@ def pattern_of(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _gain(probe: BlockProbe, name: str, factors: Any) -> tuple[str, float] | None:
+def _gain(
+    probe: BlockProbe,
+    name: str,
+    factors: Any,
+) -> tuple[str, float] | None:
     """Return the gain parameter of a norm, and the summand of the gain."""
     module = probe.parts[name]
     x = probe.base.read[name].float()

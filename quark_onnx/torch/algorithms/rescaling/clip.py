@@ -95,7 +95,12 @@ class Clip:
         stages = stages_in(job, weights)
         # ranges depend on float inputs alone: one run of the block serves all stages
         groups = tuple(flattened(map(attrgetter("groups"), stages)))
-        stats = collect_hessians(job, Stage(groups, stages[-1].last), {}, exact=False)
+        stats = collect_hessians(
+            job,
+            Stage(groups, stages[-1].last),
+            {},
+            exact=False,
+        )
         for group in groups:
             for name in group:
                 outcome = self._layer(name, weights[name], stats[group[0]], result)
@@ -118,9 +123,20 @@ class Clip:
         )
         start = result[name]
         start_error = loss(start)
-        clipped = fitted(weight, start, stats.xx, shares, apart=True)
+        clipped = fitted(
+            weight,
+            start,
+            stats.xx,
+            shares,
+            apart=True,
+        )
         # The rows of the Hessian's loss are independent: each keeps its better range.
-        result[name], error = better(start, start_error, clipped, loss(clipped))
+        result[name], error = better(
+            start,
+            start_error,
+            clipped,
+            loss(clipped),
+        )
         power = float(loss.power()) or 1.0
         return Outcome(
             name,

@@ -101,7 +101,12 @@ class BlockProbe:
         # A block that adds nothing cannot tell whether anything has changed.
         return bool(error <= self._least) and bool(self._least > 0)
 
-    def unscaled(self, trace: Trace, name: str, factors: torch.Tensor) -> bool:
+    def unscaled(
+        self,
+        trace: Trace,
+        name: str,
+        factors: torch.Tensor,
+    ) -> bool:
         """Return whether a part reads its input of the run without factors, divided by them."""
         before = self.base.read.get(name)
         now = trace.read.get(name)
@@ -141,7 +146,11 @@ def _concatenated(runs: Mapping[str, list[Any]]) -> dict[str, Any]:
     return {name: torch.cat(found) for name, found in runs.items()}
 
 
-def short(block: nn.Module, call: Call, tokens: int = _TOKENS) -> Call:
+def short(
+    block: nn.Module,
+    call: Call,
+    tokens: int = _TOKENS,
+) -> Call:
     """Return the first tokens of a call; the whole call if outputs depend on later tokens."""
     length = call.hidden.shape[1]
     if length <= tokens:
@@ -190,8 +199,16 @@ def _parts(block: Any) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _reading(
+    record: dict[str, list[Any]],
+    name: str,
+    factors: Any,
+) -> Any:
+    def hook(
+        module: nn.Module,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> Any:
         key = next(
             (key for key, value in named.items() if isinstance(value, torch.Tensor)),
             "",
@@ -211,9 +228,15 @@ def _reading(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
     return hook
 
 
-def _computing(record: dict[str, list[Any]], name: str, factors: Any) -> Any:
+def _computing(
+    record: dict[str, list[Any]],
+    name: str,
+    factors: Any,
+) -> Any:
     def hook(
-        module: nn.Module, args: tuple[Any, ...], found: torch.Tensor | tuple[Any, ...]
+        module: nn.Module,
+        args: tuple[Any, ...],
+        found: torch.Tensor | tuple[Any, ...],
     ) -> Any:
         # Routers may return tuples, which no factor divides.
         if not isinstance(found, torch.Tensor):

@@ -158,7 +158,12 @@ def rescale(
             pairs.append(pair)
             # experts come behind what reads all tokens
             leaders.append(pair.readers[0])
-    moments = moments_of(job.block, job.calls, leaders, products=products)
+    moments = moments_of(
+        job.block,
+        job.calls,
+        leaders,
+        products=products,
+    )
     outcomes = list[Outcome]()
     for _, group in groupby(pairs, key=lambda pair: pattern_of(pair.source)):
         outcomes += _rescale_alike(job, algorithm, choose, list(group), moments)
@@ -211,7 +216,10 @@ def _rescale_alike(
 
 
 def _outcomes(
-    algorithm: str, readers: Readers, plain: Trial, best: Trial
+    algorithm: str,
+    readers: Readers,
+    plain: Trial,
+    best: Trial,
 ) -> Iterator[Outcome]:
     """Yield the outcome for each layer of a pair, with errors as shares of its power."""
     rows = zip(

@@ -101,7 +101,10 @@ class AutoSmoothQuant:
 
 
 def factors(
-    largest: torch.Tensor, reach: torch.Tensor, alpha: float, least: float = 1e-3
+    largest: torch.Tensor,
+    reach: torch.Tensor,
+    alpha: float,
+    least: float = 1e-3,
 ) -> torch.Tensor:
     """Return the factors that divide activations and multiply weights, (channels,).
 
@@ -119,7 +122,11 @@ def factors(
     alive = (largest > 0) & (reach > 0)
     # Clamped first, as a channel without weights divides by 0; it gets the factor 1 below.
     found = largest.clamp(min=1e-30) ** alpha / reach.clamp(min=1e-30) ** (1 - alpha)
-    return torch.where(alive, found.clamp(least, 1 / least**2), torch.ones_like(found))
+    return torch.where(
+        alive,
+        found.clamp(least, 1 / least**2),
+        torch.ones_like(found),
+    )
 
 
 def _best(
@@ -169,7 +176,10 @@ def _products(readers: Readers, scale: torch.Tensor) -> Iterator[Any]:
 
 
 def _rounded(
-    x: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, spec: TensorSpec
+    x: torch.Tensor,
+    lo: torch.Tensor,
+    hi: torch.Tensor,
+    spec: TensorSpec,
 ) -> Any:
     """Round activations.
 
@@ -184,7 +194,11 @@ def _rounded(
         spec,
         x.dtype,
     )
-    return fake_quantize(x, spec, params.each(lambda part: part.to(x.device)))
+    return fake_quantize(
+        x,
+        spec,
+        params.each(lambda part: part.to(x.device)),
+    )
 
 
 def _cost(shapes: Shapes, trials: int) -> Cost:

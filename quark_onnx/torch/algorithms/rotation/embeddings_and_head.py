@@ -70,7 +70,10 @@ class EmbeddingsAndHead:
             )
         # Models of transformers return an object with logits; others a tensor or a tuple.
         found = getattr(found, "logits", found)
-        return front[0], found if isinstance(found, torch.Tensor) else found[0]
+        return (
+            front[0],
+            found if isinstance(found, torch.Tensor) else found[0],
+        )
 
     def tensors(self) -> dict[str, Any]:
         """Return parameters and buffers outside of blocks, floats as float32."""

@@ -60,7 +60,12 @@ class Rotator:
         ModelError: the model is none that can be rotated.
     """
 
-    def __init__(self, model: nn.Module, settings: Rotation, batch: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Rotation,
+        batch: Any,
+    ) -> None:
         self.settings = settings
         self.blocks = stream_blocks(model)
         batch = moved(batch, next(model.parameters()).device)
@@ -131,7 +136,10 @@ class Rotator:
         # Embeddings must come out rotated, and the logits of rotated hidden states be the same.
         before = self._outside.run(hidden)
         after = self._outside.run(turn(hidden), changed)
-        errors = [_error(turn(before[0]), after[0]), _error(before[1], after[1])]
+        errors = [
+            _error(turn(before[0]), after[0]),
+            _error(before[1], after[1]),
+        ]
         return plan, _checked("what surrounds the blocks", max(errors))
 
     def block(
@@ -173,13 +181,22 @@ class Rotator:
             )
         else:
             why = ""
-        return plan, _checked(name, _error(turn(before), after), why), before
+        return (
+            plan,
+            _checked(name, _error(turn(before), after), why),
+            before,
+        )
 
     def _plan(self, part: Part, hidden: torch.Tensor) -> WeightRewrites:
         readings = part.read(hidden)
         # Layers behind a norm of the stream read it, and do not add to it.
         skipped = set(flattened(each.readers for each in readings))
-        writers = part.written(hidden, self._size, skipped, normed=not self.settings.r1)
+        writers = part.written(
+            hidden,
+            self._size,
+            skipped,
+            normed=not self.settings.r1,
+        )
         if self.settings.r1:
             plan = fold_stream(part, Stream(readings, writers), self._size)
         else:
@@ -281,7 +298,10 @@ def _part(
 
 
 def _raw(
-    block: nn.Module, tensors: Mapping[str, Any], call: Call, hidden: torch.Tensor
+    block: nn.Module,
+    tensors: Mapping[str, Any],
+    call: Call,
+    hidden: torch.Tensor,
 ) -> Any:
     return functional_call(
         block,

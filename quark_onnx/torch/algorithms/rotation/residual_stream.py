@@ -173,7 +173,11 @@ class Part:
         return tuple(found)
 
     def _behind(
-        self, name: str, norm: Any, hidden: torch.Tensor, before: Seen
+        self,
+        name: str,
+        norm: Any,
+        hidden: torch.Tensor,
+        before: Seen,
     ) -> Reading:
         """Return the readers of a norm, by an equal vector for every token."""
         x = before.inputs[name][0]
@@ -193,7 +197,12 @@ class Part:
                 f"nothing with a weight reads what {name} computes; the model cannot be"
                 " rotated",
             )
-        return Reading(readers, name, _neutral(norm, x), _is_centered(norm, x))
+        return Reading(
+            readers,
+            name,
+            _neutral(norm, x),
+            _is_centered(norm, x),
+        )
 
     def written(
         self,
@@ -239,7 +248,12 @@ class Part:
                 found += names
         return tuple(found)
 
-    def _norm_behind(self, base: Seen, seen: Seen, far: torch.Tensor) -> str:
+    def _norm_behind(
+        self,
+        base: Seen,
+        seen: Seen,
+        far: torch.Tensor,
+    ) -> str:
         """Return the norm that reads a changed tensor; empty without a norm."""
         for name, module in self.modules.items():
             reads = _moved_along(base.inputs, seen.inputs, name, far)
@@ -248,7 +262,9 @@ class Part:
         return ""
 
     def heads(
-        self, hidden: torch.Tensor, writers: Collection[str]
+        self,
+        hidden: torch.Tensor,
+        writers: Collection[str],
     ) -> tuple[Heads, ...]:
         """Return the values of attention: equal values for all tokens make mixing the identity."""
         matrices = dict(self.weighted())
@@ -325,7 +341,11 @@ class Part:
         return ()
 
 
-def follows(before: torch.Tensor, after: torch.Tensor, far: Any) -> bool:
+def follows(
+    before: torch.Tensor,
+    after: torch.Tensor,
+    far: Any,
+) -> bool:
     """Return whether a difference is along a vector, up to rounding."""
     if before.shape != after.shape or before.shape[-1:] != far.shape:
         return False
@@ -427,7 +447,11 @@ def _is_constant(found: Any, constant: Any) -> bool:
     return bool((found.float() - constant).abs().max() <= 1e-5 * constant.abs().max())
 
 
-def _direction(size: int, like: torch.Tensor, seed: int = 0) -> Any:
+def _direction(
+    size: int,
+    like: torch.Tensor,
+    seed: int = 0,
+) -> Any:
     """Return random numbers from a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=generator).to(like.device)
@@ -447,7 +471,11 @@ def _moved_along(
     far: Any,
 ) -> list[Any]:
     """Return the second values of a module that differ from the first along a vector."""
-    pairs = zip(before.get(name, ()), after.get(name, ()), strict=False)
+    pairs = zip(
+        before.get(name, ()),
+        after.get(name, ()),
+        strict=False,
+    )
     return [moved for value, moved in pairs if follows(value, moved, far)]
 
 
@@ -460,8 +488,15 @@ def _plus(far: torch.Tensor) -> Callable[[Any], Any]:
     return lambda found: found + far.to(found)
 
 
-def _keep_input(record: dict[str, list[Any]], name: str) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _keep_input(
+    record: dict[str, list[Any]],
+    name: str,
+) -> Callable[..., None]:
+    def hook(
+        module: nn.Module,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
         # The first tensor is the input; masks and positions follow.
         for found in of_type((*args, *named.values()), torch.Tensor)[:1]:
             if found.is_floating_point() and found.numel():
@@ -476,7 +511,9 @@ def _keep_output(
     change: Callable[[Any], Any] | None,
 ) -> Callable[..., Any]:
     def hook(
-        module: nn.Module, args: tuple[Any, ...], found: torch.Tensor | tuple[Any, ...]
+        module: nn.Module,
+        args: tuple[Any, ...],
+        found: torch.Tensor | tuple[Any, ...],
     ) -> Any:
         if not isinstance(found, torch.Tensor):
             return None

@@ -96,7 +96,11 @@ class Trainee:
             for name, each in model.named_parameters(remove_duplicate=False)
         }
 
-    def loss(self, matrices: Mapping[str, Any], ids: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self,
+        matrices: Mapping[str, Any],
+        ids: torch.Tensor,
+    ) -> torch.Tensor:
         """Return the mean negative log likelihood of tokens, (samples, length), without the first.
 
         Args:
@@ -231,7 +235,10 @@ def cayley_step(
     one = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
     half = scale * skew / 2
     # The Cayley transform is orthogonal for every step length.
-    return torch.linalg.solve(one - half, (one + half) @ matrix), tangent
+    return (
+        torch.linalg.solve(one - half, (one + half) @ matrix),
+        tangent,
+    )
 
 
 def _gradients(
@@ -243,7 +250,10 @@ def _gradients(
         name: matrix.clone().requires_grad_() for name, matrix in matrices.items()
     }
     with torch.enable_grad():
-        found = torch.autograd.grad(trainee.loss(leaves, rows), list(leaves.values()))
+        found = torch.autograd.grad(
+            trainee.loss(leaves, rows),
+            list(leaves.values()),
+        )
     return dict(zip(leaves, found, strict=True))
 
 

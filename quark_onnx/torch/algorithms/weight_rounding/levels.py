@@ -80,7 +80,13 @@ class TensorLevels:
         if quantized.zero is not None:
             zero = _per_row(quantized.zero, rows)
         scale = _per_row(quantized.scale, rows)
-        return cls(scale, zero, grid.qmin, grid.qmax, size=size)
+        return cls(
+            scale,
+            zero,
+            grid.qmin,
+            grid.qmax,
+            size=size,
+        )
 
     @classmethod
     def _of_small_floats(cls, quantized: Quantized, size: int) -> TensorLevels | None:
@@ -100,7 +106,13 @@ class TensorLevels:
                 element = E2M1
             elif element is None:
                 # MXINT8: 8-bit integers with 6 fraction bits
-                return cls(_per_row(scale, rows) / 64, None, -128, 127, size=size)
+                return cls(
+                    _per_row(scale, rows) / 64,
+                    None,
+                    -128,
+                    127,
+                    size=size,
+                )
         if element is None:
             return None
         return cls(
@@ -122,7 +134,12 @@ class TensorLevels:
     @property
     def levels_of(self) -> tuple[float, float, MiniFloat | None, bool]:
         """A key of the levels: equal keys mean equal levels, whatever the scales."""
-        return self.least, self.greatest, self.element, self.zero is not None
+        return (
+            self.least,
+            self.greatest,
+            self.element,
+            self.zero is not None,
+        )
 
     def part(self, rows: slice | torch.Tensor) -> TensorLevels:
         """Return the levels of some rows, a slice or an index tensor."""
@@ -146,7 +163,9 @@ class TensorLevels:
             assert other.zero is not None  # an equal key
             zero = torch.where(mask, other.zero, self.zero)
         return replace(
-            self, scale=torch.where(mask, other.scale, self.scale), zero=zero
+            self,
+            scale=torch.where(mask, other.scale, self.scale),
+            zero=zero,
         )
 
     def columns(self) -> list[TensorLevels]:
@@ -216,7 +235,12 @@ class TensorLevels:
             codes[start : start + count, : values.shape[1]] = part
         return replace(quantized, codes=codes.reshape(quantized.codes.shape))
 
-    def _codes(self, quantized: Quantized, values: torch.Tensor, start: int) -> Any:
+    def _codes(
+        self,
+        quantized: Quantized,
+        values: torch.Tensor,
+        start: int,
+    ) -> Any:
         levels = self.part(slice(start, start + len(values))).levels(values)
         if self.element is None:
             # code_type knows scaled formats alone; MXINT8 is stored as int8, too.

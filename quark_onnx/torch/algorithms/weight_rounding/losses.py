@@ -15,7 +15,10 @@ from quark_onnx.torch.runtime.reductions import total
 #: Random sums of outputs that estimate the power of many outputs.
 _SUMS = 128
 #: torch.where (torch 2.13) knows no float8; integers of the same size are selected instead.
-_BITS = {torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+_BITS = {
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,10 @@ def better(
         return best, error
     # Not where errors are NaN: the present codes stay.
     wins = new_error < error
-    return merged(best, new, wins), torch.where(wins, new_error, error)
+    return (
+        merged(best, new, wins),
+        torch.where(wins, new_error, error),
+    )
 
 
 def merged(first: Quantized, second: Quantized, wins: torch.Tensor) -> Quantized:
@@ -116,7 +122,9 @@ def merged(first: Quantized, second: Quantized, wins: torch.Tensor) -> Quantized
             # (rows, 1) or (rows, 1, 1), as codes of blocks have three axes.
             mask = wins.reshape(-1, *[1] * (old.ndim - 1))
             selected = torch.where(
-                mask, getattr(second, name).view(bits), old.view(bits)
+                mask,
+                getattr(second, name).view(bits),
+                old.view(bits),
             )
             parts[name] = selected.view(old.dtype)
     return replace(first, **parts)
