@@ -60,7 +60,10 @@ def stop_all() -> None:
     _outside.stop()
 
 
-def interruptible(work: Callable[[], T], stop: Callable[[], object]) -> T:
+def interruptible(
+    work: Callable[[], T],
+    stop: Callable[[], object],
+) -> T:
     """Run native work interruptibly, by signal handlers and the thread pool.
 
     Args:

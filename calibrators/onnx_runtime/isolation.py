@@ -314,7 +314,11 @@ class IsolatedSession:
         """Return the outputs of the model."""
         return self._interface[1]
 
-    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+    def run(
+        self,
+        names: Sequence[str] | None,
+        feeds: Mapping[str, Any],
+    ) -> Any:
         """Compute outputs.
 
         Args:
@@ -334,11 +338,22 @@ class IsolatedSession:
             dict(feeds),
         )
 
-    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
+    def seconds(
+        self,
+        feeds: Mapping[str, Any],
+        runs: int,
+    ) -> list[float]:
         """Return the seconds that each run takes in the other process, transfers not counted."""
         process = self.open()
         number = self._recipe[0]
-        found = self._ask(process, "running", "time", number, dict(feeds), runs)
+        found = self._ask(
+            process,
+            "running",
+            "time",
+            number,
+            dict(feeds),
+            runs,
+        )
         return cast("list[float]", found)
 
     def open(self) -> _Process:
@@ -351,7 +366,13 @@ class IsolatedSession:
                 self._process = process
             return process
 
-    def _ask(self, process: _Process, doing: str, action: str, *arguments: Any) -> Any:
+    def _ask(
+        self,
+        process: _Process,
+        doing: str,
+        action: str,
+        *arguments: Any,
+    ) -> Any:
         try:
             return process.ask(action, arguments)
         except _Died as death:

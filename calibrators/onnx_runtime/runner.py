@@ -149,7 +149,13 @@ class _Watch:
     defaults: Mapping[str, NDArray[Any]]
 
     @classmethod
-    def on(cls, scope: Scope, threads: int, *, named: bool = True) -> _Watch:
+    def on(
+        cls,
+        scope: Scope,
+        threads: int,
+        *,
+        named: bool = True,
+    ) -> _Watch:
         """Prepare a scope; ``named``: compute the key by which workers recognize the watch.
 
         Workers may be other processes, which cannot read the arrays of held tensors.
@@ -182,7 +188,13 @@ class _Watch:
         # Without the weights, which ``data`` holds already.
         bare = onnx.ModelProto()
         bare.graph.input.extend(model.graph.input)
-        return cls(replace(scope, model=bare), data, key, threads, defaults)
+        return cls(
+            replace(scope, model=bare),
+            data,
+            key,
+            threads,
+            defaults,
+        )
 
     def empty(self) -> list[Statistic]:
         """Return empty statistics, per observation."""
@@ -315,7 +327,13 @@ def _submit(
     A thread must see whether sessions are isolated; a process is isolated already.
     """
     if isinstance(executor, ThreadPoolExecutor):
-        return executor.submit(copy_context().run, _observe_shard, watch, shard, first)
+        return executor.submit(
+            copy_context().run,
+            _observe_shard,
+            watch,
+            shard,
+            first,
+        )
     return executor.submit(_observe_shard, watch, shard, first)
 
 
@@ -538,7 +556,11 @@ class _Body:
 _open: dict[str, _Session] = {}
 
 
-def _observe_shard(watch: _Watch, shard: list[Sample], first: int) -> list[Statistic]:
+def _observe_shard(
+    watch: _Watch,
+    shard: list[Sample],
+    first: int,
+) -> list[Statistic]:
     """Observe samples in a worker, which opens a session once per process and model."""
     session = _open.get(watch.key)
     if session is None:

@@ -182,7 +182,11 @@ class _Session:
                 safe[name] = value.copy()
         return safe
 
-    def run(self, names: Sequence[str] | None, feeds: Mapping[str, Any]) -> Any:
+    def run(
+        self,
+        names: Sequence[str] | None,
+        feeds: Mapping[str, Any],
+    ) -> Any:
         """Compute outputs; a signal handler that raises ends the run."""
         import onnxruntime as ort
 
@@ -193,7 +197,11 @@ class _Session:
             lambda: setattr(options, "terminate", True),
         )
 
-    def run_uncopied(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
+    def run_uncopied(
+        self,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+    ) -> Any:
         """Compute outputs as ``run`` does, without a copy of each where possible.
 
         onnxruntime copies the outputs into new arrays, whose memory the system has to clear: for
@@ -214,7 +222,11 @@ class _Session:
         )
         return [value.numpy() for value in values]
 
-    def _is_plain(self, names: Sequence[str], feeds: Mapping[str, Any]) -> bool:
+    def _is_plain(
+        self,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+    ) -> bool:
         """Return whether all inputs are given, and these and the outputs are common arrays."""
         if not all(map(_is_plain_array, feeds.values())):
             return False
@@ -224,7 +236,11 @@ class _Session:
         types = {value.name: value.type for value in self._session.get_outputs()}
         return {types.get(name) for name in names}.issubset(_PLAIN_TYPES)
 
-    def seconds(self, feeds: Mapping[str, Any], runs: int) -> list[float]:
+    def seconds(
+        self,
+        feeds: Mapping[str, Any],
+        runs: int,
+    ) -> list[float]:
         """Return the seconds that each run takes."""
         given = self._safe(feeds)
         return interruptible(
@@ -280,7 +296,11 @@ class _Unsaturated:
             lambda session: session.run(*arguments, **options),
         )
 
-    def run_uncopied(self, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
+    def run_uncopied(
+        self,
+        names: Sequence[str],
+        feeds: Mapping[str, Any],
+    ) -> Any:
         """Compute outputs without copies, by the second session if the first one fails."""
         return self._attempt(lambda session: run_uncopied(session, names, feeds))
 
@@ -307,7 +327,11 @@ class _Unsaturated:
         return getattr(self._session, name)
 
 
-def run_uncopied(session: Any, names: Sequence[str], feeds: Mapping[str, Any]) -> Any:
+def run_uncopied(
+    session: Any,
+    names: Sequence[str],
+    feeds: Mapping[str, Any],
+) -> Any:
     """Compute the outputs of a session, without a copy of each where possible."""
     if isinstance(session, _Session | _Unsaturated):
         return session.run_uncopied(names, feeds)
@@ -336,7 +360,11 @@ def _opened(
         if held:
             return _open_held(model, held, settings, what)
         model = model.SerializeToString()
-    return open_source(str(model) if isinstance(model, Path) else model, settings, what)
+    return open_source(
+        str(model) if isinstance(model, Path) else model,
+        settings,
+        what,
+    )
 
 
 def open_source(
@@ -433,7 +461,9 @@ def _open_stored(model: onnx.ModelProto, settings: Settings, what: str) -> Any:
         "session.model_external_initializers_file_folder_path": root,
     }
     return open_source(
-        light.SerializeToString(), settings._replace(entries=entries), what
+        light.SerializeToString(),
+        settings._replace(entries=entries),
+        what,
     )
 
 

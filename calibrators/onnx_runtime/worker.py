@@ -169,7 +169,10 @@ def send(stream: Stream, message: object) -> None:
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     arrays = [buffer.raw() for buffer in buffers]
     sizes = b"".join(_SIZE.pack(array.nbytes) for array in arrays)
-    _write(stream, _HEADER.pack(len(body), len(arrays)) + sizes + body)
+    _write(
+        stream,
+        _HEADER.pack(len(body), len(arrays)) + sizes + body,
+    )
     for array in arrays:
         _write(stream, array)
 
@@ -244,7 +247,12 @@ class _Server:
         for number in numbers:
             self._sessions.pop(number, None)
 
-    def answer(self, ticket: int, action: str, arguments: tuple[Any, ...]) -> None:
+    def answer(
+        self,
+        ticket: int,
+        action: str,
+        arguments: tuple[Any, ...],
+    ) -> None:
         """Run an action, and send the result or the error."""
         try:
             answer = (ticket, True, self._actions[action](*arguments))
@@ -276,7 +284,12 @@ class _Server:
     ) -> Any:
         return self._sessions[number].run(names, feeds)
 
-    def _time(self, number: int, feeds: Mapping[str, Any], runs: int) -> list[float]:
+    def _time(
+        self,
+        number: int,
+        feeds: Mapping[str, Any],
+        runs: int,
+    ) -> list[float]:
         return seconds_of_runs(self._sessions[number], feeds, runs)
 
 

@@ -310,9 +310,19 @@ class Reader:
             sample = deepcopy(sample)
         parts = split(sample, self._inputs, stacked=self._source.stacked)
         del sample
-        yield conform(next(parts), self._inputs, index, self._layout)
+        yield conform(
+            next(parts),
+            self._inputs,
+            index,
+            self._layout,
+        )
         for part in parts:
-            yield conform(part, self._inputs, next(indices), self._layout)
+            yield conform(
+                part,
+                self._inputs,
+                next(indices),
+                self._layout,
+            )
 
 
 #: Calibration data, see `open_reader`; a ``partial`` of `open_reader` lacks only the inputs.
@@ -421,7 +431,11 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
             "random data: the ranges are meaningless, do not ship the model",
             stacklevel=3,
         )
-        return _Source(partial(data.draw, inputs), data.samples, random=True)
+        return _Source(
+            partial(data.draw, inputs),
+            data.samples,
+            random=True,
+        )
     # Before Iterable, as both of them are iterable.
     if isinstance(data, Mapping) or is_array(data):
         return _Source(partial(iter, [data]), stacked=True)
@@ -441,7 +455,12 @@ def _from_object(data: Any, inputs: Sequence[InputSpec]) -> _Source:
         )
     if isinstance(data, Iterator):
         hint = "the iterator has nothing left to give"
-        return _Source(_once(data), restartable=False, refilled=True, if_empty=hint)
+        return _Source(
+            _once(data),
+            restartable=False,
+            refilled=True,
+            if_empty=hint,
+        )
     if isinstance(data, Iterable):
         # The attributes of a torch DataLoader; torch is not imported to recognize one.
         labelled = hasattr(data, "dataset") and hasattr(data, "batch_size")

@@ -239,7 +239,12 @@ def conform(
     return conformed
 
 
-def _conform(array: Array, spec: InputSpec, place: str, layout: Layout | None) -> Array:
+def _conform(
+    array: Array,
+    spec: InputSpec,
+    place: str,
+    layout: Layout | None,
+) -> Array:
     """Check the array of one input, and convert its type and layout; see ``conform``."""
     array = _cast(array, spec.dtype, place)
     given = array
@@ -327,7 +332,11 @@ def _is_masked(value: Any) -> bool:
     return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
-def _cast(array: Array, want: np.dtype[Any] | None, place: str) -> Array:
+def _cast(
+    array: Array,
+    want: np.dtype[Any] | None,
+    place: str,
+) -> Array:
     """Return an array in the element type of an input.
 
     Args:
