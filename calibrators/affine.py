@@ -103,7 +103,12 @@ def round_scale(scale: Floats, grid: Grid) -> Floats:
     )
 
 
-def _symmetric_scale(lo: Floats, hi: Floats, grid: Grid, short: int = 0) -> Floats:
+def _symmetric_scale(
+    lo: Floats,
+    hi: Floats,
+    grid: Grid,
+    short: int = 0,
+) -> Floats:
     """Return the smallest scale for a symmetric grid to reach the farther end.
 
     Args:
@@ -127,7 +132,13 @@ def _legal(scale: Floats, grid: Grid) -> Floats:
     return np.where(scale > 0, np.clip(scale, *grid.scales), 1.0)
 
 
-def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) -> Floats:
+def _lowered(
+    scale: Floats,
+    zero: Floats,
+    lo: Floats,
+    hi: Floats,
+    grid: Grid,
+) -> Floats:
     """Lower scales whose extreme code would dequantize to more than the greatest float32.
 
     Args:
@@ -156,7 +167,12 @@ def _lowered(scale: Floats, zero: Floats, lo: Floats, hi: Floats, grid: Grid) ->
     return np.where(fits, scale, lower)
 
 
-def _pow2(lo: Floats, hi: Floats, grid: Grid, short: int) -> tuple[Floats, Floats]:
+def _pow2(
+    lo: Floats,
+    hi: Floats,
+    grid: Grid,
+    short: int,
+) -> tuple[Floats, Floats]:
     """Return the smallest sufficient power-of-two scale, and the zero point.
 
     Args:
@@ -261,7 +277,12 @@ def quantize(
         codes = np.empty(x.shape, dtype)
         for start in range(0, count, step):
             part = slice(start, start + step)
-            codes[part] = quantize(x[part], params.part(part), grid, dtype)
+            codes[part] = quantize(
+                x[part],
+                params.part(part),
+                grid,
+                dtype,
+            )
         return codes
     # Division in float32, the type of x and of y_scale in QuantizeLinear: float64 would round some
     # ties to another code.
@@ -288,7 +309,11 @@ def dequantize(codes: NDArray[Any], params: QParams) -> NDArray[np.float32]:
     return reals
 
 
-def fake_quantize(x: NDArray[Any], params: QParams, grid: Grid) -> NDArray[np.float32]:
+def fake_quantize(
+    x: NDArray[Any],
+    params: QParams,
+    grid: Grid,
+) -> NDArray[np.float32]:
     """Quantize and dequantize ``x``.
 
     >>> fake_quantize(np.array([0.3, 9.0]), params_for(Range(-1, 1), Grid(-2, 2)), Grid(-2, 2))

@@ -54,7 +54,13 @@ class Entropy:
             zip(statistic.lo, statistic.hi, statistic.width, strict=True)
         ):
             magnitude = counts[row].astype(np.float64)
-            bound[row] = self._threshold(magnitude, lo, hi, width, grid)
+            bound[row] = self._threshold(
+                magnitude,
+                lo,
+                hi,
+                width,
+                grid,
+            )
         return Range(
             np.maximum(statistic.lo, -bound),
             np.minimum(statistic.hi, bound),

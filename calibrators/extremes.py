@@ -56,7 +56,12 @@ class Extremes:
         if rows.shape[1]:
             self.observe_bounds(*bounds(rows))
 
-    def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
+    def observe_bounds(
+        self,
+        lo: Floats,
+        hi: Floats,
+        nonfinite: int = 0,
+    ) -> None:
         """Take in the extremes of a batch.
 
         Args:
@@ -205,7 +210,12 @@ class MovingExtremes:
                 seen &= np.isfinite(rows).any(axis=1)
             self._follow(lo, hi, seen, nonfinite)
 
-    def observe_bounds(self, lo: Floats, hi: Floats, nonfinite: int = 0) -> None:
+    def observe_bounds(
+        self,
+        lo: Floats,
+        hi: Floats,
+        nonfinite: int = 0,
+    ) -> None:
         """Take in the extremes of a batch, of shape (rows,)."""
         seen = np.isfinite(lo) & np.isfinite(hi)
         self._follow(
@@ -259,10 +269,14 @@ class MovingExtremes:
         # Rows without a finite value so far start at the first batch of ``other``.
         unseen = self.batches == 0
         self.lo = np.where(
-            unseen, other.lo, decay * (self.lo - other.first[0]) + other.lo
+            unseen,
+            other.lo,
+            decay * (self.lo - other.first[0]) + other.lo,
         )
         self.hi = np.where(
-            unseen, other.hi, decay * (self.hi - other.first[1]) + other.hi
+            unseen,
+            other.hi,
+            decay * (self.hi - other.first[1]) + other.hi,
         )
         self.first = (
             np.where(unseen, other.first[0], self.first[0]),

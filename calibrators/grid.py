@@ -123,7 +123,12 @@ class QParams:
     axis: int | None = None
     block_size: int = 0
 
-    def in_blocks(self, shape: tuple[int, ...], axis: int, block_size: int) -> QParams:
+    def in_blocks(
+        self,
+        shape: tuple[int, ...],
+        axis: int,
+        block_size: int,
+    ) -> QParams:
         """Return the parameters of a tensor in blocks, from one value per row of ``layout.rows``.
 
         >>> flat = QParams(np.arange(9, dtype=np.float32), np.zeros(9, np.int64), 0)

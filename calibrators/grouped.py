@@ -95,7 +95,12 @@ class GroupedHistogram(MeanExtremes):
 
     def whole(self) -> Histogram:
         """Return the histogram of the full stream."""
-        result = Histogram(self.lo, self.hi, self.exponent, nonfinite=self.nonfinite)
+        result = Histogram(
+            self.lo,
+            self.hi,
+            self.exponent,
+            nonfinite=self.nonfinite,
+        )
         result.positive = np.zeros((len(self.lo), BINS), np.int64)
         result.negative = np.zeros((len(self.lo), BINS), np.int64)
         for place, (positive, negative) in enumerate(

@@ -106,7 +106,13 @@ class Registry(Generic[T]):
                 _warned.add(warning)
                 warnings.warn(warning, stacklevel=2)
 
-    def add(self, name: str, value: T, *, override: bool = False) -> T:
+    def add(
+        self,
+        name: str,
+        value: T,
+        *,
+        override: bool = False,
+    ) -> T:
         """Register a value, and return it.
 
         Args:
@@ -133,7 +139,11 @@ class Registry(Generic[T]):
         self._registered[name] = value
         return value
 
-    def register(self, *names: str, override: bool = False) -> Callable[[T], T]:
+    def register(
+        self,
+        *names: str,
+        override: bool = False,
+    ) -> Callable[[T], T]:
         """Return a decorator that calls ``add`` for every name.
 
         Args:

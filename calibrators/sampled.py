@@ -56,7 +56,11 @@ class Sampled(Extremes):
         """Return the number of vectors of this length that are kept."""
         return max(1, min(self.limit, _MAX_VALUES // max(1, channels)))
 
-    def _take(self, vectors: NDArray[np.float32], marks: NDArray[np.uint64]) -> None:
+    def _take(
+        self,
+        vectors: NDArray[np.float32],
+        marks: NDArray[np.uint64],
+    ) -> None:
         """Merge vectors into the sample, and keep those with the least hashes."""
         if not vectors.size:
             return
