@@ -67,12 +67,23 @@ def conversion(
     keeps: Keeps,
     reads: Sequence[str] = (),
 ) -> Callable[[Rewrite], Conversion]:
-    """Return a decorator that turns a function into a conversion."""
+    """Return a decorator that turns a function into a conversion.
+
+    Args:
+        name: name for users.
+        keeps: whether the function of the model stays the same.
+        reads: names of the fields of ``Settings`` that the conversion reads.
+    """
     return lambda rewrite: Conversion(name, rewrite, keeps, tuple(reads))
 
 
 def everywhere(graph: Graph, rewrite: Callable[[Graph], int]) -> int:
-    """Rewrite a graph and nested bodies in place; return the number of rewrites."""
+    """Rewrite a graph and nested bodies in place; return the number of rewrites.
+
+    Args:
+        graph: the graph; unused nodes and initializers are removed after a rewrite.
+        rewrite: changes a graph in place, without its bodies, and returns the number of rewrites.
+    """
     count = rewrite(graph)
     count += in_bodies(graph, lambda inner: everywhere(inner, rewrite))
     if count:

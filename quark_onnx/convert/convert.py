@@ -158,6 +158,12 @@ def _settings(
 ) -> Settings:
     """Return the settings of conversions.
 
+    Args:
+        chosen: the conversions, each of which names the settings that it reads.
+        shapes: sizes by the name of an input; None for none.
+        opset: version to convert to; None if not given.
+        io: convert inputs and outputs, too.
+
     Raises:
         ConfigError: a setting is malformed, or unused.
     """
@@ -182,7 +188,12 @@ def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _check_used(given: list[str], chosen: list[Conversion]) -> None:
-    """Raise ConfigError if no chosen conversion reads a given setting."""
+    """Raise ConfigError if no chosen conversion reads a given setting.
+
+    Args:
+        given: names of the settings that the caller gave.
+        chosen: the conversions.
+    """
     used = set[str]()
     for conversion in chosen:
         used.update(conversion.reads)

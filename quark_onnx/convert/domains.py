@@ -103,6 +103,11 @@ def _vendor(graph: Graph, node: Node) -> int:
 def _require_integers(graph: Graph, node: Node, *, bits: int) -> None:
     """Require codes that are integers of at least some bits, without blocks.
 
+    Args:
+        graph: the graph.
+        node: a Q/DQ node.
+        bits: least number of bits of the codes.
+
     Raises:
         UnmetError: the codes are others, or a scale is computed.
     """
@@ -140,7 +145,13 @@ def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]
 
 
 def _needs(graph: Graph, domain: str, need: Need) -> Iterator[int | None]:
-    """Yield the needs of each Q/DQ node of another domain, also in bodies."""
+    """Yield the needs of each Q/DQ node of another domain, also in bodies.
+
+    Args:
+        graph: the graph.
+        domain: the new domain; nodes of this domain are skipped.
+        need: returns the need of a node.
+    """
     for node in _of_other_domains(graph, domain):
         yield need(graph, node)
     for body in bodies(graph):

@@ -51,7 +51,12 @@ def _fold(graph: Graph) -> int:
 
 
 def _missing(name: str, shape: tuple[int | str | None, ...] | None) -> str:
-    """Return a message on the missing part of an input's shape, and how to give it."""
+    """Return a message on the missing part of an input's shape, and how to give it.
+
+    Args:
+        name: name of the input.
+        shape: dimensions, at least one of which is open; None for an unknown rank.
+    """
     if shape is None:
         return (
             f"nothing is known of the shape of input {name!r}; give it (--shape"

@@ -33,7 +33,16 @@ def _narrow_all(graph: Graph) -> int:
 
 @otherwise(False)
 def _narrow(graph: Graph, node: Node) -> Literal[True]:
-    """Store the codes of a bias in 16 bits, with new scale and zero point."""
+    """Store the codes of a bias in 16 bits, with new scale and zero point.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: a DequantizeLinear.
+
+    Returns:
+        True; False, and the graph stays unchanged, if the node does not dequantize a constant int32
+            bias with zero point 0.
+    """
     codes = required(graph.constant(node.input(0)))
     old = required(parameters(graph, node))
     only_if(codes.dtype == np.int32 and not old.zero_point.any())

@@ -115,7 +115,13 @@ class _Narrow:
     def graph(self, graph: Graph, borrowed: Collection[str] = ()) -> None:
         """Convert a graph and the bodies in place.
 
-        ``borrowed``: captured constants of a body, which are counted elsewhere.
+        Args:
+            graph: the graph, or a body extracted as a graph.
+            borrowed: names of captured tensors of a body; their constants are counted in the outer
+                graph.
+
+        Raises:
+            ModelError: a sparse constant, or a node with bodies, cannot be converted.
         """
         store_constants(graph)
         _refuse_sparse(graph)
@@ -157,7 +163,15 @@ class _Narrow:
             put_back(graph, body, inner)
 
     def _read_wide(self, graph: Graph, constants: dict[str, Any]) -> set[str]:
-        """Return the constants of float32 inputs."""
+        """Return the constants of float32 inputs.
+
+        Args:
+            graph: the graph.
+            constants: float32 initializers by name.
+
+        Returns:
+            The names of those that a node reads at an input without a 16-bit type.
+        """
         names = set[str]()
         for node in graph.nodes:
             for place, name in enumerate(node.inputs):
@@ -172,7 +186,17 @@ class _Narrow:
         kinds: set[str],
         before: dict[str, Any],
     ) -> None:
-        """Let a node read and compute 16 bits, or insert a Cast on each side."""
+        """Let a node read and compute 16 bits, or insert a Cast on each side.
+
+        Args:
+            graph: the graph with the node, changed in place.
+            node: the node.
+            kinds: names of the float32 tensors of the original graph, which become 16 bits.
+            before: float32 values, by name, of the constants that a node reads in float32.
+
+        Raises:
+            ModelError: the outputs of an If, Loop or Scan have no 16-bit type at the opset.
+        """
         wide = False
         schema = _schema(graph, node)
         # The outputs of an If or Loop have the types that its bodies compute.
@@ -216,7 +240,16 @@ class _Narrow:
         self.wide += Counter()
 
     def _takes(self, graph: Graph, node: Node, place: int) -> bool:
-        """Return whether an input may have 16 bits."""
+        """Return whether an input may have 16 bits.
+
+        Args:
+            graph: the graph, whose opset decides.
+            node: the reader.
+            place: index of the input.
+
+        Returns:
+            False, too, for an operator whose definition is unknown, or that reads or writes codes.
+        """
         schema = _schema(graph, node)
         return schema is not None and self._allowed(schema, schema.inputs, place)
 
@@ -224,6 +257,11 @@ class _Narrow:
         """Return whether a result has 16 bits if the inputs have.
 
         Attributes with the type of the result are changed.
+
+        Args:
+            graph: the graph, whose opset decides.
+            node: the node, whose inputs have 16 bits where they may.
+            place: index of the result.
         """
         schema = _schema(graph, node)
         if schema is None or not self._allowed(schema, schema.outputs, place):
@@ -271,6 +309,12 @@ class _Narrow:
         """Convert values to 16 bits: finite ones are clipped, and a nonzero scalar stays nonzero.
 
         A scalar is often an epsilon.
+
+        Args:
+            array: float32 values of any shape.
+
+        Returns:
+            Values of the same shape. Arrays with clipped or raised values are counted.
         """
         largest = self.half.largest
         # Infinities stay: masks of attention add them.
@@ -335,5 +379,10 @@ def _schema(graph: Graph, node: Node) -> Any:
 
 
 def _formal(formals: Any, place: int) -> Any:
-    """Return the parameter of an input or output; the last one may be variadic."""
+    """Return the parameter of an input or output; the last one may be variadic.
+
+    Args:
+        formals: inputs or outputs of an operator's definition, at least one.
+        place: index of the input or output of a node.
+    """
     return formals[min(place, len(formals) - 1)]

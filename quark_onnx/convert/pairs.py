@@ -72,7 +72,15 @@ class Parameters:
 
 @otherwise(None)
 def parameters(graph: Graph, node: Node) -> Parameters:
-    """Return the parameters of a node; None if computed."""
+    """Return the parameters of a node; None if computed.
+
+    Args:
+        graph: the graph.
+        node: a Q/DQ node of any domain.
+
+    Returns:
+        Scale and zero point of equal shape, () for a single scale; zeros for an omitted zero point.
+    """
     scale = required(graph.constant(node.input(1)))
     zero: NDArray[Any] = np.zeros(scale.shape, np.float32)
     if node.input(2):
@@ -90,7 +98,12 @@ def parameters(graph: Graph, node: Node) -> Parameters:
 
 
 def write_zero_point(graph: Graph, node: Node) -> None:
-    """Add an omitted zero point: zeros of the type of the codes."""
+    """Add an omitted zero point: zeros of the type of the codes.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: a Q/DQ node, with known type of codes and static shape of the scale.
+    """
     if node.input(2):
         return
     kind = code_type(graph, node)
@@ -129,7 +142,12 @@ def readers(graph: Graph, node: Node) -> list[Node]:
 
 @otherwise(None)
 def constant(graph: Graph, node: Node) -> NDArray[Any]:
-    """Return the result of a DequantizeLinear of constants; None if an input is computed."""
+    """Return the result of a DequantizeLinear of constants; None if an input is computed.
+
+    Args:
+        graph: the graph.
+        node: a DequantizeLinear.
+    """
     values = [required(graph.constant(name)) for name in node.operands]
     # The result has the type of the scale (float32, float16).
     return dequantized(node, values).astype(values[1].dtype)
@@ -137,7 +155,16 @@ def constant(graph: Graph, node: Node) -> NDArray[Any]:
 
 @otherwise(None)
 def rounded(graph: Graph, node: Node) -> NDArray[Any]:
-    """Return the result of a pair for a constant; None if unknown."""
+    """Return the result of a pair for a constant; None if unknown.
+
+    Args:
+        graph: the graph.
+        node: a QuantizeLinear.
+
+    Returns:
+        Dequantized values of the type and shape of the constant. None if the input or a parameter
+            is computed, for blocks, and for codes other than integers of 8 and 16 bits.
+    """
     array = required(graph.constant(node.inputs[0]))
     own = required(parameters(graph, node))
     kind = code_type(graph, node)

@@ -127,7 +127,16 @@ def _rewrite(graph: Graph) -> int:
 
 @otherwise(False)
 def _linear(graph: Graph, node: Node) -> Literal[True]:
-    """Replace a QLinear operator by a float operator between pairs."""
+    """Replace a QLinear operator by a float operator between pairs.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: a node of any kind.
+
+    Returns:
+        True; False, and the graph stays unchanged, for other operators and where pairs would not be
+            equivalent.
+    """
     # The number of operands of a QLinearConcat differs from node to node.
     form = required(_concat(node) if node.kind == _CONCAT else FORMS.get(node.kind))
     only_if(not node.attribute("channels_last", 0))
@@ -160,7 +169,14 @@ def _linear(graph: Graph, node: Node) -> Literal[True]:
 def _quantized(
     graph: Graph, node: Node, parameters: tuple[int, ...], codes: str
 ) -> str:
-    """Add the QuantizeLinear of a result; return the float tensor that it reads."""
+    """Add the QuantizeLinear of a result; return the float tensor that it reads.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: the operator on codes, which may have been removed.
+        parameters: indices of scale and zero point of the result among the node's inputs.
+        codes: name of the result, which the QuantizeLinear computes.
+    """
     computed = graph.fresh(f"{codes}_float")
     graph.add(
         "QuantizeLinear",
@@ -181,6 +197,11 @@ def _concat(node: Node) -> Form:
 def _require_known(graph: Graph, node: Node, form: Form) -> None:
     """Require what makes pairs equivalent: constant scales, a vector for the second operand only.
 
+    Args:
+        graph: the graph.
+        node: an operator on codes.
+        form: the layout of its inputs.
+
     Raises:
         UnmetError: pairs would not be equivalent.
     """
@@ -196,6 +217,10 @@ def _softmax_is_kept(graph: Graph, node: Node) -> bool:
     """Return whether a Softmax of the graph's opset normalizes along the same axes.
 
     Before opset 13, it normalizes along the axis and all later ones together.
+
+    Args:
+        graph: the graph.
+        node: a QLinearSoftmax, whose attribute ``opset`` selects the definition.
     """
     shape = graph.shape(node.inputs[0])
     # Along the last axis both definitions agree.
@@ -205,7 +230,17 @@ def _softmax_is_kept(graph: Graph, node: Node) -> bool:
 
 
 def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
-    """Add the DequantizeLinear of an operand."""
+    """Add the DequantizeLinear of an operand.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: the operator on codes.
+        form: the layout of its inputs.
+        place: index of the operand in ``form.operands``.
+
+    Returns:
+        The name of the dequantized operand.
+    """
     codes, scale, zero = form.operands[place]
     array = graph.constant(node.input(scale))
     axis = {}
@@ -234,6 +269,11 @@ def _float_bias(graph: Graph, node: Node, form: Form) -> str:
     """Return the float bias of an operator, or an empty name.
 
     The scale of an int32 bias is the product of the operands' scales.
+
+    Args:
+        graph: the graph, which gets a DequantizeLinear for an int32 bias.
+        node: the operator on codes.
+        form: the layout of its inputs; operators with an int32 bias have two operands.
     """
     bias = node.input(form.bias) if form.bias >= 0 else ""
     if not bias or graph.elem_type(bias) != TensorProto.INT32:
@@ -261,6 +301,13 @@ def _moving(graph: Graph, node: Node) -> Literal[True]:
     """Replace an operator that moves or clips codes by a float operator between pairs.
 
     The pairs have the scale of its codes.
+
+    Args:
+        graph: the graph, which is changed in place; nodes before this one have been replaced.
+        node: a node of any kind.
+
+    Returns:
+        True; False, and the graph stays unchanged, for other operators and without a common scale.
     """
     only_if(_moves_codes(node))
     places = moved_inputs(node)
@@ -308,6 +355,14 @@ def _moves_codes(node: Node) -> bool:
 def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str]:
     """Return the scale and zero point that the operands have in common.
 
+    Args:
+        graph: the graph.
+        node: an operator that moves codes.
+        places: indices of its inputs with codes.
+
+    Returns:
+        The name of the scale, followed by that of the zero point if there is one.
+
     Raises:
         UnmetError: an operand is not quantized, or has another scale.
     """
@@ -322,7 +377,16 @@ def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str]:
 
 
 def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str:
-    """Return the constant value of a constant code."""
+    """Return the constant value of a constant code.
+
+    Args:
+        graph: the graph, which gets the float constant.
+        code: name of a constant of codes.
+        scale_and_zero: names of a constant scale and, if any, zero point.
+
+    Returns:
+        The name of the float constant.
+    """
     result = _dequantize(graph, [code, *scale_and_zero], code)
     node = graph.producer(result)
     assert node is not None

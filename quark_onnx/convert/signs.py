@@ -71,6 +71,11 @@ def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) 
     """Shift the codes of activations and of constants; return their number.
 
     Tensors that cannot be shifted are added to ``refused``.
+
+    Args:
+        graph: the graph, which is changed in place.
+        activations: new type by present type of the codes of activations.
+        refused: receives the names of tensors.
     """
     count = 0
     for node in graph.nodes_of_type(QUANTIZE | DEQUANTIZE):
@@ -90,7 +95,18 @@ def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) 
 
 @otherwise(False)
 def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
-    """Shift the codes of a QuantizeLinear, or those that a DequantizeLinear stores."""
+    """Shift the codes of a QuantizeLinear, or those that a DequantizeLinear stores.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: a QuantizeLinear, or a DequantizeLinear of constant codes.
+        kind: present type of the codes.
+        new: new type, of as many bits and the other signedness.
+
+    Returns:
+        True; False, and the graph stays unchanged, if a parameter is computed, or if another node
+            than a DequantizeLinear with equal parameters reads the codes.
+    """
     # A computed zero point cannot be shifted.
     required(parameters(graph, node))
     if node.op_type in QUANTIZE:
@@ -116,7 +132,14 @@ def _set_zero_point(graph: Graph, node: Node, kind: int, new: int) -> None:
 
 
 def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
-    """Return the constant of shifted codes, shared like the codes."""
+    """Return the constant of shifted codes, shared like the codes.
+
+    Args:
+        graph: the graph, which gets the constant once per name.
+        name: name of constant codes or zero points.
+        kind: present type of the codes.
+        new: new type of the codes.
+    """
     array = graph.constant(name)
     assert array is not None
     # In int32, as the shifted codes leave the range of the old type.

@@ -80,6 +80,10 @@ def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
     """Return a model with 16-bit tensors computed in float32 and rounded.
 
     Without such tensors, the model is returned uncopied.
+
+    Args:
+        model: the model, which is not changed.
+        graph: a graph of the model, whose store takes large constants.
     """
     wide, _ = upcast_to_float32(model, graph.store)
     if wide is model:
@@ -129,6 +133,11 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
     """Return the error of each output on a random sample.
 
     Without a sample on which the model runs, warn and return none.
+
+    Args:
+        conversion: the conversion; its ``keeps`` decides whether outputs must be equal.
+        before: the model before the conversion.
+        after: the converted model.
 
     Raises:
         AccuracyError: a conversion that should keep the function changed an output.

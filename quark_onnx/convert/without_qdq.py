@@ -101,7 +101,15 @@ def _remove(graph: Graph) -> int:
 
 @otherwise(False)
 def _store_float(graph: Graph, node: Node) -> Literal[True]:
-    """Replace a DequantizeLinear of constants by the dequantized constant."""
+    """Replace a DequantizeLinear of constants by the dequantized constant.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: the DequantizeLinear.
+
+    Returns:
+        True; False, and the graph stays unchanged, if an input is computed.
+    """
     array = required(constant(graph, node))
     graph.remove([node])
     graph.set_constant(node.outputs[0], array)
@@ -135,7 +143,15 @@ _REMOVERS = {
 
 
 def _clipped(graph: Graph, node: Node) -> str:
-    """Return the input of a QuantizeLinear, after a restored Relu or Clip."""
+    """Return the input of a QuantizeLinear, after a restored Relu or Clip.
+
+    Args:
+        graph: the graph, which gets the Relu or Clip.
+        node: the QuantizeLinear.
+
+    Returns:
+        The name of the result of the Relu or Clip, or of the input where none is needed.
+    """
     source = node.inputs[0]
     greatest = _greatest(graph, node)
     if greatest is None:
@@ -160,7 +176,16 @@ def _clipped(graph: Graph, node: Node) -> str:
 
 @otherwise(None)
 def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]]:
-    """Return the greatest value of a per-tensor grid from zero on, and the scale; or None."""
+    """Return the greatest value of a per-tensor grid from zero on, and the scale; or None.
+
+    Args:
+        graph: the graph.
+        node: a QuantizeLinear.
+
+    Returns:
+        The dequantized value of the greatest code, and the scale as an array of rank 0. None if the
+            grid has negative values or several scales, or is unknown.
+    """
     own = required(parameters(graph, node))
     kind = code_type(graph, node)
     only_if(kind in ENDS and not own.scale.ndim)

@@ -90,7 +90,13 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
 
 
 def _declare(graph: Graph, node: Node, body: GraphProto) -> None:
-    """Declare missing types of a body's inputs, as the types of the node's inputs."""
+    """Declare missing types of a body's inputs, as the types of the node's inputs.
+
+    Args:
+        graph: the graph with the node.
+        node: the node with the body.
+        body: a copy of the body, which is changed in place.
+    """
     kinds = list(map(graph.elem_type, node.inputs))
     if node.kind == "Loop":
         # Trip count and condition of a Loop may be omitted; the body takes a number and a
@@ -118,7 +124,15 @@ def _value(graph: Graph, name: str) -> ValueInfoProto:
 
 
 def put_back(graph: Graph, body: Body, changed: Graph) -> None:
-    """Replace a body by ``changed``, which was derived from ``body.model``."""
+    """Replace a body by a changed version, and import its domains.
+
+    Args:
+        graph: the graph with the node of the body, changed in place.
+        body: the body as ``bodies`` yielded it. Replacing another body of the same attribute in
+            between is allowed, as the position counts.
+        changed: the new body, derived from ``body.model``. Its inputs and initializers of borrowed
+            names are dropped: the body reads the tensors of the outer graph again.
+    """
     model = changed.to_model()
     proto = GraphProto()
     proto.CopyFrom(model.graph)

@@ -61,7 +61,15 @@ def _callees_first(
     functions: dict[_Key, FunctionProto],
     called: dict[_Key, Counter[_Key]],
 ) -> Iterator[_Key]:
-    """Yield functions after their callees, without recursion: chains may be deep."""
+    """Yield functions after their callees, without recursion: chains may be deep.
+
+    Args:
+        functions: the functions of a model.
+        called: for each function, how often it calls each operator or function.
+
+    Raises:
+        ModelError: a function calls itself, directly or through others.
+    """
     # Ordered, so that the same function is named in an error in each run.
     waiting = dict.fromkeys(functions)
     open_ = set[_Key]()
@@ -99,5 +107,10 @@ def _calls(nodes: Iterable[NodeProto]) -> Counter[_Key]:
 
 
 def _expanded(calls: Counter[_Key], sizes: Mapping[_Key, int]) -> int:
-    """Return the number of nodes that calls stand for; an operator stands for itself."""
+    """Return the number of nodes that calls stand for; an operator stands for itself.
+
+    Args:
+        calls: number of calls by operator or function.
+        sizes: number of nodes that a function stands for.
+    """
     return sum(count * sizes.get(key, 1) for key, count in calls.items())

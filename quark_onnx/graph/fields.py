@@ -149,7 +149,11 @@ def check_tensor(tensor: TensorProto, where: str = "") -> None:
 
 
 def _packed(data_type: int) -> tuple[str, float]:
-    """Return the field of a type outside of the table, and its entries per value."""
+    """Return the field of a type outside of the table, and its entries per value.
+
+    Args:
+        data_type: a known ``TensorProto.DataType`` that ``_FIELDS`` lacks.
+    """
     # Values of 4 bits and fewer share an entry.
     # Eight values fill whole bytes in every type; types of a byte or more have an entry per
     # value.
@@ -159,7 +163,15 @@ def _packed(data_type: int) -> tuple[str, float]:
 
 
 def _size(dims: Iterable[int], where: str) -> int:
-    """Return the number of elements of a shape."""
+    """Return the number of elements of a shape.
+
+    Args:
+        dims: the sizes.
+        where: name of the tensor in messages.
+
+    Raises:
+        ModelError: a size is negative, or the number exceeds 64 bits.
+    """
     sizes = list(dims)
     count = math.prod(sizes)
     # Two negative sizes have a positive product.
@@ -183,7 +195,15 @@ def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
 
 
 def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
-    """Return versions of operator sets by domain, with one key for the standard domain."""
+    """Return versions of operator sets by domain, with one key for the standard domain.
+
+    Args:
+        imports: the operator sets of a model or function.
+        where: name of the model or function in messages.
+
+    Raises:
+        ModelError: a version is not positive or too large, or a domain has two versions.
+    """
     versions = dict[str, int]()
     for entry in imports:
         domain = normalized_domain(entry.domain)
@@ -237,7 +257,15 @@ def _schema(op_type: str, domain: str, version: int) -> defs.OpSchema | None:
 
 
 def _check_attribute(attribute: AttributeProto, where: str) -> None:
-    """Check the value of an attribute against the type, and check tensors in it."""
+    """Check the value of an attribute against the type, and check tensors in it.
+
+    Args:
+        attribute: an attribute of a node.
+        where: description of the node in messages.
+
+    Raises:
+        ModelError: the value is missing, or a tensor is not valid.
+    """
     # An attribute of a function's node may refer to one of the function.
     # protobuf reads an unset message as an empty one, such as a tensor of type 0.
     if not (attribute.ref_attr_name or _has_value(attribute)):
@@ -271,6 +299,15 @@ def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
     """Check the inputs, outputs and attributes of a node against the operator.
 
     onnxruntime refuses invalid nodes, but rules and passes look at them before a session does.
+
+    Args:
+        node: the node.
+        schema: definition of its operator.
+        where: description of the node in messages.
+
+    Raises:
+        ModelError: an input, output or required attribute is missing; there are too many; or an
+            attribute occurs twice or has another type.
     """
     _check_names(node.input, schema.inputs, f"{where} has", "inputs")
     _check_names(node.output, schema.outputs, f"{where} has", "outputs")
@@ -301,7 +338,17 @@ def _check_names(
     where: str,
     what: str,
 ) -> None:
-    """Check that the names of inputs or outputs fit the operator's parameters."""
+    """Check that the names of inputs or outputs fit the operator's parameters.
+
+    Args:
+        names: names of a node's inputs or outputs; an empty name is an omitted one.
+        formals: the parameters in the operator's definition.
+        where: beginning of messages: the node, and a verb.
+        what: "inputs" or "outputs".
+
+    Raises:
+        ModelError: a required name is missing, or there are too many names.
+    """
     # Optional parameters may be absent; variadic ones are the matter of ``check_variadic``.
     needed = {
         place: formal.name

@@ -220,7 +220,20 @@ def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
 
 
 def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
-    """Return file, offset and length of an external tensor's values."""
+    """Return file, offset and length of an external tensor's values.
+
+    Args:
+        tensor: a tensor with external data.
+        model: the model file, whose folder the location is relative to.
+
+    Returns:
+        The file; the offset in bytes, at most the size of the file; and the number of bytes that
+            the shape needs, or fewer if the file ends before.
+
+    Raises:
+        ModelError: an entry is malformed, the location is forbidden, the file is missing, or the
+            length contradicts the shape; the message names tensor and file.
+    """
     info = _external_info(tensor)
     offset = _whole(tensor, info, "offset") or 0
     # The length is optional.
@@ -257,7 +270,17 @@ def _find(tensor: TensorProto, model: Path) -> tuple[Path, int, int]:
 
 
 def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) -> None:
-    """Load the values of an external tensor into the tensor."""
+    """Load the values of an external tensor into the tensor.
+
+    Args:
+        tensor: the tensor, whose reference to the file is removed.
+        path: file of the values.
+        offset: first byte.
+        length: number of bytes; fewer are loaded if the file ends before.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -287,6 +310,17 @@ def _locate(tensor: TensorProto, location: str, model: Path) -> Path:
 
     If the model is a symbolic link, the file may also lie in the folder of the link's target, as in
     download caches. Other locations may be an attack (CVE-2025-51480).
+
+    Args:
+        tensor: the tensor, for messages.
+        location: file as the model names it, relative to the model's folder.
+        model: the model file.
+
+    Returns:
+        The absolute path, with links resolved.
+
+    Raises:
+        ModelError: the location is outside of the folders, or cannot be a file.
     """
     where = f"tensor {tensor.name!r}: external data {location!r}"
     if "\0" in location:
@@ -397,13 +431,23 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _remove_stale(path: Path, data: Path) -> None:
-    """Remove the data file of an earlier version of the same output."""
+    """Remove the data file of an earlier version of the same output.
+
+    Args:
+        path: the model file, which may still be the earlier version.
+        data: the data file next to it.
+    """
     if data.exists() and _is_own(path, data.name):
         data.unlink()
 
 
 def _is_own(path: Path, data: str) -> bool:
-    """Return whether the model in a file, if any, has external tensors in a file."""
+    """Return whether the model in a file has external tensors in a data file.
+
+    Args:
+        path: the model file, which may not exist or not be a model.
+        data: name of the data file, as a model names it.
+    """
     with contextlib.suppress(ModelError):
         return path.exists() and data in external_files(read_stored(path))
     return False

@@ -131,6 +131,13 @@ def hold_raw(tensor: TensorProto, data: NDArray[np.uint8]) -> NDArray[Any] | Non
 def _split(data: mmap.mmap) -> tuple[bytes, list[_Values]]:
     """Return a message without the values of large initializers, and the place of these values.
 
+    Args:
+        data: a whole model file.
+
+    Returns:
+        The message, in which large initializers lack ``raw_data``; and the positions of their
+            values in the file, with the index of the initializer.
+
     Raises:
         ValueError: the message is malformed.
     """
@@ -162,7 +169,15 @@ def _split(data: mmap.mmap) -> tuple[bytes, list[_Values]]:
 
 
 def _raw_field(data: mmap.mmap, tensor: _Field) -> _Field | None:
-    """Return the raw values of a tensor, if there are many, and once."""
+    """Return the raw values of a tensor, if there are many, and once.
+
+    Args:
+        data: the file.
+        tensor: the field of the file that holds the tensor.
+
+    Returns:
+        The field of the values; None if they are few, repeated, or stored in another field.
+    """
     fields = [
         field
         for field in _fields(data, tensor.start, tensor.end)
@@ -175,7 +190,16 @@ def _raw_field(data: mmap.mmap, tensor: _Field) -> _Field | None:
 
 
 def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of a message."""
+    """Yield the fields of a message.
+
+    Args:
+        data: the file.
+        start: position of the message in the file.
+        end: position after the message.
+
+    Raises:
+        ValueError: a field is malformed, or ends after the message.
+    """
     position = start
     while position < end:
         tag = position
@@ -198,7 +222,15 @@ def _fields(data: mmap.mmap, start: int, end: int) -> Iterator[_Field]:
 
 
 def _varint(data: mmap.mmap, position: int) -> tuple[int, int]:
-    """Return an integer of seven bits per byte, and the position after it."""
+    """Return an integer of seven bits per byte, and the position after it.
+
+    Args:
+        data: the file.
+        position: position of the first byte.
+
+    Raises:
+        ValueError: the integer has more than 64 bits, or the file ends in it.
+    """
     value = shift = 0
     # An integer of 64 bits takes ten bytes at most; a longer one would never end.
     while position < len(data) and shift < 64:

@@ -63,7 +63,13 @@ def pair_moved(graph: Graph) -> int:
 
 
 def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
-    """Return whether onnxruntime would insert an int8 pair and retype it partially to uint8."""
+    """Return whether onnxruntime would insert an int8 pair and retype it partially to uint8.
+
+    Args:
+        graph: the graph.
+        tensor: name of a moved tensor.
+        dequantize: the DequantizeLinear before the movements.
+    """
     if graph.opset < OUTPUT_DTYPE_OPSET:
         return False
     if codes_type(graph, dequantize) != TensorProto.INT8:
@@ -76,7 +82,15 @@ def _retyped(graph: Graph, tensor: str, dequantize: Node) -> bool:
 
 
 def _moved_from(graph: Graph, tensor: str) -> Node | None:
-    """Return the per-tensor DequantizeLinear before the movements of a tensor, or None."""
+    """Return the per-tensor DequantizeLinear before the movements of a tensor, or None.
+
+    Args:
+        graph: the graph.
+        tensor: name of a tensor of any kind.
+
+    Returns:
+        None, too, for a tensor that is not moved, for several scales, and for int32 codes.
+    """
     moved = False
     node = graph.producer(tensor)
     # Several movements in a row have one DequantizeLinear before them.
@@ -115,6 +129,11 @@ def _write_pair(graph: Graph, tensor: str, dequantize: Node) -> None:
     """Let a Q/DQ pair with the scale of ``dequantize`` compute ``tensor``.
 
     An equal QuantizeLinear after it is reused.
+
+    Args:
+        graph: the graph, which is changed in place.
+        tensor: name of a moved tensor, which stays the name of the pair's result.
+        dequantize: the DequantizeLinear before the movements, with a single scale.
     """
     producer = graph.producer(tensor)
     assert producer is not None
@@ -159,6 +178,10 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
     """Return the names of scale and zero point.
 
     A QuantizeLinear without a zero point would write uint8.
+
+    Args:
+        graph: the graph, which gets a zero point if the node has none.
+        dequantize: the DequantizeLinear; it is not changed.
     """
     if dequantize.op_type == float4.DEQUANTIZE:
         return dequantize.inputs[1:2]  # no zero point

@@ -89,14 +89,25 @@ class Operations:
 
     @classmethod
     def of(cls, graph: Graph, path: Path = ()) -> Operations:
-        """Return the operations of a graph and of its bodies."""
+        """Return the operations of a graph and of its bodies.
+
+        Args:
+            graph: the graph, with inferred shapes.
+            path: path to the graph if it is a body; empty for the main graph.
+        """
         result = cls()
         result._add_graph(graph, path, {})
         result.inputs.update(_located(path, names_of(graph.inputs)))
         return result
 
     def _add_graph(self, graph: Graph, path: Path, outer: Mapping[str, Tensor]) -> None:
-        """Add the nodes of a graph; ``outer`` has the captured tensors."""
+        """Add the nodes of a graph, and those of its bodies.
+
+        Args:
+            graph: the graph, or a body extracted as a graph.
+            path: path to the graph.
+            outer: captured tensors by name, which a body has as inputs or constants.
+        """
 
         def tensor(name: str) -> Tensor:
             return outer.get(name, (path, name))
@@ -143,7 +154,14 @@ class Operations:
         reads: Mapping[str, Tensor],
         path: Path,
     ) -> None:
-        """Add an operator; ``reads`` has the inputs of node and bodies, by name."""
+        """Add an operator, or a node of another domain with bodies.
+
+        Args:
+            graph: the graph with the node.
+            node: the node; no If, Loop or Scan.
+            reads: tensors that the node or its bodies read, by name, in this order.
+            path: path to the graph.
+        """
         controls = set(values_at(node.inputs, control_inputs(node, graph.opset)))
         # Without a schema the types tell: integers of 32 and 64 bits, and conditions.
         if not has_schema(node):
@@ -170,7 +188,14 @@ class Operations:
         reads: Mapping[str, Tensor],
         path: Path,
     ) -> None:
-        """Add the nodes of a node's bodies, and connect them with the outer graph."""
+        """Add the nodes of a node's bodies, and connect them with the outer graph.
+
+        Args:
+            graph: the graph with the node.
+            node: the node with the bodies.
+            reads: tensors that the node or its bodies read, by name.
+            path: path to the graph.
+        """
         # None for an omitted input, so that positions stay aligned with the body's inputs.
         given = list(map(reads.get, node.inputs))
         for body in bodies(graph, node, weights=False):
@@ -195,7 +220,15 @@ class Operations:
         body_inputs: list[Tensor],
         results: list[Tensor],
     ) -> None:
-        """Connect the inputs of a body with the values of the first and of the previous step."""
+        """Connect the inputs of a body with their values in the first and in later iterations.
+
+        Args:
+            graph: the graph with the node, whose opset decides on the inputs of a Scan.
+            node: the node with the body.
+            given: inputs of the node, None for an omitted one.
+            body_inputs: inputs of the body, without captured tensors.
+            results: outputs of the body, in its order.
+        """
         carried: list[Tensor | None] = []
         if node.kind == "Loop":
             # A body takes iteration number, condition and states; it returns condition and
@@ -231,7 +264,14 @@ class Operations:
         results: list[Tensor],
         path: Path,
     ) -> None:
-        """Connect the outputs of node and body, or the initial values."""
+        """Connect the outputs of node and body, or the initial values.
+
+        Args:
+            node: the node with the body.
+            given: inputs of the node, None for an omitted one.
+            results: outputs of the body, in its order.
+            path: path to the graph with the node.
+        """
         controls: list[Tensor | None] = []
         initial: list[Tensor | None] = []
         if node.kind == "If":
@@ -272,7 +312,12 @@ def step(body: Body) -> tuple[str, str, int]:
 
 
 def _integer_results(node: Node, opset: int) -> list[str]:
-    """Return the outputs whose type is an integer or bool by the operator alone."""
+    """Return the outputs whose type is an integer or bool by the operator alone.
+
+    Args:
+        node: a node of any kind.
+        opset: version of the standard operator set.
+    """
     indices = set(integer_results(node.kind, opset))
     if node.kind == "Cast" and node.attribute("to") in _INTEGERS:
         indices.add(0)

@@ -93,7 +93,11 @@ class ShapeArithmetic:
 
     @classmethod
     def of(cls, graph: Graph) -> ShapeArithmetic:
-        """Analyze a graph with the bodies."""
+        """Analyze a graph with its bodies.
+
+        Args:
+            graph: the main graph, with inferred types and shapes.
+        """
         operations = Operations.of(graph)
         # Positions computed from a signal, such as those of NonZero, count as signals for sizes,
         # but are integers where rounding is concerned.
@@ -116,7 +120,11 @@ class ShapeArithmetic:
         return cls(reasons, shared, _sized_by_data(operations, raw))
 
     def inside(self, body: Body) -> ShapeArithmetic:
-        """Return the view of a body of the graph."""
+        """Return the view of a body of the graph.
+
+        Args:
+            body: a body of this graph, as ``bodies`` yields it.
+        """
         return ShapeArithmetic(
             self._reasons,
             self._shared,
@@ -142,7 +150,16 @@ class ShapeArithmetic:
         return ""
 
     def exact_inputs(self, node: Node, opset: int) -> dict[str, str]:
-        """Return the inputs that a node has to read unrounded, with the reason."""
+        """Return the inputs that a node has to read unrounded, with the reason.
+
+        Args:
+            node: a node of this graph.
+            opset: version of the standard operator set.
+
+        Returns:
+            The reason by the name of an input: inputs read as shapes, and all inputs of a node that
+                is part of shape arithmetic itself.
+        """
         controls = values_at(node.inputs, control_inputs(node, opset))
         names = dict.fromkeys(controls, f"its reader {node.name} reads it as a shape")
         why = self.computed_by(node)
@@ -221,6 +238,10 @@ def _read_as_shapes(
     """Return the tensors that are read as shapes, directly or indirectly.
 
     Signals of many values are excluded.
+
+    Args:
+        operations: the operations.
+        origins: origins by tensor; a tensor without one counts as constant.
     """
     read = defaultdict[Tensor, list[Tensor]](list)
     for operation in operations.sequence:
@@ -244,7 +265,15 @@ def _read_as_shapes(
 
 
 def _sized_by_data(operations: Operations, raw: dict[Tensor, Origin]) -> set[Tensor]:
-    """Return the tensors whose shape depends on values of a signal."""
+    """Return the tensors whose shape depends on values of a signal.
+
+    Args:
+        operations: the operations.
+        raw: origins in which integers computed from a signal count as signals.
+
+    Returns:
+        The tensors, without those whose shape is known all the same.
+    """
     sized = set[Tensor]()
     # A body's input may depend on a result further down in the sequence, by the next iteration.
     changed = True

@@ -131,6 +131,9 @@ def _light(model: ModelProto) -> ModelProto:
 
     Functions are inlined: inference tells the shapes of their results alone, not of their inner
     tensors.
+
+    Args:
+        model: the model, which is not changed; its nodes and small initializers are copied.
     """
     # Inference refuses old IR versions, and reads no field of newer ones.
     light = ModelProto(ir_version=_IR_VERSION)
@@ -169,7 +172,12 @@ def _light(model: ModelProto) -> ModelProto:
 
 
 def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
-    """Copy small constants of outer graphs into bodies, where shapes may depend on them."""
+    """Copy small constants of outer graphs into bodies, where shapes may depend on them.
+
+    Args:
+        graph: the graph; its bodies, and the graph itself, get the constants that they read.
+        around: small constants of outer graphs by name; none for the main graph.
+    """
     defined = defined_names(graph)
     missing = sorted(read_by(graph.node) - defined)
     graph.initializer.extend(subset(around, missing).values())
@@ -337,7 +345,15 @@ def _measured(
     node: NodeProto,
     shapes: Mapping[str, ValueInfoProto],
 ) -> NDArray[Any] | None:
-    """Return the result of a Shape or Size of a known shape; otherwise None."""
+    """Return the result of a Shape or Size of a known shape; otherwise None.
+
+    Args:
+        node: a node of any kind.
+        shapes: inferred declarations by name.
+
+    Returns:
+        An int64 vector for a Shape, an int64 scalar for a Size.
+    """
     if node.op_type not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS:
         return None
     if not node.output or _is_open(shapes.get(node.input[0], _UNKNOWN)):
@@ -357,7 +373,13 @@ def _is_computable(
     constant: set[str],
     known: dict[str, ValueInfoProto],
 ) -> bool:
-    """Return whether a node computes small tensors from constants alone."""
+    """Return whether a node computes small tensors from constants alone.
+
+    Args:
+        node: a node of any kind.
+        constant: names of tensors with known values.
+        known: inferred declarations of results by name; results of unknown shape are not small.
+    """
     if node.domain not in STANDARD_DOMAINS or node.op_type in RANDOM:
         return False
     if subgraphs(node) or not constant.issuperset(filter(None, node.input)):

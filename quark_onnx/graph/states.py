@@ -168,7 +168,16 @@ def _pairs_by_name(
     inputs: Mapping[str, _Words],
     outputs: Mapping[str, _Words],
 ) -> dict[str, str]:
-    """Return the inputs that have an output of the same name, apart from its side."""
+    """Return the inputs that have an output of the same name, apart from its side.
+
+    Args:
+        graph: the graph.
+        inputs: words by the name of an input, without constants.
+        outputs: words by the name of an output.
+
+    Returns:
+        The output by input; each output at most once.
+    """
     paired = dict[str, str]()
     # An output is the next value of one input at most.
     free = dict(outputs)
@@ -187,7 +196,17 @@ def _pairs_in_order(
     outputs: Mapping[str, _Words],
     paired: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return pairs of the inputs that are certainly states with the last outputs."""
+    """Pair the inputs that are certainly states with the last outputs.
+
+    Args:
+        graph: the graph.
+        inputs: words by the name of an input, without constants.
+        outputs: words by the name of an output.
+        paired: the pairs that names have decided.
+
+    Returns:
+        The output by input; none if there are too few outputs, or if one pair does not fit.
+    """
     states = [name for name, words in inputs.items() if words.pure and not words.after]
     results = [name for name, words in outputs.items() if not words.before]
     before = excluding(states, paired)
@@ -203,7 +222,12 @@ def _pairs_in_order(
 
 
 def _named_alike(before: _Words, after: _Words) -> bool:
-    """Return whether two names differ in the side of a step alone, and name a state."""
+    """Return whether two names differ in the side of a step alone, and name a state.
+
+    Args:
+        before: words of an input's name.
+        after: words of an output's name.
+    """
     if before.stem != after.stem:
         return False
     # Such as last_hidden_state, which is not an input of the next step.
@@ -220,6 +244,11 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
     """Return whether an output may be the next value of an input.
 
     Both must be float and of the same shape, and the output must depend on the input.
+
+    Args:
+        graph: the graph.
+        before: name of an input.
+        after: name of an output.
     """
     if {graph.elem_type(before), graph.elem_type(after)} != {int(TensorProto.FLOAT)}:
         return False

@@ -91,7 +91,12 @@ def _sizes_by_name(
     declared: Mapping[str, Sizes | None],
     wanted: Mapping[str, Sizes],
 ) -> dict[str, int]:
-    """Return the sizes that the named dimensions of inputs have got."""
+    """Return the sizes that the named dimensions of inputs have got.
+
+    Args:
+        declared: declared shapes by input; None for an unknown rank.
+        wanted: new shapes by input.
+    """
     known = dict[str, int]()
     for name, sizes in wanted.items():
         # An undeclared shape has no names to bind.
@@ -110,6 +115,14 @@ def _static_outputs(
 
     onnx infers no shape behind operators of other domains (QGemm of com.microsoft), and an output
     without any shape is invalid.
+
+    Args:
+        model: the model with the new input shapes.
+        graph: the graph before, with the declared outputs.
+        known: sizes by the name of a dimension.
+
+    Returns:
+        A declaration of each output by name.
     """
     inferred = _inferred(model, graph, set(names_of(graph.outputs)))
     outputs = dict[str, ValueInfoProto]()
@@ -168,7 +181,19 @@ def _wanted(
     shapes: Mapping[str, Sequence[int]],
     batch: int,
 ) -> dict[str, Sizes]:
-    """Return the known new shapes of inputs."""
+    """Return the new shapes of inputs, as far as the caller or names of dimensions tell.
+
+    Args:
+        declared: declared shapes by input; None for an unknown rank.
+        shapes: sizes by the name of an input, as the caller gave them.
+        batch: size of a batch that the caller did not give.
+
+    Returns:
+        Shapes by input, which may have open dimensions; none for an unknown rank without sizes.
+
+    Raises:
+        ConfigError: there is no such input, or sizes contradict a shape or each other.
+    """
     known = dict[str, int]()  # sizes of named dimensions
     wanted = dict[str, Sizes]()
     for name, sizes in shapes.items():
@@ -194,7 +219,13 @@ def _batch_of(shape: Sizes) -> Sizes:
 
 
 def _closed(shape: Sizes, known: Mapping[str, int], batch: int | None) -> Sizes:
-    """Return a shape with the sizes of its named dimensions, and of the batch if given."""
+    """Return a shape with the sizes of its named dimensions, and of the batch if given.
+
+    Args:
+        shape: a shape with names or None for open dimensions.
+        known: sizes by the name of a dimension.
+        batch: size of an unnamed first dimension of two or more; None to leave it open.
+    """
     sizes: list[int | str | None] = []
     for dim in shape:
         sizes.append(known.get(dim, dim) if isinstance(dim, str) else dim)
@@ -209,7 +240,17 @@ def _bind(
     shape: Sizes | None,
     sizes: Sequence[int],
 ) -> None:
-    """Check sizes against a shape, and record the sizes of named dimensions."""
+    """Check sizes against the shape of an input, and record the sizes of named dimensions.
+
+    Args:
+        known: sizes by the name of a dimension, to which those of this input are added.
+        name: name of the input.
+        shape: declared shape of the input; None for an unknown rank.
+        sizes: sizes from the caller, one per dimension.
+
+    Raises:
+        ConfigError: a size is not a whole number from 1, or contradicts the shape or ``known``.
+    """
     if not all(is_whole(size, 1) for size in sizes):
         raise ConfigError(
             f"shape of {name!r} is {list(sizes)}; it must be whole numbers of 1 or"
@@ -246,7 +287,10 @@ def _declared(
 ) -> ValueInfoProto:
     """Return a declaration of a tensor with another shape.
 
-    Without a shape the declaration is unchanged, unless its shape is to be removed (``forget``).
+    Args:
+        value: the declaration, which is returned uncopied if nothing changes, as for sequences.
+        shape: the new shape, with names or None for open dimensions; None to keep the present one.
+        forget: without ``shape``, remove the present shape.
     """
     # Sequences and optionals have no tensor shape to replace.
     if not (shape or forget) or not is_tensor(value):

@@ -53,7 +53,14 @@ class Store:
         shape: tuple[int, ...],
         parts: Iterable[NDArray[Any]],
     ) -> TensorProto:
-        """Return a tensor whose values arrive in parts, in the order of the array."""
+        """Return a tensor whose values arrive in parts, in the order of the array.
+
+        Args:
+            name: name of the tensor.
+            shape: shape of the whole tensor.
+            parts: arrays of one type, with as many values together as the shape, written one by
+                one.
+        """
         length = 0
         kind = int(TensorProto.FLOAT)
         with self._writing(), self.weights_path.open("ab") as file:
@@ -75,7 +82,13 @@ class Store:
         source: NDArray[Any],
         dtype: type[Any],
     ) -> TensorProto:
-        """Return a tensor converted to another type, a part at a time."""
+        """Return a tensor converted to another type, a part at a time.
+
+        Args:
+            tensor: the tensor, for its name and shape.
+            source: its values.
+            dtype: NumPy type to convert to.
+        """
         flat = source.reshape(-1)
         step = PART
         parts = (

@@ -14,7 +14,13 @@ T = TypeVar("T", bound=Hashable)
 
 
 def copy_fields(source: Message, target: Message, *, but: str) -> None:
-    """Copy the fields of a message, except ``but``."""
+    """Copy the fields of a message, except ``but``.
+
+    Args:
+        source: the message to copy from.
+        target: a message of the same type; repeated fields are appended to it.
+        but: name of the field to omit.
+    """
     for field, value in source.ListFields():
         if field.name == but:
             continue
@@ -30,7 +36,12 @@ def reach(
     start: Iterable[T],
     step: Callable[[T], Iterable[T]],
 ) -> dict[T, None]:
-    """Return every node or tensor that repeated steps reach, as an ordered set with ``start``."""
+    """Return every node or tensor that repeated steps reach, as an ordered set with ``start``.
+
+    Args:
+        start: the first nodes or tensors.
+        step: returns the nodes or tensors next to one.
+    """
     # A dict is a set in the order of insertion, the same in each run.
     seen = dict.fromkeys(start)
     todo = list(seen)
@@ -47,6 +58,10 @@ def in_order(
     leaders: Callable[[Node], Iterable[Node]],
 ) -> list[Node]:
     """Return the nodes in topological order, as close to the present order as possible.
+
+    Args:
+        nodes: all nodes, in their present order.
+        leaders: returns the nodes that compute the inputs of a node.
 
     Raises:
         ModelError: the nodes form a cycle.

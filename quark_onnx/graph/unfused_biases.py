@@ -49,7 +49,12 @@ def _widen_bias(graph: Graph, addition: Node) -> bool:
 
 
 def _wide(graph: Graph, name: str) -> str:
-    """Return the name of a bias with three axes; empty if the tensor is no bias of one axis."""
+    """Return the name of a bias with three axes; empty if the tensor is no bias of one axis.
+
+    Args:
+        graph: the graph, which gets the constant and, for codes, a DequantizeLinear.
+        name: name of an operand of an Add.
+    """
     if graph.is_constant(name):
         return _wide_constant(graph, name)
     dequantize = graph.producer_of_type(name, DEQUANTIZE)

@@ -48,7 +48,16 @@ def _check(
     imports: Sequence[OperatorSetIdProto],
     functions: set[Operator],
 ) -> None:
-    """Check nodes, also in subgraphs."""
+    """Check nodes, also in subgraphs.
+
+    Args:
+        nodes: nodes of a graph or function.
+        imports: operator sets of the model or function.
+        functions: domain and name of the model's functions, which have no variadic parameters.
+
+    Raises:
+        ModelError: a name is empty.
+    """
     opsets = {normalized_domain(entry.domain): entry.version for entry in imports}
     # A stack, as bodies may be nested deeply.
     todo = list(nodes)
@@ -90,7 +99,12 @@ def _first_variadic(
     node: NodeProto,
     opsets: Mapping[str, int],
 ) -> tuple[int | None, int | None]:
-    """Return the positions of the first variadic input and output, or None."""
+    """Return the positions of the first variadic input and output, or None.
+
+    Args:
+        node: a node of any kind.
+        opsets: versions of operator sets by domain, "" for the standard domain.
+    """
     domain = normalized_domain(node.domain)
     # A domain that is not imported is looked up in its newest version.
     version = min(opsets.get(domain, _NEWEST), _NEWEST)

@@ -56,7 +56,11 @@ class DetectorLayout:
         return tuple(dict.fromkeys((self.boxes, self.scores, self.labels)))
 
     def fits(self, outputs: Arrays) -> bool:
-        """Return whether outputs have the layout, with any number of boxes."""
+        """Return whether outputs have the layout, with any number of boxes.
+
+        Args:
+            outputs: outputs of a model by name; those of the layout must be among them.
+        """
         boxes = outputs[self.boxes]
         if boxes.shape[_width_axis(self.form)] != self.width:
             return False
@@ -90,7 +94,12 @@ def _width_axis(form: str) -> int:
 
 
 def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
-    """Return the box layout of a float model's outputs; None unless a detector."""
+    """Return the box layout of a float model's outputs; None unless a detector.
+
+    Args:
+        outputs: outputs of the float model on a sample, by name.
+        feeds: inputs of the sample by name; the first of rank four is taken for the image.
+    """
     images = image_inputs(feeds)
     if not images:
         return None
@@ -100,7 +109,11 @@ def detector_layout(outputs: Arrays, feeds: Arrays) -> DetectorLayout | None:
 
 
 def _image_size(image: NDArray[Any]) -> tuple[int, int]:
-    """Return height and width of an image of rank four."""
+    """Return height and width of an image of rank four.
+
+    Args:
+        image: the image, or a batch of images: (N, C, H, W) or (N, H, W, C).
+    """
     shape = image.shape
     # Gray, RGB and RGBA images as (N, C, H, W); otherwise (N, H, W, C), as TensorFlow exports them.
     if shape[1] in (1, 3, 4):
@@ -191,7 +204,15 @@ def _may_be_scores(value: NDArray[Any]) -> bool:
 
 
 def _single_form(value: NDArray[Any]) -> Literal["rows", "columns", "selected"] | None:
-    """Return the layout of boxes and scores in a single output; None for other outputs."""
+    """Return the layout of boxes and scores in a single output; None for other outputs.
+
+    Args:
+        value: an output of any type and rank.
+
+    Returns:
+        The form as in ``DetectorLayout``: "rows" for (N, anchors, 5 + classes) with an
+            objectness, "columns" for (N, 4 + classes, anchors), "selected" for (N, boxes, 6).
+    """
     if not _is_float_matrix(value):
         return None
     if value.shape[2] == _SELECTED and _is_selected(value):
@@ -218,7 +239,11 @@ def _is_float_matrix(value: NDArray[Any]) -> bool:
 
 
 def _end_with_scores(rows: NDArray[Any]) -> bool:
-    """Return whether there are many rows, with shares after four coordinates."""
+    """Return whether there are many rows, with shares after four coordinates.
+
+    Args:
+        rows: an output as (N, anchors, values), with more than four values.
+    """
     count, width = rows.shape[1:]
     # More rows than values tell rows from columns.
     return count >= max(_ANCHORS, width) and _are_shares(rows[..., 4:])
@@ -229,7 +254,11 @@ def _are_shares(values: NDArray[Any]) -> bool:
 
 
 def _is_selected(value: NDArray[Any]) -> bool:
-    """Return whether rows may be x1, y1, x2, y2, score and class of selected boxes."""
+    """Return whether rows may be x1, y1, x2, y2, score and class of selected boxes.
+
+    Args:
+        value: finite values, (N, boxes, 6).
+    """
     if not _are_shares(value[..., 4]):
         return False
     classes = value[..., 5]
@@ -255,6 +284,10 @@ def _candidates(
     """Return boxes (n, 4), scores (n,) and classes (n,) of every image.
 
     Boxes are corners in pixels of the input image.
+
+    Args:
+        layout: the layout of the outputs.
+        outputs: outputs by name, which fit the layout.
     """
     candidates = []
     for coordinates, scores, classes in _images(layout, outputs):
@@ -268,7 +301,16 @@ def _images(
     layout: DetectorLayout,
     outputs: Arrays,
 ) -> list[tuple[Floats, Floats, Floats]]:
-    """Return boxes, scores and classes of every image, the boxes as the model has them."""
+    """Return boxes, scores and classes of every image, the boxes as the model has them.
+
+    Args:
+        layout: the layout of the outputs.
+        outputs: outputs by name, which fit the layout.
+
+    Returns:
+        For each image: boxes (n, 4), scores (n,) and classes (n,), all float64. Boxes are corners,
+            or centers and sizes, in pixels or as shares of the image.
+    """
     # float16 cannot hold all pixel positions of a large image.
     boxes = outputs[layout.boxes].astype(np.float64)
     if boxes.ndim != 3:
@@ -283,7 +325,15 @@ def _images(
 
 
 def _from_rows(row: Floats, layout: DetectorLayout) -> tuple[Floats, Floats, Floats]:
-    """Return boxes, scores and classes of an image in a YOLO-like output."""
+    """Return boxes, scores and classes of an image in a YOLO-like output.
+
+    Args:
+        row: the output for an image, (anchors, 4 + ...).
+        layout: the layout of the output, of the form "rows" or "columns".
+
+    Returns:
+        Boxes (anchors, 4), the scores of the best classes (anchors,), and these classes (anchors,).
+    """
     scores, classes = _best_class(_class_scores(row, layout))
     return _decoded(row[:, :4], layout.size), scores, classes
 
@@ -292,6 +342,13 @@ def _class_scores(row: Floats, layout: DetectorLayout) -> Floats:
     """Return the class scores of a YOLO-like output.
 
     Rows have an objectness, columns do not.
+
+    Args:
+        row: the output for an image, (anchors, 4 + ...).
+        layout: the layout of the output, of the form "rows" or "columns".
+
+    Returns:
+        Scores, (anchors, classes); for rows, the products with the objectness.
     """
     if layout.form == "rows":
         # YOLO: P(object) * P(class | object). Shapes (anchors, 1) and (anchors, classes).
@@ -343,7 +400,15 @@ def _foreground(scores: Floats) -> Floats:
 
 
 def _as_shares(scores: Floats) -> Floats:
-    """Return scores in [0, 1]: logits of one class by a sigmoid, of several by a softmax."""
+    """Return scores in [0, 1]: logits of one class by a sigmoid, of several by a softmax.
+
+    Args:
+        scores: scores of all images, (images, boxes, classes). A single value outside [0, 1] makes
+            all of them logits.
+
+    Returns:
+        An array of the same shape; ``scores`` itself if they are no logits.
+    """
     # Only values outside [0, 1] are logits; NaN is neither below nor above.
     if not scores.size or not (scores.min() < 0 or scores.max() > 1):
         return scores
@@ -374,6 +439,10 @@ def _decoded(boxes: Floats, size: tuple[int, int]) -> Floats:
 
     Sizes in such boxes are logarithms, and therefore partly negative. Further forms are
     returned unchanged.
+
+    Args:
+        boxes: the coordinates of an image, (anchors, 4).
+        size: (height, width) of the input image.
     """
     # Sizes in pixels or shares are not negative: already decoded.
     if not boxes.size or boxes[:, 2:].min() >= 0:
@@ -399,6 +468,9 @@ def _corners(boxes: Floats) -> Floats:
 
     Boxes are unchanged if nearly all have x1 < x2 and y1 < y2. Centers and sizes fail the test,
     as the distance of most anchors from the corner exceeds their width.
+
+    Args:
+        boxes: coordinates of an image, (n, 4), in any unit.
     """
     ordered = (boxes[:, 2:] >= boxes[:, :2]).all(axis=1)
     # A few boxes of corners may be degenerate, hence not all.
@@ -409,7 +481,12 @@ def _corners(boxes: Floats) -> Floats:
 
 
 def _in_pixels(boxes: Floats, size: tuple[int, int]) -> Floats:
-    """Return boxes in pixels; relative coordinates are scaled."""
+    """Return boxes in pixels; relative coordinates are scaled.
+
+    Args:
+        boxes: corners, (n, 4), in pixels or relative to width and height of the image.
+        size: (height, width) of the input image.
+    """
     # Shares lie in [0, 1], a little beyond at the border; a quantile, because single boxes may be
     # wild.
     if not boxes.size or np.quantile(np.abs(boxes), 0.9) > 2:

@@ -192,7 +192,12 @@ class Detections:
 
 
 def _f1(recall: float, precision: float) -> float:
-    """Return the harmonic mean of recall and precision; 0 if both are 0."""
+    """Return the harmonic mean of recall and precision; 0 if both are 0.
+
+    Args:
+        recall: share of the float model's detections that are found again.
+        precision: share of the quantized model's detections that the float model has, too.
+    """
     if not recall + precision:
         return 0.0
     return 2 * recall * precision / (recall + precision)
@@ -259,7 +264,11 @@ def pooled(feeds: Arrays, value: NDArray[Any]) -> Floats:
 
 
 def unit(rows: Floats) -> Floats:
-    """Return rows of length 1; zeros stay zero."""
+    """Return rows of length 1; zeros stay zero.
+
+    Args:
+        rows: vectors, (n, width).
+    """
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(lengths > 0, lengths, 1))
 
@@ -268,6 +277,13 @@ def _rank_correlation(before: Floats, after: Floats) -> float:
     """Return the Spearman correlation of pairwise similarities.
 
     NaN for fewer than four samples.
+
+    Args:
+        before: vectors of the float model, (samples, width), of length 1.
+        after: vectors of the quantized model for the same samples, also of length 1.
+
+    Returns:
+        The correlation, between -1 and 1.
     """
     if len(before) < 4:
         return math.nan
@@ -337,7 +353,14 @@ class Tokens:
 
 
 def _log_probabilities(logits: NDArray[Any]) -> Floats:
-    """Return the log-softmax of rows in float64."""
+    """Return the log-softmax of rows in float64.
+
+    Args:
+        logits: logits of any float type, (tokens, vocabulary).
+
+    Returns:
+        Logarithms of probabilities, (tokens, vocabulary).
+    """
     rows = logits.astype(np.float64)
     # Less the maximum, exp cannot overflow; the softmax is the same.
     rows = rows - rows.max(axis=1, keepdims=True)
@@ -376,7 +399,12 @@ class Images:
 
 
 def _peak(least: float, greatest: float) -> float:
-    """Return the pixel range: 255 or 1 if the values fit, else the observed range."""
+    """Return the pixel range: 255 or 1 if the values fit, else the observed range.
+
+    Args:
+        least: least value of the float model's images, over all samples.
+        greatest: greatest value of the same images.
+    """
     # Ten percent beyond [0, 255], respectively 20 % beyond [0, 1]: networks overshoot at edges.
     if least > -26 and 2 < greatest < 282:
         return 255.0
