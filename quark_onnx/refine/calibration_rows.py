@@ -108,7 +108,7 @@ class Mix:
     def mixed(self) -> Rows:
         """Return the shuffled rows, without non-finite rows.
 
-        Rows are views of the buffer if all of them are finite, and copies otherwise.
+        The rows may be views of the buffer, which the rows of the next layer overwrite.
         """
         if self._deep:
             # Exhausts the iterator, which does the work.

@@ -89,7 +89,8 @@ def calibrate(  # noqa: PLR0913
             ``receive`` is not called for them. Not with ``keyed``.
 
     Returns:
-        The plan without tensors that are unfit for a scale, and the statistics by use.
+        The plan, in which tensors that are unfit for a scale are float, the statistics by use, and
+        the bodies with their own plans and ranges.
 
     Raises:
         DataError: a sample does not fit the inputs or cannot be run.
@@ -431,8 +432,8 @@ def _ranges(
         known: statistics known before the run; None for none.
 
     Returns:
-        The plan without tensors that are unfit for a scale, the statistics of the others, and the
-        bodies with their own plans and ranges.
+        The plan, in which tensors that are unfit for a scale are float, the statistics of the
+        others by use, and the bodies with their own plans and ranges.
     """
     ranges: Ranges = {}
     # Tensors found unfit become float after all rules have decided.

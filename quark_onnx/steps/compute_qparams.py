@@ -187,7 +187,7 @@ def _in_blocks(graph: Graph, use: Use, entry: Quantize, dtype: Integer) -> QPara
         dtype: the type of the codes, with 2, 4 or 8 bits.
 
     Returns:
-        Parameters with one scale and zero point per block, in the rank of the constant.
+        Parameters with one scale and zero point per block, as ``entry.placed`` arranges them.
     """
     array = graph.constant(use.tensor)
     assert array is not None and entry.axis is not None
