@@ -58,6 +58,10 @@ def _is_contiguous_weight(graph: Graph, node: Node) -> bool:
     """Return whether layers alone read a weight, whose blocks are full and contiguous.
 
     A Reshape may stand between. A line of fewer values than a block is a block.
+
+    Args:
+        graph: the graph.
+        node: a DequantizeLinear with blocks.
     """
     codes, result = node.inputs[0], node.outputs[0]
     # Only readers in the graph are known to be layers.
@@ -79,7 +83,12 @@ def _is_contiguous_weight(graph: Graph, node: Node) -> bool:
 
 
 def _are_constant(graph: Graph, names: list[str]) -> bool:
-    """Return whether parameters are constants, or Casts of constants in 16 bits."""
+    """Return whether parameters are constants, or Casts of constants in 16 bits.
+
+    Args:
+        graph: the graph.
+        names: names of scales and zero points.
+    """
     for name in names:
         cast = graph.producer(name)
         if cast is not None and cast.op_type == "Cast":

@@ -240,7 +240,13 @@ class Judging:
         expected: Mapping[str, Any],
         found: Mapping[str, Any],
     ) -> None:
-        """Add a sample with the outputs of the float and the quantized model."""
+        """Add a sample with the outputs of the float and the quantized model.
+
+        Args:
+            feeds: the sample.
+            expected: outputs of the float model by name.
+            found: outputs of the quantized model by name.
+        """
         self.collector.add(feeds, expected, found)
         if self.check is not None:
             self.check.add(feeds, expected)
@@ -277,7 +283,15 @@ class Gate:
     faster: ModelProto | None = None
 
     def passed(self, model: ModelProto | Path) -> tuple[list[OutputError], list[str]]:
-        """Return output errors without saturating sums, and notes on the processor."""
+        """Return output errors without saturating sums, and notes on the processor.
+
+        Args:
+            model: the quantized model, or its file.
+
+        Raises:
+            AccuracyError: an output is below the minimum SQNR.
+            ModelError: the model fails the check, does not run, or has outputs of other shapes.
+        """
         check(model, self.reference.model)
         session = self._fastest(_load(model, lean=self.lean))
         judging = self.judging
@@ -297,6 +311,13 @@ class Gate:
         """Return a session on the faster model if it has the results of the given session.
 
         Both are run on the first sample.
+
+        Args:
+            session: a session on the quantized model.
+
+        Returns:
+            The session on ``faster``; the given one without it, without samples, or if it does not
+            run or its results differ.
         """
         if self.faster is None or not self.samples:
             return session
@@ -323,7 +344,13 @@ class Gate:
         judging: Judging,
         errors: list[OutputError],
     ) -> None:
-        """Run the models on further samples: a few, or all for an uncertain band."""
+        """Run the models on further samples: a few, or all for an uncertain band.
+
+        Args:
+            session: a session on the quantized model.
+            judging: receives the outputs.
+            errors: the output errors on the samples of the gate.
+        """
         # Samples of the gate count, too.
         few = max(0, _ENOUGH - judging.collector.samples)
         first, rest = judging.samples[:few], judging.samples[few:]
@@ -340,7 +367,16 @@ class Gate:
         session: Any,
         errors: list[OutputError],
     ) -> list[str]:
-        """Return notes on a processor whose integer sums saturate."""
+        """Return notes on a processor whose integer sums saturate.
+
+        Args:
+            model: the quantized model, or its file.
+            session: the session that was measured, without saturating sums.
+            errors: the output errors measured with it.
+
+        Returns:
+            A note with the greatest loss; empty if no output loses noticeably.
+        """
         # With the saturating kernels that an application on this processor would use.
         own = self._measured(_load(model, integers=True))
         lost = sorted(
@@ -446,7 +482,12 @@ def _in_loop(steps: int) -> str:
 
 
 def _is_negligible(difference: OutputError, error: OutputError) -> bool:
-    """Return whether two models differ far less than one of them from the float model."""
+    """Return whether two models differ far less than one of them from the float model.
+
+    Args:
+        difference: error of an output between the two models.
+        error: error of the output between one of them and the float model.
+    """
     if difference.sqnr is None or error.sqnr is None:
         return difference.agreement == 1.0
     return difference.sqnr >= error.sqnr + _FAR_LESS
@@ -460,7 +501,12 @@ class _Loss(NamedTuple):
 
     @classmethod
     def of(cls, exact: OutputError, here: OutputError) -> _Loss | None:
-        """Return the loss, or None if negligible."""
+        """Return the loss of an output; None if negligible, or if it has no common measure.
+
+        Args:
+            exact: the error without saturating sums.
+            here: the error with the kernels of this processor.
+        """
         if exact.sqnr is not None and here.sqnr is not None:
             # Two infinite SQNRs would differ by NaN.
             lost = exact.sqnr - here.sqnr if exact.sqnr != here.sqnr else 0.0
@@ -499,7 +545,16 @@ def _load(
     lean: bool = False,
     integers: bool | None = None,
 ) -> Any:
-    """Open a session on the model."""
+    """Open a session on the model.
+
+    Args:
+        model: the quantized model, or its file.
+        lean: leave weights in files, without the optimizations that would copy them.
+        integers: as in ``open_session``; None for its default.
+
+    Raises:
+        ModelError: onnxruntime cannot load the model.
+    """
     try:  # the optimizer would copy the weights of a large model
         return open_session(
             model,
@@ -538,6 +593,11 @@ def check(
 
     The full check comes first. If the original fails it, possibly only with the shapes that
     runtimes compute, the check without shape inference is used, or none.
+
+    Args:
+        model: the model to check, or its file.
+        original: the model before the rewrite.
+        name: word for ``model`` in the message.
 
     Raises:
         ModelError: the model fails the check; the message calls it ``name``.

@@ -175,6 +175,9 @@ class LocalErrors:
     ) -> tuple[ModelProto, dict[Step, list[tuple[str, str]]]]:
         """Return the float model with a copy of the window for every step.
 
+        Args:
+            steps: uses and numbers of steps; the scale of step number n is the input with number n.
+
         Returns:
             The model, and the names of noise and signal of every result.
         """
@@ -231,6 +234,11 @@ class LocalErrors:
         """Return the nodes of a window under new names.
 
         Inputs from outside the window are read from the float model.
+
+        Args:
+            window: the window.
+            prefix: prefix of the names of nodes and results, distinct for each copy.
+            place: number of the step, which decides the name of the scale.
         """
         made = set(flattened(node.outputs for node in window.nodes))
         copies = list[NodeProto]()
@@ -256,7 +264,11 @@ class LocalErrors:
         return copies
 
     def _give_constants(self, model: ModelProto) -> None:
-        """Add the nodes' initializers, preferring the float graph's."""
+        """Add the nodes' initializers, preferring the float graph's.
+
+        Args:
+            model: the model with all nodes; changed in place.
+        """
         constants = {**self._live.initializers, **self._graph.initializers}
         read = dict.fromkeys(
             flattened((*node.inputs, *node.captures) for node in self._graph.nodes)

@@ -126,6 +126,13 @@ def mix(  # noqa: PLR0913
         held_out: samples that no decision depends on.
         keyed: earlier statistics; new statistics are added.
         show: whether to show progress.
+
+    Returns:
+        The configuration, and the findings; None without the optimizer.
+
+    Raises:
+        ConfigError: the optimizer is given twice, there are no samples, or a setting of the
+            optimizer does not fit the configuration or the model.
     """
     found = of_type(config.optimizers, AutoMixedPrecision)
     if not found:
@@ -235,6 +242,9 @@ class _Search:
             noise: the goal where each node alone is quantized.
             bound: the minimum goal.
             most: maximum number of nodes.
+
+        Returns:
+            The names, the noisiest or the most profitable first; the goal may miss ``bound``.
         """
         plain = self._needed(self._fewest(order[:most], bound), bound)
         settings = self._settings
@@ -260,7 +270,11 @@ class _Search:
         return other if shorter else plain
 
     def _check(self, result: Sensitivity) -> None:
-        """Measure runtime and held-out accuracy of the chosen model."""
+        """Measure runtime and held-out accuracy of the chosen model.
+
+        Args:
+            result: the findings with the changed nodes; the measurements are added in place.
+        """
         result.decided = len(self._deciding)
         settings = self._settings
         model = self._built(self._plan_of(self._with(tuple(result.changed))))
@@ -282,7 +296,11 @@ class _Search:
             )
 
     def _prices(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the estimated additional runtime of raised nodes, in nanoseconds per sample."""
+        """Return the estimated additional runtime of raised nodes, in nanoseconds per sample.
+
+        Args:
+            names: names of the nodes.
+        """
         nodes = by_name(self._sized_graph.nodes)
         return {name: raised_runtime(self._sized_graph, nodes[name]) for name in names}
 
@@ -321,6 +339,10 @@ class _Search:
         """Return the shortest prefix of ``order`` that meets the bound, by bisection.
 
         The whole list if no prefix does.
+
+        Args:
+            order: nodes, in the order in which they are raised.
+            bound: the minimum goal.
         """
         # Invariant: the prefix of ``low`` nodes misses the bound. The error is assumed to fall with
         # each node.
@@ -334,7 +356,12 @@ class _Search:
         return order[:high]
 
     def _needed(self, chosen: list[str], bound: float) -> list[str]:
-        """Return the nodes that the bound needs, trying the least noisy first."""
+        """Return the nodes that the bound needs, trying the least noisy first.
+
+        Args:
+            chosen: nodes in the order of the bisection, the least needed last.
+            bound: the minimum goal; if ``chosen`` misses it, ``chosen`` is returned.
+        """
         if self._goal(tuple(chosen)) < bound:
             return chosen
         # Without the last node, the bisection has missed the bound already.
@@ -356,6 +383,9 @@ class _Search:
         """Return the goal with a single node quantized, or lowered, on ranking samples.
 
         For weight-only formats, only the weight of the node changes.
+
+        Args:
+            name: name of the node.
         """
         if self._settings.lowers:
             return self._measured(self._plan_of(self._with((name,))), self._few)
@@ -379,7 +409,11 @@ class _Search:
         return False
 
     def _goal(self, names: tuple[str, ...]) -> float:
-        """Return the goal with changed nodes."""
+        """Return the goal with changed nodes, on the deciding samples.
+
+        Args:
+            names: names of the changed nodes. A set of names is measured once per order.
+        """
         if names not in self._goals:
             plan = self._plan_of(self._with(names))
             self._goals[names] = self._measured(plan, self._deciding)
@@ -401,7 +435,15 @@ class _Search:
         return self._compared(model, samples)
 
     def _compared(self, model: ModelProto, samples: Sequence[Sample]) -> float:
-        """Return the goal of a model, computed from outputs on samples."""
+        """Return the goal of a model, computed from outputs on samples.
+
+        Args:
+            model: the quantized model.
+            samples: one of the sample lists of this search, whose float outputs are kept.
+
+        Returns:
+            The least SQNR over the outputs in dB, or the negated distance of the user's function.
+        """
         session = open_equivalent(model)
         if self._settings.distance is not None:
             key = id(samples)  # the list outlives this object, so its id is unique
@@ -450,6 +492,14 @@ class _Search:
         """Return an equal decision with a range, from the two plans.
 
         Decisions that differ only in bounds count as equal.
+
+        Args:
+            use: the use of an activation.
+            entry: the decision for the use.
+
+        Returns:
+            The decision of the measured plan and the statistic; None if the tensor was not
+            measured in this format.
         """
         for plan, ranges in zip(self._plans, self._ranges, strict=True):
             alike = [other for other in ranges if other.tensor == use.tensor]
@@ -461,7 +511,15 @@ class _Search:
         return None
 
     def _solve(self, plan: Plan, ranges: Ranges) -> ResolvedPlan:
-        """Return scales, computed once per decision and tensor."""
+        """Return scales, computed once per decision and tensor.
+
+        Args:
+            plan: a plan of the graph; not changed.
+            ranges: the statistics of its measured activations.
+
+        Returns:
+            The scales, and the plan in which tensors whose scale cannot be stored are float.
+        """
         params = Params()
         changes: dict[Use, Entry] = {}
         for use, entry in plan.entries.items():
@@ -498,6 +556,11 @@ def _split(
 
     The first ``few`` rank. Two of three of the rest decide; if too few remain, the ranking
     samples decide as well.
+
+    Args:
+        samples: the calibration samples, read once and at most up to a limit.
+        few: number of ranking samples.
+        held_out: samples held out before, which are added to the third list.
     """
     # An iterator, so that each sample is read once, in order.
     every = iter(samples)
@@ -513,13 +576,26 @@ def _split(
 
 
 def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
-    """Return the outputs of a model for every sample."""
+    """Return the outputs of a model for every sample.
+
+    Args:
+        session: a session on the model.
+        samples: the samples; entries that are no inputs of the model are ignored.
+
+    Returns:
+        For each sample, the outputs in the order of the model.
+    """
     names = names_of(session.get_inputs())
     return [session.run(None, subset(sample, names)) for sample in samples]
 
 
 def _sized(graph: Graph, sample: Sample) -> Graph:
-    """Return the graph with the sizes of a sample in place of dynamic dimensions."""
+    """Return the graph with the sizes of a sample in place of dynamic dimensions.
+
+    Args:
+        graph: the graph; returned unchanged if it is static, or if the sizes contradict it.
+        sample: the sample.
+    """
     shapes = dict[str, tuple[int, ...]]()
     for name in names_of(graph.inputs):
         array = sample.get(name)
@@ -536,8 +612,14 @@ def _sized(graph: Graph, sample: Sample) -> Graph:
 def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None:
     """Return the runtimes of three models on a sample, each the minimum of alternating runs.
 
-    Other processes can only lengthen a run, so the minimum is the least disturbed. None where the
-    float model is too fast for a clock.
+    Other processes can only lengthen a run, so the minimum is the least disturbed.
+
+    Args:
+        sessions: the float model, the quantized model, and the one with raised nodes.
+        sample: the sample.
+
+    Returns:
+        The runtimes in seconds; None where the float model is too fast for a clock.
     """
     models = [partial(_seconds_of_runs, session, sample) for session in sessions]
     seconds = seconds_in_turns(models, single_runs(_SECONDS, _LEAST_RUNS, _MOST_RUNS))
@@ -549,7 +631,13 @@ def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None
 
 
 def _seconds_of_runs(session: Any, sample: Sample, runs: int) -> list[float]:
-    """Return the seconds of some runs of a model on a sample."""
+    """Return the seconds of some runs of a model on a sample.
+
+    Args:
+        session: a session on the model.
+        sample: the sample.
+        runs: number of runs, timed one by one.
+    """
     seconds = []
     for _ in range(runs):
         start = perf_counter()
@@ -559,7 +647,11 @@ def _seconds_of_runs(session: Any, sample: Sample, runs: int) -> list[float]:
 
 
 def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
-    """Return the nodes that may be changed.
+    """Return the nodes that may be changed, as an ordered set.
+
+    Args:
+        graph: the float graph.
+        settings: the optimizer, with the nodes or types to change and those to exclude.
 
     Raises:
         ConfigError: no node has a configured name or operator type.
@@ -585,6 +677,10 @@ def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
 def _number(found: Any, what: str) -> float:
     """Return the result of a user's function as a float.
 
+    Args:
+        found: the result.
+        what: the setting with the function, "metric" or "distance", for the message.
+
     Raises:
         ConfigError: the result is not a number.
     """
@@ -602,7 +698,13 @@ def _number(found: Any, what: str) -> float:
 
 
 def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
-    """Return the notes for the report."""
+    """Return the notes for the report.
+
+    Args:
+        found: the findings.
+        settings: the optimizer, which decides the unit and the sign of the goal.
+        nodes: number of nodes of the model.
+    """
     unit = " dB"
     if settings.metric is not None or settings.distance is not None:
         unit = ""
@@ -632,7 +734,15 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
 
 
 def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str]:
-    """Return the measured price of raised nodes, and a warning where floats are faster."""
+    """Return the measured price of raised nodes, and a warning where floats are faster.
+
+    Args:
+        found: the findings.
+        settings: the optimizer.
+
+    Returns:
+        The notes; empty without measured runtimes.
+    """
     runtimes = found.runtimes
     if runtimes is None:
         return []

@@ -168,7 +168,11 @@ class _Descent:
         self.groups = list(groups)
 
     def run(self, progress: Progress) -> None:
-        """Measure errors until the minimum of every group is bracketed."""
+        """Measure errors until the minimum of every group is bracketed.
+
+        Args:
+            progress: updated with the number of groups that are done.
+        """
         # One pass over the samples for all groups, until no group asks for a further step.
         open_groups = self.groups
         while open_groups:
@@ -186,7 +190,15 @@ class _Descent:
             progress.update(len(self.groups) - len(open_groups))
 
     def scale(self, use: Use, step: int) -> NDArray[np.float32]:
-        """Return the scale of a use after ``step`` steps."""
+        """Return the scale of a use after ``step`` steps.
+
+        Args:
+            use: the use.
+            step: number of strides from the start, negative for smaller scales.
+
+        Returns:
+            The scale in the shape of the start; the start itself if the scale is no normal float32.
+        """
         # Steps count from the start, so that a step is the same scale however it is reached.
         scale = np.asarray(
             self._start[use] * np.float32(self.strides[use] ** step),
@@ -201,13 +213,25 @@ class _Descent:
         )
 
     def error(self, use: Use, step: int) -> Doubles | None:
-        """Return the logarithm of the local error on every sample; None if unknown."""
+        """Return the logarithm of the local error on every sample; None if unknown.
+
+        Args:
+            use: the use.
+            step: number of strides from the start.
+
+        Returns:
+            (samples,): natural logarithms of noise over signal, with a floor.
+        """
         return self._known.get(use, {}).get(step)
 
     def best(self, group: Sequence[Use]) -> int:
         """Return the step with the least error over the uses of a group.
 
-        0 where no step is significantly better.
+        Args:
+            group: uses with a common scale, measured by ``run``.
+
+        Returns:
+            The step; 0 where no step is significantly better.
         """
         totals = self._totals(group)
         # Among equal errors, the step nearest to the start.
@@ -226,6 +250,12 @@ class _Descent:
 
         Where the minimum is at an end of the known steps, the number of known steps doubles, so
         that a distant scale needs few passes over the samples.
+
+        Args:
+            group: uses with a common scale.
+
+        Returns:
+            The steps; empty if the minimum is bracketed, or at the farthest step.
         """
         known = self._known[group[0]]
         # The start and one step to both sides bracket the minimum of most scales.
@@ -258,7 +288,13 @@ class _Move:
 
 
 def _allowed(descent: _Descent, start: Scales, limits: Limits) -> list[_Move]:
-    """Return the promising moves within the limits, in graph order."""
+    """Return the promising moves within the limits, in graph order.
+
+    Args:
+        descent: the measured errors.
+        start: the scales before all moves; not changed.
+        limits: constraints of the target.
+    """
     moves = list[_Move]()
     scales = dict(start)
     for group in descent.groups:
@@ -284,6 +320,11 @@ def _applied(moves: Sequence[_Move], start: Scales, limits: Limits) -> Scales:
     """Return the scales after a subset of the moves.
 
     A move that the limits forbid without the others is left out.
+
+    Args:
+        moves: the moves, in graph order.
+        start: the scales before all moves; not changed.
+        limits: constraints of the target.
     """
     scales = start
     for move in moves:
@@ -300,7 +341,16 @@ def _gain(
 ) -> float:
     """Return the decrease of the local error of a use.
 
-    Minus infinity if an error was not measured.
+    Args:
+        descent: the measured errors.
+        use: the use.
+        start: its scale at step 0.
+        before: its scale before the move.
+        after: its scale after the move.
+
+    Returns:
+        The decrease of the mean log error; 0 for an unchanged or unsearched scale, and minus
+        infinity if an error was not measured.
     """
     # Scales without a stride have no measured error, and count as unchanged.
     if use not in descent.strides or (before == after).all():
@@ -329,6 +379,15 @@ def _checked(
     """Return the scales after the largest error-reducing set of moves.
 
     All moves are tried first, then half of them, and so on.
+
+    Args:
+        probe: measures the output error of the model.
+        moves: the promising moves, in graph order.
+        start: the scales before all moves.
+        limits: constraints of the target.
+
+    Returns:
+        The scales of every use; empty if no set reduces the output error.
     """
     before = probe.noise({}, [])
     # The sort is stable: equal gains stay in graph order.
@@ -380,7 +439,13 @@ def _order(graph: Graph) -> dict[Use, int]:
 
 
 def _stride(graph: Graph, plan: Plan, use: Use) -> float:
-    """Return the factor between adjacent scales of a use; 0 for a fixed scale."""
+    """Return the factor between adjacent scales of a use; 0 for a fixed scale.
+
+    Args:
+        graph: the float graph.
+        plan: the decisions about its tensors.
+        use: the use. Constants, known bounds, per-channel scales and float16 scales are fixed.
+    """
     entry = plan.entries.get(use)
     if (
         not isinstance(entry, Quantize)
@@ -400,8 +465,15 @@ def _stride(graph: Graph, plan: Plan, use: Use) -> float:
 def _moved(scales: Scales, use: Use, factor: float, limits: Limits) -> Scales:
     """Return the scales after multiplying a single scale, within the target's limits.
 
-    Empty if a scale would leave the normal numbers, or if the scale under trial would move
-    back.
+    Args:
+        scales: the scales of every use; not changed.
+        use: the use under trial; tied uses move along.
+        factor: the factor of its scale.
+        limits: constraints of the target, which may move further scales.
+
+    Returns:
+        The scales of every use; empty if a scale would leave the normal numbers, or if the scale
+        under trial would move back.
     """
     tied = limits.tied(use)
     trial = scales | {

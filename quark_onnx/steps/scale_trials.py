@@ -101,7 +101,10 @@ class ScaleTrial:
 
         Args:
             scales: scales in place of those of ``params``, by use.
-            best: the least noise so far.
+            best: the noise per sample of the best trial so far; empty to measure every sample.
+
+        Returns:
+            A value per sample, of fewer samples if the measurement was stopped.
 
         Raises:
             ModelError: an output has another shape than in the float model.
@@ -119,6 +122,9 @@ class ScaleTrial:
         """Quantize with other scales, and open the model.
 
         Scales are constants of the model, so that onnxruntime computes on integers.
+
+        Args:
+            scales: scales in place of those of ``params``, by use; empty for none.
         """
         params = self._params.with_scales(scales)
         plan = compute_bias_qparams(self._corrected, self._plan, params)
@@ -156,7 +162,16 @@ class ScaleTrial:
         reference: tuple[int, ...],
         found: tuple[int, ...],
     ) -> None:
-        """Raise an error unless values of a signal decide the shape of a tensor."""
+        """Raise an error unless values of a signal decide the shape of a tensor.
+
+        Args:
+            tensor: name of the tensor.
+            reference: its shape in the float model.
+            found: its shape in the quantized model.
+
+        Raises:
+            ModelError: the shape follows from the shapes of the inputs, and should be equal.
+        """
         if not self._shapes.sized_by_data(tensor):
             is_output = self._corrected.is_output(tensor)
             what = "output" if is_output else "tensor"
@@ -180,7 +195,18 @@ def _outputs(
     samples: Sequence[Sample],
     reference: Reference | None,
 ) -> Iterator[list[Any]]:
-    """Yield the float values of tensors on every sample."""
+    """Yield the float values of tensors on every sample.
+
+    Args:
+        graph: the float graph.
+        tensors: names of outputs, or of tensors inside the graph.
+        samples: the samples.
+        reference: a model with equal outputs, asked instead of a run where all tensors are outputs;
+            None for none.
+
+    Yields:
+        The values in the order of ``tensors``.
+    """
     # Known outputs need no run; parts of a Concat inside the graph do.
     if reference is not None and all(map(graph.is_output, tensors)):
         for sample in samples:
@@ -196,6 +222,14 @@ def _output_error(value: NDArray[Any], reference: NDArray[np.float64]) -> float:
     """Return the log noise-to-signal ratio of an output on a sample.
 
     An output whose shape differs, because it depends on values, has lost its entire signal.
+
+    Args:
+        value: the output of the quantized model.
+        reference: the output of the float model, finite and not all zeros.
+
+    Returns:
+        The natural logarithm of the ratio of energies, with a floor; infinity for NaN or infinite
+        values.
     """
     if value.shape != reference.shape:
         return float(np.log(1 + _FLOOR))
@@ -231,7 +265,12 @@ def _parts(graph: Graph) -> list[tuple[str, Node | None]]:
 def _joint(graph: Graph, tensor: str) -> Node | None:
     """Return the Concat that a tensor is computed from, by operators that move values alone.
 
-    None where no value is joined: errors of the tensor and of its source are equal.
+    Args:
+        graph: the float graph.
+        tensor: name of the tensor.
+
+    Returns:
+        The Concat; None where no value is joined: errors of the tensor and of its source are equal.
     """
     node = graph.producer(tensor)
     while node is not None and node.kind in _MOVING:
@@ -240,7 +279,13 @@ def _joint(graph: Graph, tensor: str) -> Node | None:
 
 
 def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
-    """Return the rounded tensor for ``reader``; an output keeps its name."""
+    """Return the rounded tensor for ``reader``; an output keeps its name.
+
+    Args:
+        quantized: the graph with Q/DQ pairs.
+        tensor: name of the tensor in the float graph.
+        reader: the Concat of the float graph that reads the tensor; None for an output.
+    """
     if reader is None:
         return tensor
     node = next(node for node in quantized.nodes if node.name == reader.name)
@@ -248,7 +293,12 @@ def _as_read(quantized: Graph, tensor: str, reader: Node | None) -> str:
 
 
 def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
-    """Return the model with new outputs, of types inferred by onnxruntime."""
+    """Return the model with new outputs, of types inferred by onnxruntime.
+
+    Args:
+        graph: the graph; not changed.
+        tensors: names of the outputs, in order.
+    """
     model = graph.to_model()
     del model.graph.output[:]
     model.graph.output.extend(ValueInfoProto(name=name) for name in tensors)
