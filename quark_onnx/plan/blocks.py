@@ -90,7 +90,14 @@ def in_blocks(
 
 
 def describe_blocks(plans: Iterable[Plan]) -> list[str]:
-    """Return notes for the report on weights whose blocks differ from the request."""
+    """Return notes for the report on weights whose blocks differ from the request.
+
+    Args:
+        plans: the plans of the main graph and of bodies.
+
+    Returns:
+        A note per decision, with the number of weights and the first one.
+    """
     # A network has hundreds of depthwise kernels: one note per decision, with the number of
     # weights.
     tensors = defaultdict[str, list[str]](list)
@@ -105,7 +112,15 @@ def describe_blocks(plans: Iterable[Plan]) -> list[str]:
 
 
 def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
-    """Limit the block size to the padded length of the axis."""
+    """Limit the block size to the padded length of the axis.
+
+    Args:
+        spec: quantization of the weight.
+        length: size of the axis along which blocks run.
+
+    Returns:
+        The spec, unchanged for block sizes up to 256.
+    """
     if spec.block_size <= _LARGEST_BLOCK:
         return spec
     # The next power of two: a block of an axis that is no power of two stays a power of two.
@@ -114,7 +129,12 @@ def _no_longer(spec: QuantizationSpec, length: int) -> QuantizationSpec:
 
 
 def _mean(length: int, size: int) -> float:
-    """Return the mean number of values in the blocks of a line."""
+    """Return the mean number of values in the blocks of a line.
+
+    Args:
+        length: number of values of the line.
+        size: block size; the last block may be shorter.
+    """
     return length / max(1, -(-length // size))
 
 
@@ -123,7 +143,13 @@ def _by_channel(
     shape: tuple[int, ...],
     axis: int | None,
 ) -> Entry:
-    """Return 8-bit codes with a scale per channel, or Keep if the floats take no more space."""
+    """Return 8-bit codes with a scale per channel, or Keep if the floats take no more space.
+
+    Args:
+        spec: the requested quantization in blocks; formats of 8 bits or more are kept.
+        shape: shape of the weight.
+        axis: axis of the output channels; None for a scale per tensor.
+    """
     # Symmetric codes save the zero points, and the solvers of blocks have no block to solve.
     dtype = spec.dtype if spec.dtype.bits >= INT8.bits else INT8
     plain = spec.with_(

@@ -216,6 +216,11 @@ class PlanBuilder(Plan):
         """Quantize ``result``, which holds values of ``source`` only, with the scale of ``source``.
 
         Not so if a reader has requested another format already, or if the result was kept float.
+
+        Args:
+            node: the node that moves the values.
+            result: name of its result.
+            source: name of its input; a float source leaves the result as it is.
         """
         if self.specs[node].activation is None or node.kind in self.asked.silent:
             return
@@ -258,12 +263,22 @@ class PlanBuilder(Plan):
 
         The channels may lie along another axis than in the source, so that no scale is shared. A
         dynamic run measures no channels.
+
+        Args:
+            node: the node that moves the values.
+            result: name of the result; unchanged if it has a decision.
+            origin: decision at the root of the source.
         """
         if Use(result) not in self.entries and self.specs[node].static:
             self._put(node, result, Quantize(origin.spec, self._channels(result)))
 
     def keep(self, tensor: str, reason: str) -> None:
-        """Keep a tensor float, also for readers with an entry of their own."""
+        """Keep a tensor float, also for readers with an entry of their own.
+
+        Args:
+            tensor: name of the tensor.
+            reason: the reason, as ``explain`` and the report show it.
+        """
         self.entries[Use(tensor)] = Keep(reason)
         # Entries of single readers take precedence over the shared one, so that each must change.
         for node in self.graph.consumers(tensor):
@@ -272,7 +287,13 @@ class PlanBuilder(Plan):
                 self.entries[use] = Keep(reason)
 
     def keep_for(self, node: Node, tensor: str, reason: str) -> None:
-        """Let ``node`` read the float value of a tensor, whatever other nodes read."""
+        """Let ``node`` read the float value of a tensor, whatever other nodes read.
+
+        Args:
+            node: the reader; nothing changes unless its activations are quantized statically.
+            tensor: name of the tensor.
+            reason: the reason.
+        """
         # Without static activations there is no shared entry from which the reader must be exempt.
         if self.static(node) and not self.ineligible(tensor):
             self.entries[Use(tensor, node.name)] = Keep(reason)
@@ -377,6 +398,11 @@ class PlanBuilder(Plan):
         """Return the decision for ``node`` after the user's overrides of the tensor.
 
         If only ``node`` has another format, the other readers get an entry as well.
+
+        Args:
+            node: the node that reads or computes the tensor.
+            tensor: name of the tensor.
+            entry: the rules' decision.
         """
         shared = Use(tensor)
         # Two entries: an override may name readers, and applies to no other reader then.
@@ -398,7 +424,12 @@ class PlanBuilder(Plan):
         return not self.ineligible(tensor) and self._holds(tensor, spec)
 
     def _holds(self, tensor: str, spec: QuantizationSpec) -> bool:
-        """Return whether a tensor has an axis for blocks; a known scalar has none."""
+        """Return whether a tensor has an axis for blocks; a known scalar has none.
+
+        Args:
+            tensor: name of the tensor.
+            spec: the format; every tensor holds a format without shared exponents.
+        """
         return bool(self.graph.shape(tensor)) or not isinstance(spec.dtype, Block)
 
     def _channels(self, tensor: str) -> int | None:
@@ -409,7 +440,12 @@ class PlanBuilder(Plan):
         return 1 if known else None
 
     def _axis(self, tensor: str, axis: int | None) -> int | None:
-        """Return an axis counted from the front, if the rank is known."""
+        """Return an axis counted from the front, if the rank is known.
+
+        Args:
+            tensor: name of the tensor.
+            axis: the axis, from the end if negative; None is returned unchanged.
+        """
         shape = self.graph.shape(tensor)
         if axis is None or axis >= 0 or shape is None:
             return axis
@@ -417,7 +453,12 @@ class PlanBuilder(Plan):
 
 
 def _alike(present: Entry, wanted: Entry) -> bool:
-    """Return whether a tensor with decision ``present`` serves a reader that needs ``wanted``."""
+    """Return whether a tensor with decision ``present`` serves a reader that needs ``wanted``.
+
+    Args:
+        present: decision at the root of the tensor's shared use.
+        wanted: decision that the rule of the reader requests.
+    """
     # A tensor that is kept float is float for all readers.
     if isinstance(present, Keep):
         return True
@@ -427,7 +468,12 @@ def _alike(present: Entry, wanted: Entry) -> bool:
 
 
 def _fits_axis(present: Quantize, wanted: Quantize) -> bool:
-    """Return whether scales or blocks run along the axis that a reader needs."""
+    """Return whether scales or blocks run along the axis that a reader needs.
+
+    Args:
+        present: decision for the tensor.
+        wanted: decision that the reader needs; without an axis, blocks along any axis serve.
+    """
     # A reader without an axis for its blocks accepts blocks along any axis.
     if wanted.axis is None and isinstance(wanted.spec.dtype, Block):
         return True

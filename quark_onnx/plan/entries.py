@@ -80,6 +80,12 @@ class Quantize:
         """Return a constant as (rows, n), with a scale per row.
 
         The last block of a line is padded.
+
+        Args:
+            array: the constant, of any shape that has the axis.
+
+        Returns:
+            Blocks as rows, or channels as rows; a single row per tensor.
         """
         # A kernel (M, C/group, kh, kw) becomes (M, C/group * kh * kw) for axis 1.
         if self.flat:
@@ -89,7 +95,16 @@ class Quantize:
         return rows(flattened, self.axis, self.spec.block_size)
 
     def placed(self, params: QParams, shape: tuple[int, ...]) -> QParams:
-        """Convert parameters per row of ``rows`` to parameters of a constant of this shape."""
+        """Convert parameters per row of ``rows`` to parameters of a constant of this shape.
+
+        Args:
+            params: a scale and a zero point per row.
+            shape: shape of the constant.
+
+        Returns:
+            With blocks, scales in the rank of the constant, flattened from the axis on if
+            ``flat``, with an index per block along the axis; otherwise ``params``.
+        """
         if not self.spec.block_size or self.axis is None:
             return params
         if self.flat:
@@ -203,7 +218,12 @@ class Keep:
 
 
 def fused_into(name: str, op_type: str) -> Keep:
-    """Return the decision for a result that the next, rounding node computes and clips."""
+    """Return the decision for a result that the next, rounding node computes and clips.
+
+    Args:
+        name: name of the next node, which is fused into the producer of the result.
+        op_type: its operator type.
+    """
     return Keep(f"fused into {name} ({op_type})")
 
 

@@ -29,7 +29,13 @@ def _paragraph(plan: Plan, node: Node) -> str:
 
 
 def _decisions(plan: Plan, sign: str, uses: Iterable[Use]) -> Iterator[str]:
-    """Yield a line per use with a decision; a tensor kept float at the root is shown float."""
+    """Yield a line per use with a decision; a tensor kept float at the root is shown float.
+
+    Args:
+        plan: the plan.
+        sign: "<" for inputs, ">" for outputs.
+        uses: the uses of a node's tensors.
+    """
     for use in uses:
         entry = plan.entries.get(use)
         # A tensor that nothing asked for is float, and has no line.

@@ -15,6 +15,11 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
 
     The weight must be constant, with 8-bit codes and without blocks. The bias of a Conv must be
     constant to be reshaped.
+
+    Args:
+        graph: the model.
+        node: a node of any operator.
+        weight: quantization of its weight.
     """
     only_if(graph.is_constant(node.input(1)))
     # An integer product has one scale per output at most, which blocks along the sum exceed.
@@ -32,6 +37,10 @@ def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpe
 
     ConvInteger of onnxruntime 1.32 reads a single zero point, so that a kernel with per-channel
     scales must be symmetric.
+
+    Args:
+        node: the layer; specs of other operators than Conv are returned unchanged.
+        weight: quantization of its weight.
     """
     if node.kind != "Conv" or not _bytes(weight):
         return weight

@@ -144,7 +144,12 @@ class Plan:
         return explain(self)
 
     def copied(self, kind: type[P], entries: Mapping[Use, Entry]) -> P:
-        """Return this plan as another class, with other entries."""
+        """Return this plan as another class, with other entries.
+
+        Args:
+            kind: ``Plan``, or ``PlanBuilder`` for a plan to change.
+            entries: the decisions of the copy, in place of those of this plan.
+        """
         return kind(
             self.graph,
             self.specs,
@@ -159,11 +164,20 @@ class Plan:
         )
 
     def revised(self, changes: Mapping[Use, Entry]) -> Plan:
-        """Return a plan with some decisions replaced or added."""
+        """Return a plan with some decisions replaced or added.
+
+        Args:
+            changes: the new decisions; a use that the plan knows keeps its place in the order.
+        """
         return self.copied(Plan, {**self.entries, **changes})
 
     def without(self, *kinds: type[Entry], uses: Iterable[Use] = ()) -> Plan:
-        """Return a plan without entries of some kinds and for some uses, which stay float."""
+        """Return a plan without entries of some kinds and for some uses, which stay float.
+
+        Args:
+            *kinds: classes of entries to leave out.
+            uses: uses whose entries are left out, whatever the kind.
+        """
         left_out = set(uses)
         entries = {
             use: entry
@@ -173,7 +187,15 @@ class Plan:
         return self.copied(Plan, entries)
 
     def use(self, tensor: str, node: Node | None = None) -> Use:
-        """Return the use of ``tensor`` by ``node``."""
+        """Return the use of ``tensor`` by ``node``.
+
+        Args:
+            tensor: name of the tensor.
+            node: the reader; None for the shared use.
+
+        Returns:
+            The reader's own use if it has an entry, otherwise the shared use.
+        """
         # An entry of a single reader takes precedence over the shared one.
         if node is not None and Use(tensor, node.name) in self.entries:
             return Use(tensor, node.name)
@@ -184,7 +206,14 @@ class Plan:
         return [self.use(tensor, node) for tensor in node.operands]
 
     def root(self, use: Use) -> Use:
-        """Return the use that owns the scale: the end of a chain of SameAs entries."""
+        """Return the use that owns the scale: the end of a chain of SameAs entries.
+
+        Args:
+            use: any use; one without an entry is its own root.
+
+        Raises:
+            PlanError: the chain is a cycle.
+        """
         # A chain visits each entry once at most: a longer one is a cycle.
         for _ in range(len(self.entries) + 1):
             entry = self.entries.get(use)
@@ -194,11 +223,16 @@ class Plan:
         raise PlanError(f"tensor {use} has its own scale as its origin")
 
     def entry(self, use: Use) -> Entry:
-        """Return the decision at the root of a use."""
+        """Return the decision at the root of a use; ``Keep`` for a root without an entry."""
         return self.entries.get(self.root(use), Keep("nothing asks for it"))
 
     def quantized(self, tensor: str, node: Node | None = None) -> bool:
-        """Return whether ``node`` reads ``tensor`` quantized."""
+        """Return whether ``node`` reads ``tensor`` quantized.
+
+        Args:
+            tensor: name of the tensor.
+            node: the reader; None for readers without an entry of their own.
+        """
         return isinstance(self.entry(self.use(tensor, node)), Quantize)
 
     def touches(self, node: Node) -> bool:
@@ -211,7 +245,11 @@ class Plan:
         return any(isinstance(self.entry(use), Quantize) for use in uses)
 
     def ineligible(self, tensor: str) -> str:
-        """Return the reason why a tensor can never be quantized; empty if it can."""
+        """Return the reason why a tensor can never be quantized; empty if it can.
+
+        Args:
+            tensor: name of the tensor; an empty name, of an omitted input, is ineligible.
+        """
         if not tensor:
             return "omitted"
         kind = self.graph.elem_type(tensor)
@@ -225,7 +263,11 @@ class Plan:
         return self._ineligible_value(tensor)
 
     def _ineligible_value(self, tensor: str) -> str:
-        """Return the reason in the values or the use of a float tensor; empty without one."""
+        """Return the reason in the values or the use of a float tensor; empty without one.
+
+        Args:
+            tensor: name of a tensor of type float32 or of unknown type.
+        """
         for holds, reason in _INELIGIBLE:
             if holds(self.graph, tensor):
                 return reason

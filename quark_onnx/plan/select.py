@@ -93,7 +93,13 @@ def select(
 
 
 def _configured(graph: Graph, node: Node, config: QConfig) -> NodeSpec:
-    """Return the settings of a node without overrides."""
+    """Return the settings of a node without overrides.
+
+    Args:
+        graph: the model.
+        node: the node; one that gathers rows of a table gets the settings of tables.
+        config: the user's configuration.
+    """
     # Rows of a table reach the following layers unsummed: tables have settings of their own.
     if looks_up(graph, node):
         return NodeSpec(config.activation, config.table)
@@ -112,7 +118,17 @@ def _overrides_of(config: QConfig) -> list[Override]:
 
 
 def _excluded(graph: Graph, config: QConfig, strict: bool) -> dict[Node, str]:
-    """Return the nodes that stay float, with the reason."""
+    """Return the nodes that stay float, with the reason.
+
+    Args:
+        graph: the model.
+        config: the user's configuration.
+        strict: one of ``op_types``, and every pattern of ``nodes``, must match.
+
+    Raises:
+        ConfigError: ``strict``, and a pattern matches nothing.
+        ModelError: the model is quantized in part, and ``keep_existing`` is false.
+    """
     excluded: dict[Node, str] = {}
     if config.op_types:
         if strict:
@@ -132,6 +148,10 @@ def _check_any_type(graph: Graph, op_types: tuple[str, ...]) -> None:
     """Raise ConfigError if the model has no operator of some types.
 
     A type that occurs in bodies alone is no mistake: the plan of each body selects again.
+
+    Args:
+        graph: the model.
+        op_types: the types; one of them suffices.
     """
     kinds = kinds_of((*graph.nodes, *inner_nodes(graph.nodes)))
     if kinds.isdisjoint(op_types):
@@ -153,7 +173,12 @@ def _overridden(spec: NodeSpec, override: Override) -> NodeSpec:
 
 
 def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
-    """Resolve the settings that depend on the operators to be written."""
+    """Resolve the settings that depend on the operators to be written.
+
+    Args:
+        spec: the settings of a node after all overrides.
+        config: the user's configuration.
+    """
     activation = spec.activation
     weight = spec.weight
     if activation is not None:
@@ -203,7 +228,16 @@ def matching(graph: Graph, override: Override, *, strict: bool) -> dict[Node, No
 
 
 def _named(graph: Graph, patterns: Iterable[str], strict: bool) -> list[Node]:
-    """Return the nodes whose names match a pattern, pattern by pattern."""
+    """Return the nodes whose names match a pattern, pattern by pattern.
+
+    Args:
+        graph: the model.
+        patterns: names, globs, or regular expressions after "re:".
+        strict: every pattern must match a node, of a body at least.
+
+    Raises:
+        ConfigError: ``strict``, and a pattern matches nothing.
+    """
     names = by_name(graph.nodes)
     found = list[Node]()
     for pattern in patterns:
@@ -223,7 +257,16 @@ def _check_matches_inside(graph: Graph, pattern: str, names: Iterable[str]) -> N
 
 
 def _of_types(graph: Graph, op_types: Iterable[str], strict: bool) -> list[Node]:
-    """Return the nodes of operator types, type by type."""
+    """Return the nodes of operator types, type by type.
+
+    Args:
+        graph: the model.
+        op_types: the types.
+        strict: every type must occur, in a body at least.
+
+    Raises:
+        ConfigError: ``strict``, and a type does not occur.
+    """
     found = list[Node]()
     for op_type in op_types:
         hits = graph.nodes_of((op_type,))
@@ -243,7 +286,16 @@ def _check_type_inside(graph: Graph, op_type: str) -> None:
 
 
 def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
-    """Return the nodes between the two ends of an override."""
+    """Return the nodes between the two ends of an override.
+
+    Args:
+        graph: the model.
+        override: the override; one without ``between`` matches no node here.
+        strict: both ends must exist, and a node must lie between.
+
+    Raises:
+        ConfigError: ``strict``, and an end is unknown or no node lies between.
+    """
     if not override.between:
         return []
     starts, ends = override.between
@@ -256,7 +308,15 @@ def _on_paths(graph: Graph, override: Override, strict: bool) -> list[Node]:
 
 
 def _hint(pattern: str, names: Iterable[str]) -> str:
-    """Suggest a glob if a pattern is part of a node's name, else the nearest name."""
+    """Suggest a glob if a pattern is part of a node's name, else the nearest name.
+
+    Args:
+        pattern: the pattern without a match.
+        names: names of nodes.
+
+    Returns:
+        The end of an error message; empty without a suggestion.
+    """
     names = list(names)
     # A pattern with wildcards has already been tried as one.
     if _has_wildcards(pattern):
@@ -305,7 +365,17 @@ def _between(
     ends: tuple[str, ...],
     strict: bool,
 ) -> list[Node]:
-    """Return the nodes on the paths from ``starts`` to ``ends``."""
+    """Return the nodes on the paths from ``starts`` to ``ends``.
+
+    Args:
+        graph: the model.
+        starts: names of nodes, or of tensors, which stand for their readers.
+        ends: names of nodes, or of tensors, which stand for their producers.
+        strict: every name must stand for a node.
+
+    Returns:
+        The nodes in graph order, both ends included.
+    """
     # A node lies between if a start reaches it, and if it reaches an end; both include their
     # origins.
     down = reach(_nodes_at(graph, starts, strict, reading=True), graph.followers)

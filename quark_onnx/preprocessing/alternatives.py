@@ -55,7 +55,14 @@ class Pictures:
             yield Alternative(self, scaling, swapped=True)
 
     def pixels(self, place: int) -> NDArray[np.float64]:
-        """Return pictures in pixels from 0 to 255, stretched if the scaling is unknown."""
+        """Return pictures in pixels from 0 to 255, stretched if the scaling is unknown.
+
+        Args:
+            place: index of the sample.
+
+        Returns:
+            (batch, channels, height, width) in float64.
+        """
         # (batch, channels, height, width).
         image = self.images[place].astype(np.float64)
         if self.scaling is not None:

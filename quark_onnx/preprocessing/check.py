@@ -135,7 +135,13 @@ class PreprocessingCheck:
         outputs: Mapping[str, NDArray[Any]],
         labels: Sequence[int | None],
     ) -> None:
-        """Score the outputs of a classifier on labels, if every sample has them."""
+        """Score the outputs of a classifier on labels, if every sample has them.
+
+        Args:
+            outputs: outputs of the float model on a sample, by name.
+            labels: the class of each row, None for an unknown one; empty without labels, which ends
+                the comparison by labels.
+        """
         assert self._task is not None
         if not self._feeds and self._task.name == "classifier":
             self._labelled = Labelled(self._task.output, self._labels)
@@ -148,11 +154,19 @@ class PreprocessingCheck:
             self._labelled.add(outputs)
 
     def remember(self, feeds: Mapping[str, Any]) -> None:
-        """Add a sample without outputs; the float model runs on demand."""
+        """Add a sample without outputs; the float model runs on demand.
+
+        Args:
+            feeds: the sample; it is run only where pictures have alternatives to compare.
+        """
         self._unknown.append(feeds)
 
     def _watch(self, outputs: Mapping[str, NDArray[Any]]) -> None:
-        """Record whether the output ever changes."""
+        """Record whether the output ever changes.
+
+        Args:
+            outputs: outputs of the float model on a sample, by name; that of the task counts.
+        """
         assert self._task is not None
         value = np.atleast_1d(outputs.get(self._task.output, np.zeros(0)))
         if self._first_output is None:
@@ -212,7 +226,12 @@ class PreprocessingCheck:
         return not all(map(partial(_are_equal, self._feeds[0]), self._feeds))
 
     def _pictures(self) -> tuple[str, int, list[NDArray[Any]]] | None:
-        """Return the input with pictures, the channel axis, and the batches as NCHW."""
+        """Return the input with pictures, the channel axis, and the batches as NCHW.
+
+        Returns:
+            Name, axis in the input, and a view of every sample; None without exactly one float
+            input of pictures, or if the samples have different layouts.
+        """
         found = []
         for name, value in self._feeds[0].items():
             axis = picture_axis(value.shape)
@@ -251,7 +270,12 @@ class PreprocessingCheck:
         session: Any,
         alternatives: list[Alternative],
     ) -> Iterator[Finding]:
-        """Yield a finding from the responses of the first layers, or from the outputs."""
+        """Yield a finding from the responses of the first layers, or from the outputs.
+
+        Args:
+            session: session on the float model.
+            alternatives: the preprocessings to compare with the given one.
+        """
         layers = FirstLayers(self._model)
         # Statistics of the first layers need few rows, and no run of the whole model.
         few = self._feeds[: self._count(FIRST)]
@@ -299,7 +323,15 @@ class PreprocessingCheck:
         return finding
 
     def _ratios(self, layers: FirstLayers, other: Alternative) -> list[float]:
-        """Return the ratios of responses to biases on the first rows of an alternative."""
+        """Return the ratios of responses to biases on the first rows of an alternative.
+
+        Args:
+            layers: the first layers.
+            other: the alternative.
+
+        Returns:
+            A ratio per layer with a bias and without a BatchNormalization.
+        """
         few = [*other.feeds(0, self._count(_RESPONSE_ROWS))]
         return layers.ratios(layers.responses(few))
 
@@ -330,7 +362,18 @@ class PreprocessingCheck:
         responses: Responses,
         alternatives: Sequence[Alternative],
     ) -> Finding | None:
-        """Return a scaling with influential biases in a detector's first layers."""
+        """Return a scaling with influential biases in a detector's first layers.
+
+        Args:
+            session: session on the float model.
+            layers: the first layers.
+            responses: their responses to the given inputs, which are far larger than the biases.
+            alternatives: the preprocessings to try.
+
+        Returns:
+            The first one whose responses fit the biases and which keeps the detections; None
+            without one.
+        """
         assert isinstance(self._given, Detected)
         for other in alternatives:
             # The first layers are cheap, and spare most alternatives a run of the whole model.
@@ -356,7 +399,15 @@ class PreprocessingCheck:
         session: Any,
         alternatives: Sequence[Alternative],
     ) -> Finding | None:
-        """Return a preprocessing with significantly more evidence in the outputs."""
+        """Return a preprocessing with significantly more evidence in the outputs.
+
+        Args:
+            session: session on the float model.
+            alternatives: the preprocessings to try; those with fewer changes first.
+
+        Returns:
+            The finding; None if no preprocessing is significantly better.
+        """
         assert self._given is not None
         search = Search(
             self._given,
@@ -373,7 +424,16 @@ class PreprocessingCheck:
         labelled: Labelled,
         alternatives: Sequence[Alternative],
     ) -> Finding | None:
-        """Return a preprocessing with a significantly higher top-1 of the float model."""
+        """Return a preprocessing with a significantly higher top-1 of the float model.
+
+        Args:
+            session: session on the float model.
+            labelled: top-1 with the given preprocessing.
+            alternatives: the preprocessings to try; those with fewer changes first.
+
+        Returns:
+            The finding; None if no preprocessing is significantly better.
+        """
         search = Search(
             labelled,
             # The labels are shared; hits begin anew.
@@ -409,7 +469,14 @@ class PreprocessingCheck:
         )
 
     def _count(self, rows: int) -> int:
-        """Return the number of samples for ``rows`` rows."""
+        """Return the number of samples for ``rows`` rows.
+
+        Args:
+            rows: wanted number of rows.
+
+        Returns:
+            The least number of leading samples with so many rows; all samples if they have fewer.
+        """
         total = 0
         for place, feed in enumerate(self._feeds):
             # Whole samples: a batch is never split.
@@ -435,6 +502,12 @@ def _batch_norm_finding(
     """Return a finding on inputs unlike BatchNormalization's training data.
 
     The finding names the alternative that agrees.
+
+    Args:
+        layers: the first layers.
+        alternatives: the preprocessings to compare; those with two changes are skipped.
+        distance: distance of the given data, as from ``FirstLayers.batch_norm_distance``.
+        few: number of leading samples to compare on.
     """
     evidence = (
         "the first BatchNormalization was trained on other values: the mean deviates by"

@@ -48,25 +48,43 @@ class Evidence(Protocol):
     """Evidence in a model's outputs on rows."""
 
     def add(self, outputs: Outputs) -> None:
-        """Add the outputs on a sample."""
+        """Add the outputs on a sample.
+
+        Args:
+            outputs: outputs of the float model by name.
+        """
 
     def head(self, rows: int) -> Evidence:
-        """Return the evidence of the first rows."""
+        """Return the evidence of the first rows.
+
+        Args:
+            rows: maximum number of rows.
+        """
 
     def hopeless(self, other: Evidence) -> bool:
         """Return whether ``other`` is weaker evidence on equal rows.
 
         The more rows, the less weaker it has to be.
+
+        Args:
+            other: the evidence with an alternative preprocessing.
         """
 
     def surer_than(self, other: Evidence) -> bool:
         """Return whether ``other`` is clearly less certain on equal rows.
 
         This tells against ``other`` only where the evidence on more rows is strong.
+
+        Args:
+            other: the evidence with an alternative preprocessing.
         """
 
     def beaten_by(self, other: Evidence) -> bool:
-        """Return whether ``other`` is significantly stronger evidence on equal rows."""
+        """Return whether ``other`` is significantly stronger evidence on equal rows.
+
+        Args:
+            other: the evidence with an alternative preprocessing.
+        """
 
     @property
     def strong(self) -> bool:
@@ -91,7 +109,12 @@ def evidence_for(task: Task) -> Evidence | None:
 
 
 def _limit(limits: Mapping[int, float], rows: int) -> float:
-    """Return the limit for the greatest number of rows that is reached."""
+    """Return the limit for the greatest number of rows that is reached.
+
+    Args:
+        limits: limits by least number of rows, in ascending order.
+        rows: number of rows; below the first number, the least limit holds.
+    """
     found = min(limits.values())
     # In the order of increasing numbers of rows.
     for least, limit in limits.items():
@@ -101,7 +124,14 @@ def _limit(limits: Mapping[int, float], rows: int) -> float:
 
 
 def _student(differences: Floats) -> float:
-    """Return Student's t of a mean difference from zero."""
+    """Return Student's t of a mean difference from zero.
+
+    Args:
+        differences: (rows,), two or more paired differences.
+
+    Returns:
+        The mean over its standard error; 0 for equal differences.
+    """
     # The standard error of the mean; equal differences have none, and count as no evidence.
     spread = differences.std(ddof=1) / len(differences) ** 0.5
     if not spread:
@@ -196,7 +226,14 @@ class Classified:
         return bool(certain and gain >= _LEAST_GAIN)
 
     def student(self, other: Classified) -> float:
-        """Return Student's t of the fall of the entropies of the predictions."""
+        """Return Student's t of the fall of the entropies of the predictions.
+
+        Args:
+            other: predictions of the same rows with an alternative preprocessing.
+
+        Returns:
+            A positive value if ``other`` is more certain.
+        """
         return _student(_entropy(np.array(self.rows)) - _entropy(np.array(other.rows)))
 
     def __len__(self) -> int:
@@ -305,7 +342,12 @@ class Labelled:
 
 
 def _probabilities(rows: NDArray[Any]) -> Floats:
-    """Return probabilities or logits (..., classes) as probabilities, (rows, classes)."""
+    """Return probabilities or logits (..., classes) as probabilities, (rows, classes).
+
+    Args:
+        rows: scores along the last axis, taken for logits unless they are not negative and sum to
+            1 in every row.
+    """
     rows = rows.reshape(-1, rows.shape[-1]).astype(np.float64)
     # Some models end in a softmax, others in logits.
     if (rows >= 0).all() and np.allclose(rows.sum(axis=1), 1, atol=1e-3):

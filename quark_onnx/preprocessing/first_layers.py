@@ -60,7 +60,11 @@ class FirstLayers:
         return bool(self._layers)
 
     def responses(self, feeds: Sequence[Feeds]) -> Responses:
-        """Return the mean and the variance of every channel, (channels,) each, per layer."""
+        """Return the mean and the variance of every channel, (channels,) each, per layer.
+
+        Args:
+            feeds: the samples, at least one; only the inputs that the first layers read are used.
+        """
         names = [layer.output for layer in self._layers]
         known = names_of(self._session.get_inputs())
         sums: list[list[Floats]] = []
@@ -82,6 +86,12 @@ class FirstLayers:
 
         The ratio is about 1 if BatchNormalization was folded into the layer and the inputs have
         the training distribution.
+
+        Args:
+            responses: mean and variance by channel, for every first layer.
+
+        Returns:
+            A ratio per layer with a bias and without a BatchNormalization after it.
         """
         found = []
         for layer, (_, variance) in zip(self._layers, responses, strict=True):
@@ -99,6 +109,9 @@ class FirstLayers:
         """Return the distance of BatchNormalization's statistics from the data's.
 
         The first BatchNormalization of the model is compared.
+
+        Args:
+            responses: mean and variance by channel, for every first layer; empty for no layers.
 
         Returns:
             The median over channels of the deviation of the mean in running standard
@@ -118,13 +131,21 @@ class FirstLayers:
 
 
 def too_large(ratios: Sequence[float]) -> bool:
-    """Return whether responses of every first layer far exceed the bias."""
+    """Return whether responses of every first layer far exceed the bias.
+
+    Args:
+        ratios: median ratios of standard deviation to bias; False for fewer than three layers.
+    """
     # Fewer layers give too little evidence.
     return len(ratios) == _LAYERS and min(ratios) > _TOO_LARGE
 
 
 def fits(ratios: Sequence[float]) -> bool:
-    """Return whether the responses of the first layers fit training inputs."""
+    """Return whether the responses of the first layers fit training inputs.
+
+    Args:
+        ratios: median ratios of standard deviation to bias; False for fewer than three layers.
+    """
     return len(ratios) == _LAYERS and max(ratios) < _FITS
 
 
@@ -144,12 +165,24 @@ def _octaves(ratios: Sequence[float]) -> float:
 
 
 def other_data(distance: tuple[float, float]) -> bool:
-    """Return whether the data differ from a BatchNormalization's training data."""
+    """Return whether the data differ from a BatchNormalization's training data.
+
+    Args:
+        distance: deviation of the mean in running standard deviations, and ratio of variances.
+    """
     return distance[0] > _OTHER_MEAN or distance[1] > _OTHER_VARIANCE
 
 
 def _first(model: ModelProto) -> list[_Layer]:
-    """Return the first convolutions with a constant weight, in the order of the file."""
+    """Return the first convolutions with a constant weight, in the order of the file.
+
+    Args:
+        model: the float model.
+
+    Returns:
+        At most three layers, with the running statistics of a BatchNormalization that reads their
+        output; without a Conv, an empty list.
+    """
     graph = model.graph
     constants = by_name(graph.initializer)
 
@@ -182,7 +215,12 @@ def _first(model: ModelProto) -> list[_Layer]:
 
 
 def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
-    """Return the part of a model up to the layers."""
+    """Return the part of a model up to the layers.
+
+    Args:
+        model: the float model; not changed.
+        layers: the layers, whose outputs become those of the part, in order.
+    """
     makers = makers_of(model.graph.node)
 
     def before(name: str) -> Iterable[str]:
@@ -208,7 +246,11 @@ def _cut(model: ModelProto, layers: Sequence[_Layer]) -> ModelProto:
 
 
 def _moments(output: NDArray[Any]) -> Floats:
-    """Return count, sum and sum of squares by channel, (3, channels)."""
+    """Return count, sum and sum of squares by channel, (3, channels).
+
+    Args:
+        output: output of a convolution, (batch, channels, ...).
+    """
     # (batch, channels, positions).
     rows = output.reshape(*output.shape[:2], -1).astype(np.float32, copy=False)
     count = np.full(rows.shape[1], float(rows.shape[0] * rows.shape[2]))

@@ -46,20 +46,33 @@ class Scaling:
     color: str = ""
 
     def of_pixels(self, pixels: Images) -> Images:
-        """Return inputs, channels on axis 1."""
+        """Return inputs, channels on axis 1.
+
+        Args:
+            pixels: (batch, channels, height, width) from 0 to 255, with one channel or three.
+        """
         return (pixels * self.scale - _column(self.mean, pixels)) / _column(
             self.std,
             pixels,
         )
 
     def pixels(self, inputs: Images) -> Images:
-        """Return the pixels of inputs, channels on axis 1."""
+        """Return the pixels of inputs, channels on axis 1.
+
+        Args:
+            inputs: (batch, channels, height, width), with one channel or three.
+        """
         mean, std = _column(self.mean, inputs), _column(self.std, inputs)
         return (inputs * std + mean) / self.scale
 
 
 def _column(values: Sequence[float], like: Images) -> NDArray[np.float64]:
-    """Return values per channel as (1, channels, 1, 1), to broadcast against pictures."""
+    """Return values per channel as (1, channels, 1, 1), to broadcast against pictures.
+
+    Args:
+        values: one value per channel; those beyond the channels of ``like`` are left out.
+        like: the pictures, channels on axis 1.
+    """
     # A picture in gray takes the first of three values.
     return np.asarray(values[: like.shape[1]], np.float64).reshape(1, -1, 1, 1)
 
@@ -93,7 +106,15 @@ SCALINGS = (
 
 
 def picture_axis(shape: tuple[int, ...]) -> int | None:
-    """Return the channel axis of a batch of pictures, or None."""
+    """Return the channel axis of a batch of pictures, or None.
+
+    Args:
+        shape: shape of an input.
+
+    Returns:
+        1 for (batch, channels, height, width) and 3 for (batch, height, width, channels), with one
+        channel or three and at least 16 pixels a side; None for any other shape.
+    """
     if len(shape) != 4:
         return None
     if shape[1] in _CHANNELS and min(shape[2:]) >= _LEAST_SIDE:
@@ -156,7 +177,11 @@ class Smoothness:
 
 
 def smoothness(images: Sequence[Images]) -> Smoothness:
-    """Return the mean smoothness of batches with the channels on axis 1."""
+    """Return the mean smoothness of batches with the channels on axis 1.
+
+    Args:
+        images: (batch, channels, height, width) each, at least one; batches weigh equally.
+    """
     found = []
     for batch in images:
         centred = batch.astype(np.float64)

@@ -75,7 +75,15 @@ class Search:
         return Finding(other.cause, evidence, other.advice, other.options)
 
     def _tried(self, alternatives: Sequence[Alternative]) -> list[Trial]:
-        """Return the promising alternatives, with the evidence on all samples."""
+        """Return the promising alternatives, with the evidence on all samples.
+
+        Args:
+            alternatives: the alternatives to try; those with fewer changes first.
+
+        Returns:
+            The alternatives that are left after the last stage, the strongest evidence first once
+            ``first`` samples are reached.
+        """
         tried = self._promising(alternatives, self.counts[0])
         done = self.counts[0]
         for count in self.counts[1:]:
@@ -97,6 +105,10 @@ class Search:
 
         The order of channels changes the evidence less than a scaling, so that no order rescues
         a hopeless scaling.
+
+        Args:
+            alternatives: the alternatives; a scaling comes before its pair with the other order.
+            count: number of samples.
         """
         promising: list[Trial] = []
         hopeless: list[Alternative] = []
@@ -125,7 +137,11 @@ class Search:
 
 
 def _most_right(confirmed: Sequence[Trial]) -> Trial:
-    """Return the trial with the highest top-1, among equals the one with the fewest changes."""
+    """Return the trial with the highest top-1, among equals the one with the fewest changes.
+
+    Args:
+        confirmed: trials of labelled evidence, at least one.
+    """
 
     def rank(trial: Trial) -> tuple[float, int, float]:
         other, found = trial
@@ -136,7 +152,11 @@ def _most_right(confirmed: Sequence[Trial]) -> Trial:
 
 
 def _simplest(confirmed: Sequence[Trial]) -> Trial:
-    """Return the trial with the fewest changes among those as strong as the best."""
+    """Return the trial with the fewest changes among those as strong as the best.
+
+    Args:
+        confirmed: trials that beat the given preprocessing, at least one.
+    """
     best = max(confirmed, key=lambda each: each[1].strength)
     equals = [each for each in confirmed if not each[1].beaten_by(best[1])]
     return min(equals, key=lambda each: (each[0].changes, -each[1].strength))
@@ -145,7 +165,13 @@ def _simplest(confirmed: Sequence[Trial]) -> Trial:
 def _equals(
     best: Alternative, found: Evidence, tried: Sequence[Trial]
 ) -> list[Alternative]:
-    """Return the other alternatives with evidence as strong as the best's."""
+    """Return the other alternatives with evidence as strong as the best's.
+
+    Args:
+        best: the chosen alternative.
+        found: its evidence.
+        tried: all trials on the same rows, with that of ``best``.
+    """
     equals = list[Alternative]()
     for other, evidence in tried:
         if other is best:
