@@ -329,7 +329,19 @@ class _Ladder:
         self._best: tuple[float, Attempt, Result] | None = None
 
     def climb(self, choice: Choice, progress: bool | None) -> AccuracyResult:
-        """Try configurations in order until a model meets the target."""
+        """Try configurations in order until a model meets the target.
+
+        Args:
+            choice: recipe for the model, of which the configuration is one of the steps.
+            progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+        Returns:
+            The attempts, the configurations that were left out, and the best model.
+
+        Raises:
+            ModelError: every configuration failed.
+            ConfigError: the target is in percent, and the outputs have no share that agrees.
+        """
         attempts, left = list[Attempt](), list[str]()
         steps = list(steps_of(choice, self._target))
         with Progress(progress, len(steps), "trying", "configuration") as bar:
@@ -363,7 +375,11 @@ class _Ladder:
         )
 
     def _fits(self, attempts: list[Attempt]) -> bool:
-        """Return whether the fastest attempt so far would end within the budget."""
+        """Return whether the fastest attempt so far would end within the budget.
+
+        Args:
+            attempts: the finished attempts; without any the next one fits.
+        """
         if self._budget is None or not attempts:
             return True
         # The fastest is a lower bound: later configurations do more, and a slow one is stopped at
@@ -426,7 +442,17 @@ class _Ladder:
         return attempt
 
     def _loss(self, found: Comparison) -> float | None:
-        """Return the loss of the verdict's first figure in percent."""
+        """Return the loss of the verdict's first figure in percent.
+
+        Args:
+            found: the comparison with the float model.
+
+        Returns:
+            The loss, 0 to 100; None if the figure is no share and the target is in dB.
+
+        Raises:
+            ConfigError: the figure is no share, and the target is in percent.
+        """
         share = _share_of(found.verdict)
         if share is not None:
             return 100.0 * (1.0 - share)

@@ -83,7 +83,22 @@ def _analyzed(
     data: Any,
     limit: int | None,
 ) -> Analysis:
-    """Compare two models tensor by tensor; see ``analyze``."""
+    """Compare two models tensor by tensor.
+
+    Args:
+        before: the float model.
+        after: the quantized model.
+        data: samples, as the caller of ``analyze`` gave them.
+        limit: maximum number of samples; None for all.
+
+    Returns:
+        The analysis, with histograms of the worst tensors.
+
+    Raises:
+        ModelError: a model cannot be run, the second is not quantized, or it lacks an output of the
+            first.
+        DataError: the data does not fit the float model.
+    """
     reference, plain = _read(before)
     other, runnable = _read(after)
     if not other.quantizes():
@@ -188,12 +203,23 @@ class _Figures:
         return errors
 
     def _worst(self, inputs: list[str]) -> tuple[str, float]:
-        """Return the closest upstream tensor with the least SQNR, and the SQNR."""
+        """Return the closest upstream tensor with the least SQNR, and the SQNR.
+
+        Args:
+            inputs: tensors that a node or its bodies read, constants included.
+
+        Returns:
+            Name and SQNR in dB; an empty name and infinity if nothing upstream was compared.
+        """
         sources = map(self._closest, inputs)
         return min(sources, key=itemgetter(1), default=_EXACT)
 
     def _closest(self, tensor: str) -> tuple[str, float]:
-        """Return a tensor with its SQNR, or the source of a tensor without one."""
+        """Return a tensor with its SQNR, or the source of a tensor without one.
+
+        Returns:
+            Name and SQNR in dB; an empty name and infinity if nothing upstream was compared.
+        """
         if tensor in self._sqnr:
             return tensor, self._sqnr[tensor]
         return self._sources.get(tensor, _EXACT)
@@ -275,6 +301,14 @@ def _ratios_of_parts(
     """Return the ratios before the grid, of the grid alone, and with float inputs.
 
     Nothing is known of a rescaled tensor, whose float values have other scales.
+
+    Args:
+        statistic: sums over all samples.
+        has_grid: whether the tensor is rounded.
+
+    Returns:
+        Three SQNRs in dB, each None if it was not observed: before the grid, of the grid alone on
+        float values, and of operator and grid with float inputs.
     """
     if statistic.rescaled:
         return None, None, None
@@ -330,7 +364,13 @@ def _explained(
 
 
 def _total_noise(grids: dict[str, float | None], tensors: set[str]) -> float | None:
-    """Return the sum of the noise of tensors' grids; None if a part is not known."""
+    """Return the sum of the noise of tensors' grids; None if a part is not known.
+
+    Args:
+        grids: noise-to-signal ratio of each tensor's grid; None if the grid's noise is unknown.
+            Tensors without a grid are absent.
+        tensors: names of the tensors.
+    """
     total = 0.0
     for tensor in tensors:
         # A tensor without an entry has no grid.
@@ -348,7 +388,15 @@ class _Between:
         self._graph, self._compared = reference.graph, compared
 
     def of(self, tensor: str) -> tuple[set[str], set[str]]:
-        """Return the names of the nodes, and of their compared inputs."""
+        """Return the names of the nodes, and of their compared inputs.
+
+        Args:
+            tensor: a tensor of the float model.
+
+        Returns:
+            Names of the nodes from the producer of the tensor back to compared tensors, and names
+            of these compared tensors. Both are empty for an input of the model.
+        """
         tensors = reach([tensor], self._before)
         nodes = present(map(self._graph.producer, tensors))
         reads = among(flattened(node.inputs for node in nodes), self._compared)

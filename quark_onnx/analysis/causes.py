@@ -113,7 +113,14 @@ class Evidence:
         )
 
     def of_bias(self, weight: WeightError) -> float:
-        """Return the noise-to-signal ratio due to the error of a bias."""
+        """Return the noise-to-signal ratio due to the error of a bias.
+
+        Args:
+            weight: error of the bias.
+
+        Returns:
+            The ratio, at most 1000; 0 for a tensor of zeros.
+        """
         # Mean square of the tensor over all samples and channels.
         signal = self.statistic.total("signal") / max(1, self.statistic.count)
         if not signal:
@@ -206,7 +213,15 @@ def causes_of(evidence: Evidence) -> list[Cause]:
 
 
 def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
-    """Return the causes of the part of the noise that the tensor's operator adds."""
+    """Return the causes of the part of the noise that the tensor's operator adds.
+
+    Args:
+        evidence: observations of the tensor.
+        added: share of the tensor's noise that operator and grid add, 0 to 1.
+
+    Returns:
+        Causes of at least ``_LEAST`` of that part; if there are none, smaller ones.
+    """
     causes = list[Cause]()
     for part in (_LEAST, _LEAST / 2, 0.0):
         # lower the threshold until a cause exceeds it
@@ -223,7 +238,12 @@ def _added_causes(evidence: Evidence, added: float) -> list[Cause]:
 
 
 def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
-    """Yield the clipping and the rounding of a tensor by its own grid."""
+    """Yield the clipping and the rounding of a tensor by its own grid.
+
+    Args:
+        evidence: observations of the tensor.
+        least: share of the tensor's noise that a cause must exceed.
+    """
     error, grid = evidence.error, evidence.grid
     # The parts are measured apart, and may exceed the noise of the full run a little.
     own = min(1.0, evidence.own / evidence.noise)
@@ -252,7 +272,16 @@ def _of_grid(evidence: Evidence, least: float) -> Iterator[Cause]:
 
 
 def _delicate_operator(error: TensorError, grid: Grid, share: float) -> Cause | None:
-    """Return the cause for an operator that is known to need more than 8 bits."""
+    """Return the cause for an operator that is known to need more than 8 bits.
+
+    Args:
+        error: figures of the tensor.
+        grid: grid of the tensor.
+        share: share of rounding in the tensor's noise.
+
+    Returns:
+        The cause; None for other operators, and for grids of more than 8 bits.
+    """
     if error.op_type not in DELICATE or not 0 < grid.bits <= 8:
         return None
     text = (
@@ -270,7 +299,12 @@ def _clip_guess(error: TensorError) -> float:
 
 
 def _clipping(error: TensorError, share: float) -> Cause:
-    """Return the clipping of values beyond the grid as a cause."""
+    """Return the clipping of values beyond the grid as a cause.
+
+    Args:
+        error: figures of the tensor, of which some values are clipped.
+        share: share of clipping in the tensor's noise.
+    """
     parts = []
     if error.clipped_high and error.grid_hi is not None:
         parts.append(
@@ -388,7 +422,15 @@ def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
 
 
 def _quantile(histogram: Histogram, share: float) -> float:
-    """Return the value below which a share of the observed values lies."""
+    """Return the value below which a share of the observed values lies.
+
+    Args:
+        histogram: a histogram that is not empty.
+        share: share of the values, 0 to 1.
+
+    Returns:
+        The center of a bin.
+    """
     centers, counts = histogram.signed(0)
     order: NDArray[np.float64] = np.cumsum(counts) / counts.sum()
     place = int(np.searchsorted(order, share))
@@ -415,7 +457,12 @@ def _rounding_text(error: TensorError, grid: Grid) -> str:
 
 
 def _of_weights(evidence: Evidence, least: float) -> Iterator[Cause]:
-    """Yield the weights and biases whose rounding makes a share of the noise."""
+    """Yield the weights and biases whose rounding makes a share of the noise.
+
+    Args:
+        evidence: observations of the tensor.
+        least: share of the tensor's noise that a cause must exceed.
+    """
     for weight in evidence.weights:
         # heavier is 1 where it was not observed.
         share = min(1.0, evidence.heavier * nsr(weight.sqnr) / evidence.noise)
@@ -454,7 +501,12 @@ def _of_weight(
 
 
 def _dead_cause(weight: WeightError, share: float) -> Cause:
-    """Return dead channels, with zero codes only, as a cause."""
+    """Return dead channels, with zero codes only, as a cause.
+
+    Args:
+        weight: error of the weight.
+        share: share of the dead channels in the tensor's noise.
+    """
     text = (
         f"weight: {len(weight.dead)} of {weight.channels} channels are all zero codes"
     )
@@ -466,7 +518,12 @@ def _dead_cause(weight: WeightError, share: float) -> Cause:
 
 
 def _weight_cause(weight: WeightError, share: float) -> Cause:
-    """Return the rounding of a weight as a cause, with the remedy for its kind."""
+    """Return the rounding of a weight as a cause, with the remedy for its kind.
+
+    Args:
+        weight: error of the weight.
+        share: share of the weight in the tensor's noise.
+    """
     ratio = (
         f"{weight.sqnr:.1f} dB, the worst channel (#{weight.worst_channel})"
         f" {weight.worst_sqnr:.1f} dB"
@@ -538,7 +595,13 @@ def _of_bias(weight: WeightError, evidence: Evidence, least: float) -> Iterator[
 
 
 def _of_operator(evidence: Evidence, least: float) -> Iterator[Cause]:
-    """Yield the noise of the input grids, as amplified by the operator."""
+    """Yield the noise of the input grids, as amplified by the operator.
+
+    Args:
+        evidence: observations of the tensor. Without an observation on float inputs nothing is
+            yielded.
+        least: share of the tensor's noise that a cause must exceed.
+    """
     error, noise, times = evidence.error, evidence.noise, evidence.heavier
     brought = evidence.grids_before or 0.0
     share = min(1.0, times * brought / noise)

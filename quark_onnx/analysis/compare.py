@@ -231,7 +231,18 @@ def _compared(  # noqa: PLR0913
 
 
 def _opened(before: ModelProto, after: ModelProto) -> list[Any]:
-    """Open sessions on both models; the second must have the first's outputs."""
+    """Open sessions on both models; the second must have the first's outputs.
+
+    Args:
+        before: the reference.
+        after: the other model; further outputs are allowed.
+
+    Returns:
+        The two sessions, in this order.
+
+    Raises:
+        ModelError: a model cannot be loaded, or the second lacks an output.
+    """
     sessions = []
     for name, model in (("reference", before), ("other", after)):
         try:

@@ -51,7 +51,14 @@ class Constants:
         return self._run(tensor)
 
     def _run(self, tensor: str) -> NDArray[Any]:
-        """Compute a tensor by a model that contains only the required nodes."""
+        """Compute a tensor by a model that contains only the required nodes.
+
+        Args:
+            tensor: a constant tensor that no initializer stores.
+
+        Raises:
+            ModelError: onnxruntime cannot compute the tensor.
+        """
         # No node with a body is constant, so that all that is read are inputs.
         # All nodes upstream of the tensor, in no particular order; the model below takes them in
         # graph order.

@@ -91,7 +91,16 @@ class Judge:
         return errors.worst(), count, False
 
     def _expected(self, place: int, sample: Any) -> list[Any]:
-        """Return the float model's outputs on a sample."""
+        """Return the float model's outputs on a sample.
+
+        Args:
+            place: index of the sample, the key of kept outputs.
+            sample: inputs by name.
+
+        Returns:
+            The compared outputs, in the order of their names. They are kept in memory while there
+            is room.
+        """
         if place in self._kept:
             return self._kept[place]
         names = names_of(self._session.get_inputs())
@@ -114,7 +123,13 @@ class _Errors:
         self._parts = JoinedParts()
 
     def add(self, sample: Any, expected: Sequence[Any], found: Sequence[Any]) -> None:
-        """Add the outputs of the float and of the quantized model on a sample."""
+        """Add the outputs of the float and of the quantized model on a sample.
+
+        Args:
+            sample: inputs by name.
+            expected: outputs of the float model, in the order of the names.
+            found: outputs of the quantized model, in the same order.
+        """
         before = dict(zip(self._names, expected, strict=True))
         after = dict(zip(self._names, found, strict=True))
         self._totals.add(self._names, before, after)

@@ -162,7 +162,12 @@ def _shown(middle: float, quartiles: tuple[float, float] | None) -> str:
 
 
 def _spread(quartiles: tuple[float, float], middle: float) -> float:
-    """Return the distance of the quartiles as a share of the median."""
+    """Return the distance of the quartiles as a share of the median.
+
+    Args:
+        quartiles: first and third quartile.
+        middle: the median, in the same unit.
+    """
     # A clock of low resolution may give a median of 0.
     return (quartiles[1] - quartiles[0]) / max(middle, 1e-9)
 
@@ -222,7 +227,14 @@ def measure_latency(
 
 
 def _quartiles(seconds: Sequence[float]) -> tuple[float, float] | None:
-    """Return the quartiles in milliseconds; None for fewer than four runs."""
+    """Return the quartiles in milliseconds; None for fewer than four runs.
+
+    Args:
+        seconds: runtime of each run in seconds, in any order.
+
+    Returns:
+        First and third quartile.
+    """
     # Quartiles of fewer runs are extrapolated or equal to single runs.
     if len(seconds) < _FEWEST:
         return None
@@ -354,7 +366,14 @@ def _has_wide_activations(model: ModelProto) -> bool:
 
 
 def _unfused(model: ModelProto) -> Counter[str]:
-    """Count unfused operators, which onnxruntime computes in float, by type."""
+    """Count unfused operators, which onnxruntime computes in float, by type.
+
+    Args:
+        model: the quantized model, with Q/DQ pairs.
+
+    Returns:
+        Number of operators by type, without the types that onnxruntime fuses.
+    """
     dequantized = set[str]()
     quantized = set[str]()
     for node in model.graph.node:

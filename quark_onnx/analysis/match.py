@@ -114,7 +114,11 @@ class _Walk:
         return not all(map(self.reference.constants.known, node.results))
 
     def match_inputs(self) -> None:
-        """Pair the inputs of both models by name."""
+        """Pair the inputs of both models by name.
+
+        Raises:
+            ModelError: the quantized model lacks an input of the float model.
+        """
         inputs = names_of(self.reference.graph.fed)
         others = set(names_of(self.other.graph.inputs))
         missing = excluding(inputs, others)
@@ -214,12 +218,22 @@ class _Walk:
     # ----------------------------------------------------------------------------------
 
     def _alike(self, node: Node, raw: str) -> bool:
-        """Return True if a quantized tensor is computed by the operator of a node."""
+        """Return True if a quantized tensor is computed by the operator of a node.
+
+        Args:
+            node: node of the float model.
+            raw: tensor of the quantized model before its grid.
+        """
         producer = self.other.graph.producer(raw)
         return producer is not None and self.other.operands(producer)[0] == node.op_type
 
     def _before_fused(self, node: Node, raw: str) -> bool:
-        """Return True if the operator before a fused operator computes a tensor."""
+        """Return True if the operator before a fused operator computes a tensor.
+
+        Args:
+            node: node of the float model, which may have been fused into the operator before.
+            raw: tensor of the quantized model before its grid.
+        """
         # Chains such as Conv, BatchNormalization, Relu fuse into the first operator.
         while node.op_type in _SATURATING or node.op_type in FOLDED:
             before = self.reference.graph.producer(node.inputs[0])
@@ -234,6 +248,10 @@ class _Walk:
         """Pair the producers of two tensors.
 
         Fused producers have no counterpart, and neither have their inputs.
+
+        Args:
+            tensor: tensor of the float model.
+            raw: its counterpart, before the grid.
         """
         node = self.reference.graph.producer(tensor)
         producer = self.other.graph.producer(raw)
@@ -264,7 +282,14 @@ class _Walk:
     # ----------------------------------------------------------------------------------
 
     def _choose(self, node: Node) -> Node | None:
-        """Return the quantized model's node with equal operator and inputs, or None."""
+        """Return the quantized model's node with equal operator and inputs, or None.
+
+        Args:
+            node: node of the float model; of its inputs at least one must be paired.
+
+        Returns:
+            The node with the nearest weights if several fit; the first in graph order among equals.
+        """
         inputs = list(map(self._counterpart, node.inputs))
         # Candidates read at least one paired input: a search in the neighbourhood, and not in the
         # whole graph.
@@ -307,7 +332,16 @@ class _Walk:
         return kind in _COMMUTATIVE and _are_read(inputs, origins[::-1])
 
     def _distance(self, node: Node, reader: Node) -> float:
-        """Return the relative distance of two nodes' weights; 0 without weights."""
+        """Return the relative distance of two nodes' weights; 0 without weights.
+
+        Args:
+            node: node of the float model.
+            reader: node of the quantized model with the same operator.
+
+        Returns:
+            The norm of the difference by the norm of the first float weight; infinity for weights
+            of different shapes.
+        """
         operands = self.other.operands(reader)[1]
         # The quantized node may lack trailing inputs, or have more of them. The first weight
         # decides.
@@ -332,7 +366,12 @@ class _Walk:
         return self.other.constants.known(operand.tensor) and self._float(name)
 
     def _fold(self, node: Node) -> None:
-        """Pair the result of a fused node with its input if both are equal."""
+        """Pair the result of a fused node with its input if both are equal.
+
+        Args:
+            node: node of the float model without a counterpart. Nothing is paired unless the
+                operator folds, or saturates at a grid that begins at zero.
+        """
         source = node.input(0)
         before = self.found.pairs.get(source)
         if before is None or not node.outputs:
@@ -351,7 +390,11 @@ class _Walk:
         self._pair(node.outputs[0], before.raw, "structure", fused=node.op_type)
 
     def _at_zero(self, raw: str) -> bool:
-        """Return True if the grid of a tensor clips negative values."""
+        """Return True if the grid of a tensor clips negative values.
+
+        Args:
+            raw: tensor of the quantized model before its grid.
+        """
         grid = self.other.view(raw).grid
         if grid is None or grid.ends is None:
             return False

@@ -213,7 +213,14 @@ class Reading:
         return not FLOATS.isdisjoint(casts)
 
     def origin(self, tensor: str) -> str:
-        """Return the computed tensor before all changes of format."""
+        """Return the computed tensor before all changes of format.
+
+        Args:
+            tensor: a tensor after any number of quantizations, dequantizations and casts.
+
+        Returns:
+            The name of the operator's result, of a constant, or of an input of the model.
+        """
         # A constant may be quantized and dequantized in the graph; the walk ends at the constant.
         for node in self._formats_before(tensor):
             if self.constants.known(tensor):
@@ -230,7 +237,15 @@ class Reading:
             node = self.graph.producer(node.inputs[0])
 
     def readers(self, raw: str) -> list[Node]:
-        """Return the nodes that compute with a tensor, regardless of its format."""
+        """Return the nodes that compute with a tensor, regardless of its format.
+
+        Args:
+            raw: a computed tensor before its grid.
+
+        Returns:
+            The nodes in the order of discovery, each once. Nodes that only change the format are
+            passed through and left out.
+        """
 
         def formatted(tensor: str) -> list[str]:
             changes = filter(self.formats, self.graph.consumers(tensor))
@@ -243,6 +258,9 @@ class Reading:
         """Return the quantized view of a computed tensor.
 
         If consumers read several tensors, the first counts.
+
+        Args:
+            raw: result of an operator or input of the model, before any grid.
         """
         scale = self.scale_of(raw)
         if scale is not None:
@@ -318,7 +336,12 @@ class Reading:
     # ----------------------------------------------------------------------------------
 
     def scale_of(self, codes: str) -> Scale | None:
-        """Return the scale of a tensor's codes; None without codes or a known scale."""
+        """Return the scale of a tensor's codes; None without codes or a known scale.
+
+        Args:
+            codes: a tensor, of which the producer is followed back through operators that move
+                codes.
+        """
         # At most one step for each node, so that the loop ends whatever the graph.
         for _ in range(len(self.graph.nodes)):
             node = self.graph.producer(codes)
@@ -331,7 +354,11 @@ class Reading:
         return None
 
     def _written_scale(self, node: Node) -> Scale | None:
-        """Return the scale of the codes that a node computes; None if it is not known."""
+        """Return the scale of the codes that a node computes; None if it is not known.
+
+        Args:
+            node: the producer of codes, such as QuantizeLinear or QLinearConv.
+        """
         if node.op_type == "DynamicQuantizeLinear":
             return None
         if node.op_type in _QUANTIZE:
@@ -347,7 +374,15 @@ class Reading:
         return Scale(node.input(place), node.input(place + 1))
 
     def grid(self, scale: Scale, kind: int) -> Grid:
-        """Return the grid of codes of a type; the zero point's for type 0."""
+        """Return the grid of codes of a type; the zero point's for type 0.
+
+        Args:
+            scale: names of scale and zero point, with their layout.
+            kind: type of the codes, a value of ``TensorProto.DataType``; 0 if it was not inferred.
+
+        Returns:
+            The grid; without ends if the scale is computed at runtime or the type has no bounds.
+        """
         # The zero point has the type of the codes; an omitted one has none.
         kind = kind or self.graph.elem_type(scale.zero_point) or TensorProto.UINT8
         name = TensorProto.DataType.Name(kind).lower()
@@ -382,7 +417,15 @@ class Reading:
         return self.constants.value(name).astype(np.float64)
 
     def operands(self, node: Node) -> tuple[str, list[Operand]]:
-        """Return the float operator of a node, and its operands."""
+        """Return the float operator of a node, and its operands.
+
+        Args:
+            node: a node on floats, or one on codes such as QLinearConv.
+
+        Returns:
+            The type of the float operator that a fused or QLinear node stands for, and the operands
+            in the order of that operator's inputs. Operands of nodes on floats have no scale.
+        """
         name = _FUSED.get(node.op_type, node.op_type.removeprefix("QLinear"))
         if node.op_type == "QLinearConcat":
             # After the output's scale and zero point: tensor, scale and zero point of each input.
@@ -408,13 +451,25 @@ class Reading:
         return name, found
 
     def reals(self, operand: Operand) -> NDArray[np.float64]:
-        """Return the values of a constant operand."""
+        """Return the values of a constant operand.
+
+        Args:
+            operand: an operand whose tensor, scale and zero point are constant.
+        """
         if operand.scale is None:
             return self._doubles(operand.tensor)
         return self.decoded(self.constants.value(operand.tensor), operand.scale)
 
     def decoded(self, codes: NDArray[Any], scale: Scale) -> NDArray[np.float64]:
-        """Return the dequantized values of codes."""
+        """Return the dequantized values of codes.
+
+        Args:
+            codes: integer or float8 codes.
+            scale: constant scale and zero point, with their axis and block size.
+
+        Returns:
+            Values in float64, of the shape of the codes.
+        """
         # The default axis 1 of QuantizeLinear has no meaning for vectors with one scale.
         axis = scale.axis if scale.axis < codes.ndim else codes.ndim - 1
         step = spread(self._doubles(scale.scale), codes.shape, axis, scale.block)
@@ -428,7 +483,15 @@ class Reading:
         return np.asarray(values * step)
 
     def stored(self, operand: Operand) -> tuple[str, Scale] | None:
-        """Return the codes and the scale of a constant operand; None without codes."""
+        """Return the codes and the scale of a constant operand; None without codes.
+
+        Args:
+            operand: an input of an operator on codes, or a tensor of an operator on floats, such as
+                the result of a DequantizeLinear.
+
+        Returns:
+            The name of the codes, and their scale.
+        """
         if operand.scale is not None:
             return operand.tensor, operand.scale
         for node in self._formats_before(operand.tensor):
@@ -465,14 +528,25 @@ def _target(node: Node) -> int:
 
 
 def _granularity(step: NDArray[np.float64]) -> str:
-    """Return the granularity of scales by their shape."""
+    """Return the granularity of scales by their shape.
+
+    Args:
+        step: the scales, in their stored shape.
+
+    Returns:
+        "tensor", "channel" or "block".
+    """
     if step.size == 1:
         return "tensor"
     return "block" if step.ndim > 1 else "channel"
 
 
 def _ends_of(kind: int) -> tuple[float, float] | None:
-    """Return the least and the greatest code of a type; None without relevant ends."""
+    """Return the least and the greatest code of a type; None without relevant ends.
+
+    Args:
+        kind: type of the codes, a value of ``TensorProto.DataType``.
+    """
     name = TensorProto.DataType.Name(kind)
     integer = re.fullmatch(r"(U?)INT(\d+)", name)
     if integer is not None:

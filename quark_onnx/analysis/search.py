@@ -307,7 +307,15 @@ class Search:
             raise
 
     def run(self) -> SearchResult:
-        """Run the search; return the candidates, best first."""
+        """Run the search; return the candidates, best first.
+
+        Returns:
+            The result, with the candidates of other processes that share the journal.
+
+        Raises:
+            ModelError: every candidate failed.
+            ConfigError: the metric returned no number.
+        """
         with Progress(self._progress, self._most, "searching", "candidate") as bar:
             for asked in self._candidates():
                 # A record of an earlier search in the journal costs nothing.
@@ -388,6 +396,13 @@ class Search:
     def _read(self, graph: Graph, data: Any) -> str:
         """Read the data once, hold samples out, and return the key of the data.
 
+        Args:
+            graph: the float model, to which the samples must fit.
+            data: samples, as the caller gave them.
+
+        Returns:
+            A key that depends on the content and the order of all samples.
+
         Raises:
             DataError: a sample does not fit, or there are too few.
         """
@@ -426,7 +441,12 @@ class Search:
         return any(score >= self._target for score in present(scores))
 
     def _candidates(self) -> Iterator[Asked]:
-        """Yield candidates until the end of the search."""
+        """Yield candidates until the end of the search.
+
+        Yields:
+            Candidates that the caller must evaluate and end, one at a time: first the probes, then
+            proposals of the sampler.
+        """
         duplicates = 0
         while not self._is_reached():
             # Read again in each round: other processes may add records to the journal.
@@ -456,7 +476,15 @@ class Search:
             asked.drop()
 
     def _done(self, found: list[tuple[Trial, Record]]) -> set[str]:
-        """Return the keys of configurations that must not be tried again."""
+        """Return the keys of configurations that must not be tried again.
+
+        Args:
+            found: the finished trials with their records.
+
+        Returns:
+            Keys of finished configurations, of those in evaluation by other processes, of those
+            that are too slow, and of those with a preset that has only failed.
+        """
         done = {config_key(trial.config) for trial, _ in found}
         # Other processes are busy with the running ones.
         done.update(self._study.running(), self._left)
@@ -491,7 +519,12 @@ class Search:
         return None
 
     def _fits(self, trial: Trial, found: list[tuple[Trial, Record]]) -> bool:
-        """Return True if a trial is estimated to end within the budget."""
+        """Return True if a trial is estimated to end within the budget.
+
+        Args:
+            trial: the trial.
+            found: the finished trials with their records; without any the trial fits.
+        """
         # The first candidate always runs, and known records take no time.
         if self._budget is None or not found or self._study.known(trial) is not None:
             return True
@@ -501,7 +534,15 @@ class Search:
         return perf_counter() - self._start
 
     def _try(self, asked: Asked) -> Record | None:
-        """Quantize and evaluate a candidate; return None if its time ran out."""
+        """Quantize and evaluate a candidate; return None if its time ran out.
+
+        Args:
+            asked: the candidate; it is ended without a record if its time runs out or an error is
+                raised.
+
+        Returns:
+            The record, also of a failed candidate.
+        """
         start = perf_counter()
         limit = None
         # The first candidate has no limit: a search returns at least one model.
@@ -607,14 +648,27 @@ def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
 
 
 def _takes_as_long(other: Trial, trial: Trial) -> bool:
-    """Return whether two candidates have a similar runtime."""
+    """Return whether two candidates have a similar runtime.
+
+    Args:
+        other: a finished trial.
+        trial: a trial whose runtime is estimated.
+    """
     # Optimizers have a similar runtime with all presets.
     same_work = bool(trial.kinds) or _preset(other) == _preset(trial)
     return same_work and other.kinds == trial.kinds
 
 
 def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
-    """Return the sort key of a result; equal results keep their order."""
+    """Return the sort key of a result; equal results keep their order.
+
+    Args:
+        found: a trial with its record.
+
+    Returns:
+        A key that sorts by falling score, then by size. Candidates that ended early come after
+        complete ones, and failed ones last.
+    """
     record = found[1]
     return (
         record.score is None,

@@ -156,6 +156,10 @@ class Space:
     def axes(self) -> dict[str, dict[str, Any]]:
         """Return the choices of each axis by their labels, plain choices first.
 
+        Returns:
+            For each of the axes preset, calibrator, granularity and optimizers the values by label:
+            a QConfig, a calibrator or None, a bool or None, and a tuple of optimizers.
+
         Raises:
             ConfigError: a choice is no preset, calibrator or optimizer.
         """
@@ -177,7 +181,14 @@ class Space:
         }
 
     def _config(self, preset: Any) -> QConfig:
-        """Return the configuration of a preset, without default optimizers."""
+        """Return the configuration of a preset, without default optimizers.
+
+        Args:
+            preset: anything that ``QConfig.of`` accepts.
+
+        Returns:
+            The configuration, for the target of the space if it has one.
+        """
         # Equalization by default would hide the effect of the choice "cle".
         config = _naming("presets", QConfig.of, preset).with_(equalize=False)
         if self.target:
@@ -275,7 +286,14 @@ def _calibrator(choice: Any) -> Any:
 
 
 def _checked(calibrator: Any) -> Any:
-    """Check a calibrator object by a configuration, and return the calibrator."""
+    """Check a calibrator object by a configuration, and return the calibrator.
+
+    Args:
+        calibrator: an object, which need not be a calibrator.
+
+    Raises:
+        ConfigError: a configuration does not accept the object.
+    """
     # QConfig checks its calibrator; the error then has the words of a configuration's error.
     activation = QConfig().with_(calibrator=calibrator).activation
     assert activation is not None
@@ -283,7 +301,15 @@ def _checked(calibrator: Any) -> Any:
 
 
 def _optimizers(choice: Any) -> tuple[Any, ...]:
-    """Return a chain of optimizers from a text, an object, or a tuple."""
+    """Return a chain of optimizers from a text, an object, or a tuple.
+
+    Args:
+        choice: a text such as "cle+bias_correction", an optimizer, or a list or tuple of
+            optimizers.
+
+    Raises:
+        ConfigError: a part is no optimizer.
+    """
     if isinstance(choice, str):
         # A plus before a digit is part of a number, such as 1e+3.
         return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
@@ -299,7 +325,12 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
-    """Return True if weights have a scale per tensor or channel, and not as given."""
+    """Return True if weights have a scale per tensor or channel, and not as given.
+
+    Args:
+        config: the configuration of a preset.
+        per_channel: the granularity to try.
+    """
     weight = config.weight
     # Blocks have a granularity of their own, and formats without scales have none.
     if weight is None or weight.block_size or not weight.dtype.scaled:
@@ -308,7 +339,12 @@ def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
 
 
 def _preset_name(preset: object, place: int) -> str:
-    """Return the name of a preset, a file or a configuration in a table."""
+    """Return the name of a preset, a file or a configuration in a table.
+
+    Args:
+        preset: a name, a path, a dictionary or a QConfig.
+        place: index of the preset in the space, for configurations without a name.
+    """
     if isinstance(preset, str | Path):
         if str(preset).upper() in PRESETS:
             return str(preset).upper()

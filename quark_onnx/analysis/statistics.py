@@ -88,7 +88,16 @@ class TensorStatistic:
         reference: NDArray[Any],
         seen: NDArray[Any],
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return two tensors as matrices with a row for each channel, or a single row."""
+        """Return two tensors as matrices with a row for each channel, or a single row.
+
+        Args:
+            reference: the float values.
+            seen: the quantized values, of the same shape.
+
+        Returns:
+            Both in float64, of shape (channels, values), or (1, values) without channels. Once the
+            number of channels has varied between samples, all later samples are single rows.
+        """
         axis = self.axis
         # The rank of a tensor may differ from the inferred one.
         if axis is not None and axis >= reference.ndim:
@@ -160,7 +169,16 @@ class TensorStatistic:
         exact: NDArray[np.float64],
         usual: NDArray[np.bool_],
     ) -> NDArray[np.bool_]:
-        """Count the values beyond the grid, and return where they are."""
+        """Count the values beyond the grid, and return where they are.
+
+        Args:
+            exact: the float values.
+            usual: False for masks, which are not counted.
+
+        Returns:
+            True for each clipped value, in the shape of ``exact``; all False if the
+            limits of the grid are not known.
+        """
         bounds = limits(self.grid, exact.ndim) if self.grid is not None else None
         if bounds is None:
             return np.zeros(exact.shape, np.bool_)
@@ -183,7 +201,14 @@ class TensorStatistic:
     # ----------------------------------------------------------------------------------
 
     def total(self, name: str) -> float:
-        """Return a sum over all channels."""
+        """Return a sum over all channels.
+
+        Args:
+            name: signal, energy, product, noise or error.
+
+        Returns:
+            The sum; 0 before the first sample.
+        """
         if not self.sums:
             return 0.0
         return float(self.sums[name].sum())

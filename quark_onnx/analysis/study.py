@@ -109,7 +109,12 @@ class Study:
         return self._known.get(config_key(trial.config))
 
     def finished(self) -> list[tuple[dict[str, str], Record]]:
-        """Return the choices and the record of each candidate, in starting order."""
+        """Return the choices and the record of each candidate, in starting order.
+
+        Returns:
+            Pairs of the labels by axis and the record, including candidates of other processes and
+            failed ones.
+        """
         found = []
         for trial in self._trials():
             # The record is stored before the state, so that a trial with a record counts even if
@@ -182,7 +187,11 @@ class Study:
                 self.optuna.tell(asked, record.score)
 
     def drop(self, asked: optuna.Trial) -> None:
-        """End a candidate without a record."""
+        """End a candidate without a record.
+
+        Args:
+            asked: the trial as Optuna knows it.
+        """
         with self.quiet():
             self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
 
@@ -265,7 +274,12 @@ class Asked:
     _asked: optuna.Trial
 
     def report(self, score: float, samples: int) -> bool:
-        """Report an intermediate score; return True if the evaluation should end."""
+        """Report an intermediate score; return True if the evaluation should end.
+
+        Args:
+            score: score on the samples so far, higher is better.
+            samples: number of these samples.
+        """
         with self._study.quiet():
             self._asked.report(score, samples)
             return bool(self._asked.should_prune())
@@ -293,6 +307,12 @@ def _import_optuna() -> Any:
 def _open_journal(path: Path) -> Any:
     """Open a journal, and remove the partial line of a killed process.
 
+    Args:
+        path: path of the file, which is created if missing. A partial last line is removed.
+
+    Returns:
+        Optuna's ``JournalStorage``.
+
     Raises:
         ConfigError: the file is no journal, or is damaged.
     """
@@ -316,7 +336,15 @@ def _open_journal(path: Path) -> Any:
 
 
 def _check_journal(path: Path, content: bytes) -> None:
-    """Raise ConfigError if a file is no journal of Optuna, or is damaged."""
+    """Raise ConfigError if a file is no journal of Optuna, or is damaged.
+
+    Args:
+        path: path of the file, for messages.
+        content: content of the file; a last line without a line break is not checked.
+
+    Raises:
+        ConfigError: the first line is no entry, or a later line is damaged.
+    """
     lines = content[: content.rfind(b"\n") + 1].splitlines()
     # An empty file, or the beginning of a journal's first line (11 bytes), is a journal of a killed
     # process.
@@ -349,7 +377,15 @@ def _no_journal(path: Path) -> ConfigError:
 
 
 def _is_alive(owner: str) -> bool:
-    """Return True if the process that started a candidate may still be running."""
+    """Return True if the process that started a candidate may still be running.
+
+    Args:
+        owner: host and process number, joined by a colon; empty if unknown.
+
+    Returns:
+        False if the process has ended, if the owner is unknown, or if it is this process. True for
+        processes of other machines and, on Windows, for any owner.
+    """
     host, _, number = owner.rpartition(":")
     # On Windows, os.kill ends a process. There, and for other machines, the age alone decides.
     if host != socket.gethostname() or not number.isdigit() or os.name != "posix":

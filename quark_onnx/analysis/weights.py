@@ -103,15 +103,15 @@ def _compared(
 ) -> WeightError | str:
     """Return the error of a constant.
 
-    Returns:
-        The error; or a reason why it was not compared; or an empty text without a relevant error.
-
     Args:
         reference: the float model.
         other: the quantized model.
         node: node of the float model.
         place: index of the constant among the inputs of ``node``.
         operand: the counterpart in the quantized model, which is constant.
+
+    Returns:
+        The error; or a reason why it was not compared; or an empty text without a relevant error.
     """
     # Shapes: the float constant, the dequantized values; a quantized Gemm may store the transpose.
     codes = other.stored(operand)
@@ -136,7 +136,16 @@ def _compared(
 
 
 def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
-    """Return the error of a constant that a node reads."""
+    """Return the error of a constant that a node reads.
+
+    Args:
+        other: the quantized model.
+        node: node of the float model that reads the constant.
+        constant: values in both models; not empty.
+
+    Returns:
+        The error; its SQNR is that after removal of channel factors, if there are any.
+    """
     values = constant.values
     # exact, stored: (channels, values of a channel); a bias has one value in each row.
     axis = _channel_axis(node, values.ndim) if constant.is_weight else 0
@@ -188,7 +197,15 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
 
 
 def _channel_rows(values: Floats, axis: int | None) -> Floats:
-    """Return a matrix with a row for each output channel."""
+    """Return a matrix with a row for each output channel.
+
+    Args:
+        values: values of any shape, also a scalar.
+        axis: axis of the output channels; None for a single row.
+
+    Returns:
+        An array of shape (channels, values of a channel).
+    """
     # A scalar has no axis.
     return rows(values, axis) if values.ndim else values.reshape(1, 1)
 
@@ -209,7 +226,12 @@ def _inputs_per_channel(node: Node, values: Floats, axis: int | None) -> int:
 
 
 def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
-    """Return the SQNR of each channel in dB; infinity for a channel of zeros."""
+    """Return the SQNR of each channel in dB; infinity for a channel of zeros.
+
+    Args:
+        signal: sum of squares of the float values of each channel, of shape (channels,).
+        noise: sum of squared errors of each channel, of shape (channels,).
+    """
     return [
         decibels(power, error) if power else float("inf")
         for power, error in zip(signal, noise, strict=True)
@@ -217,7 +239,12 @@ def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
 
 
 def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
-    """Return the share of some channels in the noise."""
+    """Return the share of some channels in the noise.
+
+    Args:
+        noise: sum of squared errors of each channel, of shape (channels,).
+        channels: True for each channel to count, of shape (channels,).
+    """
     if not channels.any():
         return 0.0
     # A dead channel with float values has noise, so that the sum is above 0.
@@ -225,7 +252,14 @@ def _share(noise: Floats, channels: NDArray[np.bool_]) -> float:
 
 
 def _outlier_ratio(reach: Floats) -> float:
-    """Return the greatest magnitude of a channel in units of the median channel's."""
+    """Return the greatest magnitude of a channel in units of the median channel's.
+
+    Args:
+        reach: greatest magnitude of each channel, of shape (channels,).
+
+    Returns:
+        The ratio; 1 if the median channel is zero.
+    """
     median = float(np.median(reach))
     if not median:
         return 1.0
@@ -233,7 +267,16 @@ def _outlier_ratio(reach: Floats) -> float:
 
 
 def _channel_axis(node: Node, rank: int) -> int | None:
-    """Return the axis of the output channels of a weight, or None."""
+    """Return the axis of the output channels of a weight, or None.
+
+    Args:
+        node: the node that reads the weight.
+        rank: number of axes of the weight.
+
+    Returns:
+        The axis, 0 or more; None if the operator has no output channels in the weight, or if the
+        weight is a vector.
+    """
     if node.op_type == "Gemm":
         return output_axis(node)
     axis = _AXES.get(node.op_type)
@@ -284,7 +327,12 @@ def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:
 
 
 def _gain(product: Floats, energy: Floats) -> Floats:
-    """Return the least-squares factors; 1 for empty products."""
+    """Return the least-squares factors; 1 for empty products.
+
+    Args:
+        product: sums of products of both weights.
+        energy: sums of squares of the reference, of the same shape.
+    """
     gain: Floats = np.divide(
         product,
         energy,

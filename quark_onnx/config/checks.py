@@ -67,7 +67,13 @@ def require(
 
 
 def require_one_of(name: str, value: object, choices: Iterable[object]) -> None:
-    """Raise ConfigError unless a value is among the given ones."""
+    """Raise ConfigError unless a value is among the given ones.
+
+    Args:
+        name: name of the setting, for the message.
+        value: its value.
+        choices: the accepted values, in the order of the message.
+    """
     # An iterator would be exhausted by the check, before the message lists the choices.
     choices = list(choices)
     require(value in choices, name, value, f"one of: {', '.join(map(str, choices))}")
@@ -155,18 +161,36 @@ def refuse(
 
 
 def require_choice(settings: object, name: str, choices: Sequence[str]) -> None:
-    """Raise ConfigError unless a field has one of the given values."""
+    """Raise ConfigError unless a field has one of the given values.
+
+    Args:
+        settings: an object with the setting as attribute.
+        name: name of the setting.
+        choices: the accepted values, in the order of the message.
+    """
     require_one_of(name, getattr(settings, name), choices)
 
 
 def require_flags(settings: object, names: Iterable[str], where: str = "") -> None:
-    """Raise ConfigError unless the fields of these names are booleans."""
+    """Raise ConfigError unless the fields of these names are booleans.
+
+    Args:
+        settings: an object with the settings as attributes.
+        names: names of the settings.
+        where: what the settings belong to, for messages.
+    """
     for name in names:
         require_all(settings, [Requirement(name, is_flag, "true or false")], where)
 
 
 def require_items(name: str, items: Iterable[object], kind: type) -> None:
-    """Raise ConfigError unless all items of a list are of a class."""
+    """Raise ConfigError unless all items of a list are of a class.
+
+    Args:
+        name: name of the setting, for the message.
+        items: the items of the list.
+        kind: the accepted class.
+    """
     for item in items:
         if not isinstance(item, kind):
             article = "an" if kind.__name__[0] in "AEIOU" else "a"

@@ -137,7 +137,14 @@ _VENDOR_EXPONENTS = {
 
 
 def _optimizers(value: Any) -> tuple[Any, ...]:
-    """Return optimizers from one or several, as objects or as texts."""
+    """Return optimizers from one or several, as objects or as texts.
+
+    Args:
+        value: an optimizer or a text, or a list or tuple of these.
+
+    Raises:
+        ConfigError: the value or an item is something else, or a text names no optimizer.
+    """
     # An optimizer has a stage, a list of optimizers has none.
     given = (value,) if isinstance(value, str) or hasattr(value, "stage") else value
     if not isinstance(given, list | tuple):
@@ -168,7 +175,14 @@ def _check_optimizer(item: object) -> None:
 
 
 def parse_optimizer(text: str) -> Any:
-    """Return the optimizer of a text ``"name"`` or ``"name:setting=value,..."``."""
+    """Return the optimizer of a text ``"name"`` or ``"name:setting=value,..."``.
+
+    Args:
+        text: name of an optimizer, with settings after a colon if any.
+
+    Raises:
+        ConfigError: there is no such optimizer, or no such setting.
+    """
     name, settings = parse_call(text, "optimizer")
     cls = OPTIMIZERS[name]
     # A misspelled setting gets a suggestion here, in place of a TypeError of the constructor.
@@ -385,7 +399,14 @@ class QConfig:
 
     @classmethod
     def of(cls, config: object) -> QConfig:
-        """Return a QConfig from a preset's name, a YAML file, a dictionary, or a QConfig."""
+        """Return a QConfig from a preset's name, a YAML file, a dictionary, or a QConfig.
+
+        Args:
+            config: name of a preset, path of a YAML file, dictionary of settings, or QConfig.
+
+        Raises:
+            ConfigError: the value is of another type, or describes no configuration.
+        """
         if isinstance(config, QConfig):
             return config
         if isinstance(config, dict):
@@ -400,6 +421,10 @@ class QConfig:
     @classmethod
     def _named(cls, config: str | Path) -> QConfig:
         """Return the configuration of a preset's name or of a YAML file's path.
+
+        Args:
+            config: a text with the ending .yaml or .yml is a path; a text without any ending is the
+                name of a preset.
 
         Raises:
             ConfigError: there is no such preset, or the file has another ending or cannot be read.
@@ -422,6 +447,13 @@ class QConfig:
         ``calibrator`` applies to the activations, ``per_channel`` to the weights. ``activation``,
         ``weight`` and ``embedding`` accept what YAML accepts: a ``QuantizationSpec``, the name of a
         number format, or a dictionary of changes.
+
+        Args:
+            **changes: settings by name, including the two shortcuts.
+
+        Raises:
+            ConfigError: there is no such setting, a value is wrong, or a shortcut applies to
+                tensors that stay float.
 
         >>> str(QConfig.of("A8W8").with_(activation="uint16").activation)
         'uint16 asymmetric best'
@@ -514,7 +546,11 @@ class QConfig:
 
 
 def _check_vendor_exponents(change: QConfig | Override) -> None:
-    """Raise ConfigError for a rule for shared exponents that AMD's operator does not have."""
+    """Raise ConfigError for a rule for shared exponents that AMD's operator does not have.
+
+    Args:
+        change: a configuration or an override, whose activation and weight are checked.
+    """
     for name, known in _VENDOR_EXPONENTS.items():
         spec = getattr(change, name)
         if spec is not None and spec.exponent not in known:
@@ -529,6 +565,12 @@ def from_dict(data: dict[str, Any]) -> QConfig:
 
     ``preset`` names the configuration to start from (A8W8 if absent), the other keys change it.
     ``calibrator`` and ``per_channel`` are shortcuts as in ``QConfig.with_``.
+
+    Args:
+        data: settings by name; nested dictionaries stand for overrides and specs.
+
+    Raises:
+        ConfigError: the data is no dictionary, a setting is unknown, or a value is wrong.
 
     >>> from_dict({"preset": "S8S8", "per_channel": True}).weight.per_channel
     True
@@ -561,6 +603,9 @@ def from_dict(data: dict[str, Any]) -> QConfig:
 
 def load_yaml(path: Path) -> QConfig:
     """Read a configuration from a YAML file.
+
+    Args:
+        path: path of the file; an empty file is the default configuration.
 
     Raises:
         ConfigError: the file is missing, is not YAML, or describes no configuration; the message

@@ -398,7 +398,13 @@ def check_granularity(
     weight: QuantizationSpec | None,
     where: str = "",
 ) -> None:
-    """Raise ConfigError for a granularity that activations or weights do not support."""
+    """Raise ConfigError for a granularity that activations or weights do not support.
+
+    Args:
+        activation: quantization of activations; None if they stay float.
+        weight: quantization of weights; None if they stay float.
+        where: what the specs belong to, for messages.
+    """
     if activation is not None:
         refuse(activation, _ACTIVATIONS, f"activation{where}: ")
     if weight is not None:
@@ -429,6 +435,10 @@ def spec_of(
 
 def settings_of(data: object, where: str) -> dict[str, Any]:
     """Return a copy of a dictionary whose keys are names of settings.
+
+    Args:
+        data: what the user gave.
+        where: what the settings belong to, for messages.
 
     Raises:
         ConfigError: ``data`` is no dictionary, or a key is no name.

@@ -162,6 +162,9 @@ class TensorOverride:
     def _format(self, value: object) -> DType:
         """Return a number format from its name, or as it is.
 
+        Args:
+            value: a name or a ``DType``.
+
         Raises:
             ConfigError: the value is no number format.
         """
@@ -237,6 +240,13 @@ class TensorOverride:
     def applied(self, spec: QuantizationSpec) -> QuantizationSpec:
         """Apply the override to the rules' spec.
 
+        Args:
+            spec: quantization of the tensor by the rules; it is not changed.
+
+        Returns:
+            The spec with the given format and flags. The scale, the range and the zero point of the
+            override are not part of a spec.
+
         Raises:
             ConfigError: the number format has no scale, and one is given.
         """
@@ -267,7 +277,15 @@ class TensorOverride:
         low: NDArray[np.float64],
         high: NDArray[np.float64],
     ) -> tuple[Any, Any]:
-        """Return the range with given ends instead of measured ones."""
+        """Return the range with given ends instead of measured ones.
+
+        Args:
+            low: measured lower end, one value or one for each channel.
+            high: measured upper end, of the same shape.
+
+        Returns:
+            The lower and the upper end in float64.
+        """
         # An empty tuple stands for the measured end.
         low = np.asarray(self.low or low, np.float64)
         high = np.asarray(self.high or high, np.float64)
@@ -285,12 +303,24 @@ class TensorOverride:
         )
 
     def merged(self, later: TensorOverride) -> TensorOverride:
-        """Return the override changed by a later override."""
+        """Return the override changed by a later override.
+
+        Args:
+            later: an override for the same tensor; its settings apart from the defaults take
+                precedence.
+        """
         return replace(self, **without(changed_settings(later), ("tensors", "readers")))
 
 
 def tensor_override_of(data: object) -> TensorOverride:
-    """Return an override of tensors from a dictionary of settings, or as it is."""
+    """Return an override of tensors from a dictionary of settings, or as it is.
+
+    Args:
+        data: a ``TensorOverride``, or its settings by name.
+
+    Raises:
+        ConfigError: the data is no dictionary, names no tensors, or has an unknown setting.
+    """
     if isinstance(data, TensorOverride):
         return data
     settings = settings_of(data, "an override of tensors")
@@ -326,7 +356,15 @@ class TensorOverrides:
         return self._found[key]
 
     def _merged(self, tensor: str, reader: str) -> TensorOverride | None:
-        """Merge the overrides of a tensor as read by a node, in the order of the configuration."""
+        """Merge the overrides of a tensor as read by a node, in the order of the configuration.
+
+        Args:
+            tensor: name of the tensor.
+            reader: name of the node; empty for the producer and all readers that are not named.
+
+        Returns:
+            The merged override; None if none matches.
+        """
         merged: TensorOverride | None = None
         for override in self._all:
             # A decision for named readers is none for the producer, whose name is empty.

@@ -76,7 +76,14 @@ def parse_call(
 
 
 def _value(text: str) -> Any:
-    """Parse a number, true or false; other texts are words."""
+    """Parse a number, true or false; other texts are words.
+
+    Args:
+        text: the text without spaces at its ends.
+
+    Returns:
+        A bool, an int, a float or the text.
+    """
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     # int first: float would turn a count of candidates into 128.0.

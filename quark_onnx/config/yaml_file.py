@@ -20,6 +20,9 @@ _VALUES = 100_000
 def read_yaml(path: Path) -> Any:
     """Return the document of a YAML file; None if it is empty.
 
+    Args:
+        path: path of the file, in UTF-8.
+
     Raises:
         ConfigError: the file is missing, or is not YAML; the message names it.
     """
@@ -75,6 +78,10 @@ def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
     """Return the number of values of a node with expanded aliases.
 
     A node that contains itself exceeds the limit.
+
+    Args:
+        node: node of the document's tree.
+        known: numbers of values by the identity of a node; counted nodes are added.
     """
     if id(node) not in known:
         # Provisional: a node that is met again before its count is known contains itself.

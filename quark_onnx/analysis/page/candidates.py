@@ -213,7 +213,11 @@ def _plot(  # noqa: PLR0913
 
 
 def _steps(points: list[Position]) -> str:
-    """Return the line of a Pareto front, by falling size of the better candidates."""
+    """Return the SVG path that joins the candidates of a Pareto front by steps.
+
+    Args:
+        points: positions of the candidates in pixels, from left to right; at least one.
+    """
     (left, low), *others = points
     steps = "".join(f" H{right:.1f} V{high:.1f}" for right, high in others)
     return tag("path", d=f"M{left:.1f} {low:.1f}{steps}", class_="steps")
@@ -233,7 +237,12 @@ def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> 
 
 
 def _is_apart(point: Position, labels: list[Position]) -> bool:
-    """Return True if a label would not cover another one."""
+    """Return True if a label would not cover another one.
+
+    Args:
+        point: position of the candidate in pixels.
+        labels: positions of the candidates that have labels.
+    """
     x, y = point
     return all(abs(x - u) > _APART or abs(y - v) > _APART for u, v in labels)
 
@@ -246,7 +255,13 @@ def _label(rank: int, point: Position) -> str:
 
 
 def _scale(values: Sequence[float], start: float, end: float) -> Scale:
-    """Return a scale with a margin of 8 % around the values."""
+    """Return a scale with a margin of 8 % around the values.
+
+    Args:
+        values: values in the plot, at least one.
+        start: pixel of the lower end.
+        end: pixel of the upper end.
+    """
     lo, hi = _bounds(values)
     return linear(lo, hi, start, end)
 

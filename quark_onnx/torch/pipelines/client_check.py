@@ -269,7 +269,20 @@ def _tensors(  # noqa: PLR0913
     dtype: torch.dtype,
     layout: Layout,
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a layer with another shape of its weight."""
+    """Return the tensors of a layer with another shape of its weight.
+
+    Args:
+        module: the layer with empty parameters; it is not changed.
+        shape: shape of the weight to compute with.
+        name: name of the layer, for errors.
+        spec: how it is quantized.
+        dtype: the model's dtype.
+        layout: the layout.
+
+    Returns:
+        Tensors by the end of their names. Their shapes and dtypes are those of a run, their values
+        are arbitrary.
+    """
     # any values will do, except equal ones, whose range is 0
     values = torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape).to(dtype)
     # a shallow copy: the module itself keeps its empty parameters

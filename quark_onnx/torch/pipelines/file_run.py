@@ -322,13 +322,13 @@ class FileRun:
     ) -> BlockStream:
         """Record the inputs of the blocks.
 
-        Raises:
-            ModelError: the run failed because the checkpoint lacks a parameter.
-
         Args:
             blocks: the blocks by name, in the order of execution.
             samples: the calibration batches.
             folder: folder for hidden states; None keeps them in memory.
+
+        Raises:
+            ModelError: the run failed because the checkpoint lacks a parameter.
         """
         try:
             return BlockStream(

@@ -218,7 +218,11 @@ def _float_again(model: nn.Module, layers: Layers) -> Iterator[None]:
 
 
 def check_ranks(config: TorchConfig) -> None:
-    """Raise ConfigError for an algorithm that cannot learn from sums over processes."""
+    """Raise ConfigError for an algorithm that cannot learn from sums over processes.
+
+    Args:
+        config: the quantization configuration; every algorithm passes in a single process.
+    """
     for each in config.algorithms:
         # algorithms whose statistics add up are merged over processes
         if distributed.count() > 1 and not getattr(each, "sums", True):
@@ -232,6 +236,14 @@ def _learned_on(chosen: Layers, config: TorchConfig) -> Layers:
 
     Only activations are quantized if an algorithm chooses weight codes, since the algorithm
     compensates the weight error (SpinQuant, section 4.2).
+
+    Args:
+        chosen: the layers to quantize.
+        config: the quantization configuration.
+
+    Returns:
+        The layers; without weight specs if an algorithm chooses weight codes and any input is
+        quantized.
     """
     if not weight_algorithms(config):
         return chosen
@@ -335,7 +347,15 @@ def _whole(
     config: TorchConfig,
     report: TorchReport,
 ) -> None:
-    """Quantize layers of a model that cannot run block by block."""
+    """Quantize layers of a model that cannot run block by block.
+
+    Args:
+        model: the model; its layers are replaced.
+        layers: the layers to quantize.
+        data: the calibration batches.
+        config: the quantization configuration.
+        report: the report, for notes on layers that the data did not reach.
+    """
     with ActivationObservers(layers) as watching:
         run_whole(model, data)
     finish(
@@ -358,6 +378,17 @@ def _reached(
 
     Layers that the calibration data does not activate have no activation scales. Outside of the
     blocks they stay float.
+
+    Args:
+        model: the model.
+        layers: the observed layers.
+        watching: their observers, after the run.
+        config: the quantization configuration.
+        report: the report, to which layers that stay float are added.
+
+    Returns:
+        A new dict of layers. Inactive layers within blocks, and all layers of a model without
+        blocks, are kept.
     """
     blocks, scales = blocks_of(model), watching.scales(config.least_of)
     found = dict(layers)

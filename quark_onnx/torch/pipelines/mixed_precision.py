@@ -213,7 +213,20 @@ def _groups(
     chosen: Mapping[str, tuple[Any, LayerSpec]],
     samples: list[Any],
 ) -> list[tuple[str, ...]]:
-    """Group layers by input tensor; the experts of a block form one group."""
+    """Group layers by input tensor; the experts of a block form one group.
+
+    Args:
+        model: the float model.
+        chosen: the layers to group, with their specs.
+        samples: batches of token ids, of which the first is run.
+
+    Returns:
+        Names of the layers of each group, in the order of the blocks. Layers outside of the blocks
+        and layers that the sample did not reach are groups of their own at the end.
+
+    Raises:
+        ModelError: the model has no list of blocks, or cannot be run block by block.
+    """
     blocks = blocks_of(model)
     if not blocks:
         raise ModelError(
@@ -253,7 +266,20 @@ def _measured(  # noqa: PLR0913
     samples: list[Any],
     progress: bool | None,
 ) -> Measured:
-    """Measure the size and the sensitivity of every group with every scheme."""
+    """Measure the size and the sensitivity of every group with every scheme.
+
+    Args:
+        model: the float model; layers are replaced only during a run.
+        chosen: the float layers by name.
+        groups: names of the layers of each group.
+        specs: the candidate schemes by name.
+        samples: batches of token ids.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Returns:
+        For each group the names of its layers, the number of weights, and an option for each
+        scheme, by ascending bits.
+    """
     # log probabilities of the float model, once for all groups and schemes
     wanted = [_predicted(call(model, batch)) for batch in samples]
     options: dict[tuple[str, ...], list[Option]] = {names: [] for names in groups}
@@ -317,7 +343,14 @@ def _bits(layers: Mapping[str, QuantizedLayer]) -> int:
 
 
 def _predicted(found: Any) -> Any:
-    """Return the log probabilities of all tokens."""
+    """Return the log probabilities of all tokens.
+
+    Args:
+        found: result of a model: the logits, or an object with the attribute ``logits``.
+
+    Returns:
+        Log probabilities in float32, of shape (samples, tokens, vocabulary).
+    """
     # models of transformers return an object, others the logits themselves
     logits = getattr(found, "logits", found)
     # float32: bfloat16 has 8 bits of precision, less than the divergences of single groups need
@@ -330,7 +363,14 @@ def _divergence(
     samples: list[Any],
     wanted: list[Any],
 ) -> float:
-    """Return the mean Kullback-Leibler divergence over all tokens, in nats."""
+    """Return the mean Kullback-Leibler divergence over all tokens, in nats.
+
+    Args:
+        model: the float model; it is unchanged afterwards.
+        layers: quantized layers by name, which replace the float layers during the runs.
+        samples: batches of token ids.
+        wanted: log probabilities of the float model on each batch.
+    """
     own = {name: model.get_submodule(name) for name in layers}
     put_modules(model, layers)
     try:
@@ -351,6 +391,16 @@ def spend(found: Measured, bits: float) -> tuple[Group, ...]:
 
     The search starts with the fewest bits. Each step takes the largest decrease of divergence per
     bit.
+
+    Args:
+        found: the groups: names of layers, number of weights, and options by ascending bits.
+        bits: the maximum of bits per weight over all groups, with scales.
+
+    Returns:
+        The groups in the given order, each with its chosen option.
+
+    Raises:
+        ConfigError: the budget is below the cheapest choice.
     """
     count = sum(weights for _, weights, _ in found)
     budget = bits * count
@@ -406,7 +456,14 @@ def _steps(
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
-    """Return the lower convex hull of options, by ascending bits."""
+    """Return the lower convex hull of options, by ascending bits.
+
+    Args:
+        options: options of a group by ascending bits, then divergence.
+
+    Returns:
+        Options with falling divergence, in which the decrease per bit falls, too.
+    """
     found: list[Option] = []
     for option in options:
         # more bits without a gain

@@ -75,7 +75,12 @@ class TorchReport(Reported):
         return {name: _gain(outcomes[name]) for name in self.algorithms}
 
     def note_idle(self, algorithms: Iterable[Any]) -> None:
-        """Add notes on algorithms without an outcome, and on inactive layers."""
+        """Add notes on algorithms without an outcome, and on inactive layers.
+
+        Args:
+            algorithms: the algorithms of the configuration. Rotations report no outcomes, and get
+                no note.
+        """
         # layers by algorithm
         unreached = dict[str, list[str]]()
         for outcome in self.outcomes:
@@ -121,7 +126,11 @@ class TorchReport(Reported):
                 )
 
     def weight_only(self, name: str) -> LayerSpec:
-        """Add a note on an inactive layer, and return the weight-only spec."""
+        """Add a note on an inactive layer, and return the weight-only spec.
+
+        Args:
+            name: name of a layer among the quantized ones; its entry is replaced.
+        """
         self.notes.append(
             f"{name} was not run on the data: only its weight is quantized",
         )
@@ -138,7 +147,11 @@ class TorchReport(Reported):
             )
 
     def stay_float(self, name: str) -> None:
-        """Note that an inactive layer outside of the blocks stays float."""
+        """Note that an inactive layer outside of the blocks stays float.
+
+        Args:
+            name: name of a layer, which moves from the quantized layers to the float ones.
+        """
         self.notes.append(
             f"{name} lies outside of the blocks, and was not run on the data: it stays"
             " float",

@@ -173,7 +173,15 @@ class BlockJournal:
             (self._folder / name).unlink()
 
     def find(self, index: int) -> tuple[dict[str, Any], StoredBlock] | None:
-        """Return the tensors and report entries of a finished block, or None."""
+        """Return the tensors and report entries of a finished block, or None.
+
+        Args:
+            index: index of the block.
+
+        Returns:
+            Tensors by their names in the output checkpoint, and the entries for the report. None
+            without a folder, or if the block is not finished.
+        """
         if self._folder is None or self._last < index:
             return None
         with safe_open(str(self._block(index)), framework="pt") as file:
@@ -202,7 +210,14 @@ class BlockJournal:
         kept: StoredBlock,
         hidden: list[Any],
     ) -> None:
-        """Store a finished block and its output states, and remove earlier states."""
+        """Store a finished block and its output states, and remove earlier states.
+
+        Args:
+            index: index of the block.
+            tensors: tensors by their names in the output checkpoint.
+            kept: entries for the report.
+            hidden: hidden states after the block, of all samples.
+        """
         if self._folder is None:
             return
         # first the block, then the states, whose presence says that the block is complete

@@ -216,7 +216,18 @@ def _trial(
     journal: Path,
     device: str,
 ) -> Trial:
-    """Quantize into a scratch folder, and compare with the float model."""
+    """Quantize into a scratch folder, and compare with the float model.
+
+    Args:
+        source: the float model.
+        candidate: scheme, algorithms and layout.
+        text: the calibration text; the windows after it are held out for the comparison.
+        journal: path of the journal, next to which the scratch folder is created.
+        device: see ``Writing``.
+
+    Returns:
+        The trial; with an error in place of figures if the run failed or was not compared.
+    """
     start = time.monotonic()
     trial = Trial(str(candidate))
     config = config_for(candidate.scheme, exclude=source.usually_float())
@@ -267,6 +278,10 @@ def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
 
 def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
     """Return the trials of a journal; empty without a journal.
+
+    Args:
+        journal: path of the JSON file, which may be missing.
+        mark: the values that identify the search, which must equal those in the file.
 
     Raises:
         ConfigError: the file is no journal, or that of another search.

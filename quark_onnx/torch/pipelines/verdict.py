@@ -334,7 +334,15 @@ def _quantized_bits(source: Path, checkpoint: Path) -> float | None:
 
 
 def _written(model: Any) -> list[Any]:
-    """Sample token ids from a model; return an empty list if it cannot generate."""
+    """Sample token ids from a model; return an empty list if it cannot generate.
+
+    Args:
+        model: a model of transformers.
+
+    Returns:
+        ``_WRITTEN`` vectors of token ids, the same at each call; their length is ``_LENGTH``,
+        or the model's number of positions if that is less.
+    """
     if not hasattr(model, "generate"):
         return []
     from transformers import GenerationConfig
@@ -367,7 +375,18 @@ def _written(model: Any) -> list[Any]:
 def _scores(
     model: Any, quantized: Any, windows: Sequence[Any], progress: bool | None
 ) -> tuple[float, ...]:
-    """Return the divergence and the perplexities of both models."""
+    """Return the divergence and the perplexities of both models.
+
+    Args:
+        model: the float model.
+        quantized: the quantized model.
+        windows: vectors of token ids.
+        progress: whether to show a progress bar; None shows it if stderr is a terminal.
+
+    Returns:
+        The mean Kullback-Leibler divergence in nats per token, the perplexity of the float model,
+        and that of the quantized model.
+    """
     # sum of divergences, and of the negative log likelihoods of both models
     sums = torch.zeros(3, dtype=torch.float64)
     count = 0
@@ -394,7 +413,17 @@ def _scores(
 
 
 def _errors(model: Any, quantized: Any, window: Any) -> dict[str, float]:
-    """Return the relative output error of each quantized layer on float inputs."""
+    """Return the relative output error of each quantized layer on float inputs.
+
+    Args:
+        model: the float model.
+        quantized: the quantized model.
+        window: a vector of token ids.
+
+    Returns:
+        The energy of the error by that of the float output, by layer name. Layers without a
+        counterpart of the same name, or that the window does not reach, are missing.
+    """
     floats = dict(model.named_modules())
     # names are equal, except for experts, which a checkpoint may split
     pairs = dict[str, tuple[nn.Module, QuantizedLayer]]()
@@ -441,7 +470,15 @@ def _compared(
 
 
 def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
-    """Return the change to try in words, and the options of ``llm ptq`` that make it."""
+    """Return the change to try in words, and the options of ``llm ptq`` that make it.
+
+    Args:
+        found: the verdict, with a divergence.
+        config: the quantization configuration.
+
+    Returns:
+        The text, and the options, which may be empty.
+    """
     assert found.divergence is not None
     # nothing to improve: the next step is to use the checkpoint
     if found.divergence <= _SMALL:
@@ -457,7 +494,12 @@ def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
 
 
 def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
-    """Return the change for activations with a calibrated per-tensor scale, or None."""
+    """Return the change for activations with a calibrated per-tensor scale, or None.
+
+    Returns:
+        The text, and the options of ``llm ptq``; None for dynamic or float activations, and with
+        SmoothQuant.
+    """
     inputs = config.default.input
     is_smooth = "smoothquant" in names_of(config.algorithms)
     # SmoothQuant has moved the outliers into the weights already
@@ -473,7 +515,13 @@ def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
 
 
 def _weight_advice(config: TorchConfig) -> tuple[str, str] | None:
-    """Return the change for weights of up to 4 bits, or None."""
+    """Return the change for weights of up to 4 bits, or None.
+
+    Returns:
+        The text, and the options of ``llm ptq``, which may be empty. None for
+        float weights, for weights of more than 4 bits, and if the rounding is learned already and
+        groups have at most 32 weights.
+    """
     weight, names = config.default.weight, set(names_of(config.algorithms))
     # weights of 6 or 8 bits lose little; the loss has another cause
     if weight is None or weight.dtype.bits > 4:

@@ -133,7 +133,12 @@ def attribute(module: GraphModule, target: str) -> Any:
 
 
 def is_float(module: GraphModule, node: object) -> bool:
-    """Return whether a node stands for a tensor of floats."""
+    """Return whether a node stands for a tensor of floats.
+
+    Args:
+        module: the graph, with the attributes that its nodes read.
+        node: an argument of an operator; values that are no nodes are not floats.
+    """
     if not isinstance(node, Node):
         return False
     # export records a FakeTensor of the result here
@@ -248,7 +253,11 @@ def _calls_of_layers(graph: Graph) -> tuple[dict[str, list[Node]], dict[str, str
 
 
 def _reason_to_keep(nodes: list[Node]) -> str:
-    """Return the reason against a quantized layer for some calls, or an empty string."""
+    """Return the reason against a quantized layer for some calls, or an empty string.
+
+    Args:
+        nodes: the calls of a layer, at least one.
+    """
     settings = [(operator_of(node), _settings(node)) for node in nodes]
     # one module replaces all calls, so that weight, stride and the like must be the same
     if any(each != settings[0] for each in settings):
@@ -266,7 +275,12 @@ def _settings(node: Node) -> dict[str, Any]:
 
 
 def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
-    """Yield single values of settings, except some names, and a computed bias."""
+    """Yield single values of settings, except some names, and a computed bias.
+
+    Args:
+        settings: arguments of a call by parameter name, without its inputs.
+        but: names to leave out; a computed bias is yielded nevertheless.
+    """
     for name, value in settings.items():
         # a computed bias cannot be a parameter
         if name == "bias" and isinstance(value, Node) and value.op != "get_attr":
@@ -276,7 +290,17 @@ def _flat(settings: dict[str, Any], but: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _float_layer(module: GraphModule, kind: str, settings: dict[str, Any]) -> Any:
-    """Build the float module that computes a call."""
+    """Build the float module that computes a call.
+
+    Args:
+        module: the graph with its parameters.
+        kind: the class of the layer, a value of ``KINDS``.
+        settings: arguments of the call by parameter name, without its inputs. None of them is
+            computed.
+
+    Returns:
+        A module of ``torch.nn`` that shares the memory of weight and bias, without gradients.
+    """
     weight = attribute(module, settings["weight"].target)
     bias = None
     if settings.get("bias") is not None:
@@ -373,7 +397,11 @@ def check_evaluation(graph: Graph) -> None:
 
 
 def with_single_bags(graph: Graph) -> None:
-    """Replace embedding bags by single-result calls if the positions have no reader."""
+    """Replace embedding bags by single-result calls if the positions have no reader.
+
+    Args:
+        graph: the graph; it is changed in place.
+    """
     # a list, since the loop changes the graph
     for node in list(graph.nodes):
         if node.target is not _BAG:
@@ -403,6 +431,9 @@ def with_plain_batch_norms(graph: Graph) -> None:
     """Replace decomposed batch norms by the operator that modules call.
 
     ``run_decompositions({})`` introduces the decomposed operator.
+
+    Args:
+        graph: the graph; it is changed in place, and unused nodes are removed.
     """
     for node in graph.nodes:
         if operator_of(node) != "_native_batch_norm_legit_no_training":
@@ -503,6 +534,10 @@ def _norm_parts(module: GraphModule, norm: Node) -> list[Any] | None:
 
     Weight and bias may be None. The result is None if a part is computed, or if there are no
     running statistics.
+
+    Args:
+        module: the graph with its parameters.
+        norm: a call of ``batch_norm``.
     """
     given = arguments(norm)
     names = ("weight", "bias", "running_mean", "running_var")
@@ -523,7 +558,13 @@ def _doubles(module: GraphModule, part: Node | None) -> Any:
 
 
 def _set_parameters(module: GraphModule, node: Node, layer: Any) -> None:
-    """Let a call of a convolution read the weight and the bias of a layer."""
+    """Let a call of a convolution read the weight and the bias of a layer.
+
+    Args:
+        module: the graph, to which two parameters are added.
+        node: the call of the convolution.
+        layer: the layer with the folded weight and bias.
+    """
     own = list[Any]()
     for side in ("weight", "bias"):
         # a new attribute, as other calls may read the parameters of the model
@@ -540,6 +581,13 @@ def _take_in(calls: LayerCalls, weight: Any, bias: Any, mean: Any, factor: Any) 
     """Fold a batch norm into the layer that computes y, in float64.
 
     The batch norm is ``(y - mean) * factor * weight + bias``.
+
+    Args:
+        calls: the convolution; weight and bias of its layer are replaced.
+        weight: weight of the norm, of shape (outputs,); None for ones.
+        bias: bias of the norm, of shape (outputs,); None for zeros.
+        mean: running mean, of shape (outputs,).
+        factor: 1 / sqrt(running variance + eps), of shape (outputs,).
     """
     layer = calls.layer
     if weight is not None:

@@ -152,6 +152,17 @@ def _graph_of(
     """Return a graph of ATen operators that shares the model's parameters.
 
     The graph may be changed without an effect on the model.
+
+    Args:
+        model: a module, an ``ExportedProgram``, or a ``GraphModule`` of ATen operators.
+        example: arguments for the export of a module: a tensor, a dict of keywords or a list; None
+            for exported models.
+        dynamic_shapes: axes that may vary, as for ``torch.export.export``.
+        report: the report, for notes on the mode of the module and on nested graphs.
+
+    Raises:
+        ConfigError: the model is not exported, and there is no example.
+        ModelError: the export failed, or the graph was exported in training mode.
     """
     if isinstance(model, ExportedProgram):
         found = model.module()
@@ -256,7 +267,20 @@ def _chosen(
     routers: Sequence[str],
     report: TorchReport,
 ) -> tuple[dict[str, tuple[LayerCalls, LayerSpec]], dict[Any, LayerSpec]]:
-    """Choose the layers (by name) and the operator calls to quantize."""
+    """Choose the layers (by name) and the operator calls to quantize.
+
+    Args:
+        module: the graph.
+        config: the quantization configuration.
+        routers: names of routers of mixtures, which stay float unless the configuration names them.
+        report: the report, to which specs and reasons for float layers are added.
+
+    Returns:
+        The layers by name, with their specs, and the specs of operators by node.
+
+    Raises:
+        ConfigError: a pattern of the configuration matches nothing, or no layer would be quantized.
+    """
     found, kept = layers_of_graph(module)
     named = {node: operator_name(node) for node in operators_of(module)}
     # runtimes compute an operator and its activation at once, without a tensor between them
@@ -314,7 +338,14 @@ def _put(
     layer: QuantizedLayer,
     calls: LayerCalls,
 ) -> None:
-    """Replace the calls of a layer by a quantized layer."""
+    """Replace the calls of a layer by a quantized layer.
+
+    Args:
+        module: the graph; it is changed.
+        name: name of the layer.
+        layer: the quantized layer.
+        calls: the calls of the float layer, which become calls of the module.
+    """
     for node, operands in zip(calls.nodes, calls.operands, strict=True):
         # the node stays, so that its readers need no change
         node.op, node.target, node.args, node.kwargs = "call_module", name, operands, {}

@@ -111,7 +111,12 @@ class Roundings:
                 self._behind |= dict.fromkeys(ends, scale)
 
     def _add_operator(self, node: Any, spec: LayerSpec) -> None:
-        """Add the scales of the inputs and the output of an operator call."""
+        """Add the scales of the inputs and the output of an operator call.
+
+        Args:
+            node: the call of the operator.
+            spec: quantization of its inputs and of its output.
+        """
         name = operator_name(node)
         end = fused(node)
         # a layer that this activation is fused with rounds the same tensor
@@ -132,7 +137,14 @@ class Roundings:
         what: str,
         least: float = 0.0,
     ) -> Scale:
-        """Return the scale of tensors; a dynamic scale belongs to the tensor itself."""
+        """Return the scale of tensors; a dynamic scale belongs to the tensor itself.
+
+        Args:
+            tensors: tensors with a common scale.
+            spec: the number format and the calibration method.
+            what: the tensors in words, for errors.
+            least: the least value of the scale.
+        """
         roots = tuple(
             # tensors with the same root have the same values, and so the same scale
             dict.fromkeys(map(root_of, tensors) if spec.measured else tensors),
@@ -144,6 +156,10 @@ class Roundings:
 
     def measure(self, data: Iterable[Any] | None) -> None:
         """Calibrate the static scales on the float graph.
+
+        Args:
+            data: the calibration samples, of which each process takes its part; None if there are
+                none.
 
         Raises:
             DataError: the data is missing or empty, or a tensor is empty on all samples.
@@ -185,7 +201,14 @@ class Roundings:
             self._params[scale] = params
 
     def module(self, scale: Scale | None) -> Rounding | None:
-        """Return the shared rounding module of a scale."""
+        """Return the shared rounding module of a scale.
+
+        Args:
+            scale: the scale; None for a tensor that is not rounded.
+
+        Returns:
+            The module, the same at each call; None without a scale.
+        """
         if scale is not None and scale not in self._made:
             self._made[scale] = Rounding(scale.spec, self._params.get(scale))
         return None if scale is None else self._made[scale]
@@ -217,7 +240,15 @@ class Roundings:
             reader.replace_input_with(source, done[source, scale])
 
     def _rounded(self, node: Any, scale: Scale) -> bool:
-        """Return whether a tensor is already rounded by a scale."""
+        """Return whether a tensor is already rounded by a scale.
+
+        Args:
+            node: the tensor, which is followed back through operators that move values.
+            scale: the scale.
+
+        Returns:
+            True or False; False for dynamic scales.
+        """
         while (
             operator_of(node)
             and root_of(node) is not node
@@ -274,7 +305,16 @@ class _Watch(nn.Module):
 
 
 def _run(module: GraphModule, batch: Any, count: int) -> None:
-    """Run a graph on a sample, with its number for errors."""
+    """Run a graph on a sample, with its number for errors.
+
+    Args:
+        module: the graph.
+        batch: the sample.
+        count: index of the sample.
+
+    Raises:
+        DataError: the graph cannot be run on the sample.
+    """
     try:
         call(module, batch)
     except DataError:
