@@ -33,7 +33,11 @@ def shared_initializers(graph: Graph, settings: Settings) -> tuple[Graph, list[s
 
 
 def _split_pairs(graph: Graph) -> int:
-    """Copy the DequantizeLinear of a constant per reader; return the number of copies."""
+    """Copy the DequantizeLinear of a constant per reader; return the number of copies.
+
+    Args:
+        graph: the graph, without its bodies; changed in place.
+    """
     added = 0
     for node in graph.nodes_of_type(DEQUANTIZE):
         result = node.outputs[0]
@@ -57,7 +61,11 @@ def _split_pairs(graph: Graph) -> int:
 
 
 def _copy(graph: Graph) -> int:
-    """Copy a constant for each reader but the first; return the number of copies."""
+    """Copy a constant for each reader but the first; return the number of copies.
+
+    Args:
+        graph: the graph, without its bodies; changed in place.
+    """
     added = 0
     # A list, as copies are added on the way.
     for name in list(filter(graph.is_constant, graph.initializers)):

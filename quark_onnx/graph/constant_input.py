@@ -36,6 +36,11 @@ class ConstantInput:
         """Let the node read a changed constant.
 
         Nodes that change the same constant under the same ``key`` share the result.
+
+        Args:
+            graph: the graph, which is changed in place.
+            key: identifies the change, and ends the name of the new constant.
+            by: returns the changed value, which is stored as float32.
         """
         name = self.node.input(self.index)
         value = self.value
@@ -51,7 +56,13 @@ class ConstantInput:
         graph.set_input(self.node, self.index, changed)
 
     def scale(self, graph: Graph, key: str, factor: Floats) -> None:
-        """Multiply the channels; a scalar becomes a vector."""
+        """Multiply the channels; a scalar becomes a vector.
+
+        Args:
+            graph: the graph, which is changed in place.
+            key: as for ``change``.
+            factor: factors, (channels,).
+        """
         self.change(
             graph,
             key,
@@ -60,7 +71,12 @@ class ConstantInput:
         )
 
     def spread(self, graph: Graph, size: int) -> bool:
-        """Return whether the constant is float with a value per channel, or a single one."""
+        """Return whether the constant is float with a value per channel, or a single one.
+
+        Args:
+            graph: the graph.
+            size: number of channels, along the last axis.
+        """
         array = graph.constant(self.node.input(self.index))
         return (
             array is not None
@@ -75,7 +91,14 @@ def private(graph: Graph, tensor: str) -> bool:
 
 
 def is_number(graph: Graph, tensor: str, value: float, within: float = 0.0) -> bool:
-    """Return whether a tensor is a constant scalar within ``within`` of ``value``."""
+    """Return whether a tensor is a constant scalar within ``within`` of ``value``.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+        value: the number.
+        within: greatest difference from the number.
+    """
     array = graph.constant(tensor)
     return (
         array is not None

@@ -73,7 +73,12 @@ KEEPS_SIZE = frozenset(
 
 
 def control_inputs(node: Node, opset: int) -> frozenset[int]:
-    """Return the indices of a node's control inputs, by its schema or the table."""
+    """Return the indices of a node's control inputs, by its schema or the table.
+
+    Args:
+        node: a node of any kind; a kind without a schema or an entry in ``_TABLE`` has none.
+        opset: version of the standard operator set.
+    """
     indices = _known(node.kind, opset, len(node.inputs))
     # An empty name is an omitted input.
     return frozenset(index for index in indices if node.inputs[index])
@@ -86,7 +91,12 @@ def has_schema(node: Node) -> bool:
 
 @cache
 def integer_results(kind: str, opset: int) -> frozenset[int]:
-    """Return the indices of the outputs that are always int32, int64 or bool."""
+    """Return the indices of the outputs that are always int32, int64 or bool.
+
+    Args:
+        kind: operator type, with the domain unless it is the standard one (``Node.kind``).
+        opset: version of the standard operator set.
+    """
     return _controls(_schema(kind, opset)[1])
 
 
@@ -109,7 +119,12 @@ def _is_control(formal: OpSchema.FormalParameter) -> bool:
 
 
 def _schema(kind: str, opset: int) -> tuple[_Formals, _Formals]:
-    """Return the inputs and outputs of an operator's definition; none for unknown ones."""
+    """Return the inputs and outputs of an operator's definition; none for unknown ones.
+
+    Args:
+        kind: operator type, with the domain unless it is the standard one.
+        opset: version of the standard operator set; of other domains the newest version counts.
+    """
     domain, _, op_type = kind.rpartition("::")
     try:
         if domain:

@@ -149,14 +149,24 @@ class Graph:
         return self._producers.get(tensor)
 
     def producer_of_type(self, tensor: str, op_types: Container[str]) -> Node | None:
-        """Return the node that computes a tensor if its operator, of any domain, is given."""
+        """Return the node that computes a tensor if its operator, of any domain, is given.
+
+        Args:
+            tensor: name of the tensor.
+            op_types: operator types without a domain.
+        """
         node = self.producer(tensor)
         if node is None or node.op_type not in op_types:
             return None
         return node
 
     def producer_of_kind(self, tensor: str, kinds: Container[str]) -> Node | None:
-        """Return the node that computes a tensor if it is of one of some kinds."""
+        """Return the node that computes a tensor if it is of one of some kinds.
+
+        Args:
+            tensor: name of the tensor.
+            kinds: operator types, with the domain unless it is the standard one (``Node.kind``).
+        """
         node = self.producer(tensor)
         if node is None or node.kind not in kinds:
             return None
@@ -220,6 +230,9 @@ class Graph:
         """Return the value of a constant, None if the tensor is not constant.
 
         The array must not be written to.
+
+        Raises:
+            ModelError: the initializer cannot be read, as for a malformed tensor.
         """
         if not self.is_constant(tensor):
             return None
@@ -238,7 +251,12 @@ class Graph:
         return self._arrays[tensor]
 
     def optional_constant(self, tensor: str, default: Any) -> NDArray[Any] | None:
-        """Return the value of a constant: a default if omitted, None if not constant."""
+        """Return the value of a constant: a default if omitted, None if not constant.
+
+        Args:
+            tensor: name of the tensor; empty for an omitted input.
+            default: value of an omitted input.
+        """
         if not tensor:
             return np.asarray(default)
         return self.constant(tensor)
@@ -304,7 +322,17 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> Node:
-        """Append a node; ``to_model`` restores the topological order."""
+        """Append a node; ``to_model`` restores the topological order.
+
+        Args:
+            op_type: type of the operator.
+            inputs: names of the inputs, "" for an omitted one.
+            outputs: names of the outputs, at least one; ``fresh`` returns unused names.
+            name: preferred name of the node; by default that of the first output and the type.
+            domain: domain of the operator; empty for the standard one, otherwise see
+                ``import_domain``.
+            **attributes: attributes by name; those of value None are omitted.
+        """
         proto = helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
         proto.name = self.fresh(name or f"{outputs[0]}_{op_type}")
         node = Node(proto)
@@ -318,7 +346,12 @@ class Graph:
         return self.set_constant(self.fresh(name), array)
 
     def set_constant(self, name: str, array: NDArray[Any]) -> str:
-        """Set the value of an initializer, of the array's type, and return the name."""
+        """Set the value of an initializer, of the array's type, and return the name.
+
+        Args:
+            name: name of the initializer, which may be a new one.
+            array: the value; a large one goes to ``store`` if there is one.
+        """
         # ascontiguousarray returns a vector of one element for a scalar.
         array = np.ascontiguousarray(array).reshape(array.shape)
         if self.store:
@@ -330,13 +363,24 @@ class Graph:
         return name
 
     def once(self, key: tuple[str, ...], make: Callable[[], list[str]]) -> list[str]:
-        """Return the names of derived constants, created once per key and then shared."""
+        """Return the names of derived constants, created once per key and then shared.
+
+        Args:
+            key: identifies the constants: what is derived, and the name of its source.
+            make: adds the constants and returns their names; called for a new key alone.
+        """
         if key not in self._made:
             self._made[key] = make()
         return list(self._made[key])
 
     def add_input(self, name: str, elem_type: int, shape: Sequence[int]) -> str:
-        """Add an input under a fresh name, and return the name."""
+        """Add an input under a fresh name, and return the name.
+
+        Args:
+            name: preferred name.
+            elem_type: a ``TensorProto.DataType``.
+            shape: the sizes.
+        """
         name = self.fresh(name)
         self.inputs.append(helper.make_tensor_value_info(name, elem_type, shape))
         self._input_names.add(name)
@@ -358,7 +402,13 @@ class Graph:
         self.nodes = excluding(self.nodes, removed)
 
     def set_input(self, node: Node, index: int, tensor: str) -> None:
-        """Let a node read another tensor."""
+        """Let a node read another tensor.
+
+        Args:
+            node: a node of the graph.
+            index: index of the input, which must be there, if only as an omitted one.
+            tensor: name of the tensor.
+        """
         self._readers.remove(node, node.inputs[index])
         node.inputs = (*node.inputs[:index], tensor, *node.inputs[index + 1 :])
         self._readers.add(node, tensor)
@@ -369,14 +419,26 @@ class Graph:
         self._readers.add(node, tensor)
 
     def fill_input(self, node: Node, index: int, tensor: str) -> None:
-        """Let a node read another tensor at an index, which may be the first absent input."""
+        """Let a node read another tensor at an index, which may be the first absent input.
+
+        Args:
+            node: a node of the graph.
+            index: index of the input, at most the number of inputs.
+            tensor: name of the tensor.
+        """
         if index < len(node.inputs):
             self.set_input(node, index, tensor)
         else:
             self.append_input(node, tensor)
 
     def set_output(self, node: Node, index: int, tensor: str) -> None:
-        """Rename an output of a node."""
+        """Rename an output of a node.
+
+        Args:
+            node: a node of the graph.
+            index: index of the output.
+            tensor: the new name. Readers of the former name are left unchanged.
+        """
         self._unlink(node)
         node.outputs = (*node.outputs[:index], tensor, *node.outputs[index + 1 :])
         self._link(node)
@@ -389,14 +451,25 @@ class Graph:
         place: int,
         body: GraphProto,
     ) -> None:
-        """Replace a subgraph among the attributes of a node."""
+        """Replace a subgraph among the attributes of a node.
+
+        Args:
+            node: a node of the graph.
+            attribute: name of the attribute.
+            place: index of the subgraph in an attribute that holds several.
+            body: the new subgraph, which is copied.
+        """
         self._unlink(node)
         node.set_body(attribute, place, body)
         self._link(node)
         self._names |= all_names(body)
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Reserve names of outer graphs."""
+        """Reserve names of outer graphs.
+
+        Args:
+            names: names that ``fresh`` is not to return.
+        """
         self._names.update(names)
 
     def replace_uses(self, old: str, new: str) -> None:
@@ -468,7 +541,12 @@ class Graph:
         self._shell.ir_version = max(self._shell.ir_version, ir)
 
     def import_domain(self, domain: str, version: int = 1) -> None:
-        """Import an operator domain, if the model does not yet."""
+        """Import an operator domain, if the model does not yet.
+
+        Args:
+            domain: the domain.
+            version: version to import; a present import keeps its version.
+        """
         if domain not in imported_domains(self._shell.opset_import):
             self._shell.opset_import.append(helper.make_opsetid(domain, version))
 

@@ -83,7 +83,11 @@ class OriginalDtypes:
         graph.drop_unused()
 
     def restore_interface(self, model: ModelProto) -> ModelProto:
-        """Return a copy of a model with the original types of inputs and outputs."""
+        """Return a copy of a model with the original types of inputs and outputs.
+
+        Args:
+            model: the float32 model, with inputs and outputs of the original names.
+        """
         result = cast_interface(model, self.inputs, self.outputs, TensorProto.FLOAT)
         for tensor in result.graph.initializer:
             # The default value of an input has the type of the input.
@@ -174,7 +178,13 @@ def _cast(
 
 
 def add_narrow(graph: Graph, name: str, array: NDArray[Any]) -> str:
-    """Add a 16-bit constant followed by a Cast to float32; return the name of its result."""
+    """Add a 16-bit constant followed by a Cast to float32; return the name of its result.
+
+    Args:
+        graph: the graph, which is changed in place.
+        name: preferred name of the result.
+        array: values in float16 or bfloat16.
+    """
     narrow = graph.add_constant(f"{name}_narrow", array)
     wide = graph.fresh(name)
     graph.add(
@@ -280,7 +290,12 @@ def _widen_type(type_: TypeProto) -> None:
 
 
 def _rename(graph: GraphProto, names: dict[str, str]) -> None:
-    """Rename tensors that nodes read and compute, also where bodies capture them."""
+    """Rename tensors that nodes read and compute, also where bodies capture them.
+
+    Args:
+        graph: the graph, which is changed in place.
+        names: new names by present name.
+    """
     for node in graph.node:
         rename_entries(node.input, names)
         rename_entries(node.output, names)

@@ -23,6 +23,11 @@ def only_use(graph: Graph, tensor: str, kind: str) -> Node | None:
 
     A pass may change the tensor together with this reader: it is no output, no body reads it, and
     the reader reads it once.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+        kind: ``Node.kind`` of the reader.
     """
     node = only_reader(graph, tensor)
     if node is None or node.kind != kind or node.inputs.count(tensor) != 1:
@@ -54,6 +59,16 @@ def setting(
     """Return a setting that is an attribute in early opsets and an input in later ones.
 
     The default if omitted, None if computed.
+
+    Args:
+        graph: the graph.
+        node: the node.
+        name: name of the attribute.
+        place: index of the input.
+        default: value if the node has neither.
+
+    Returns:
+        An array for an input, the attribute's value otherwise.
     """
     if node.input(place):
         return graph.constant(node.input(place))

@@ -95,7 +95,13 @@ class Pattern(ABC):
         return None
 
     def matches(self, graph: Graph, result: str, partial: Match) -> Iterator[Match]:
-        """Yield a match for each way to extend a partial one by the nodes before a tensor."""
+        """Yield a match for each way to extend a partial one by the nodes before a tensor.
+
+        Args:
+            graph: the graph.
+            result: name of the tensor.
+            partial: the tensors that stand for names so far, and the nodes.
+        """
         known = partial.tensors.get(self.name)
         if known is None:
             yield from self._matches(graph, result, partial.bind(self.name, result))
@@ -230,7 +236,14 @@ class _Either(Pattern):
 def _match_all(
     graph: Graph, patterns: Sequence[Pattern], tensors: Sequence[str], partial: Match
 ) -> Iterator[Match]:
-    """Yield the matches of patterns, each for its tensor."""
+    """Yield the matches of patterns, each for its tensor.
+
+    Args:
+        graph: the graph.
+        patterns: the patterns.
+        tensors: names of the tensors, at least one per pattern.
+        partial: the match so far, which every match extends.
+    """
     if not patterns:
         yield partial
         return

@@ -128,7 +128,12 @@ def without_those_in_padding(
 
 
 def _axes(attributes: Mapping[str, Any], shape: Sequence[object]) -> list[_Axis]:
-    """Return the axes of a pool; empty if a size is not known or the attributes are wrong."""
+    """Return the axes of a pool; empty if a size is not known or the attributes are wrong.
+
+    Args:
+        attributes: attributes of the pool by name.
+        shape: shape of its input, (N, C, ...).
+    """
     taps = attributes.get("kernel_shape", ())
     rank = len(taps)
     sizes = of_type(shape[2:], int)

@@ -96,7 +96,15 @@ def _bounds_text(least: int, greatest: int) -> str:
 
 
 def _check_axes(node: NodeProto, ranks: Mapping[str, int]) -> None:
-    """Check the axes of the first input that attributes name, if its rank is known."""
+    """Check the axes of the first input that attributes name, if its rank is known.
+
+    Args:
+        node: a node of the standard domain.
+        ranks: known ranks by name.
+
+    Raises:
+        ModelError: there is no such axis, or a Transpose names axes that are no permutation.
+    """
     source = next(iter(node.input), "")
     if source not in ranks:
         return

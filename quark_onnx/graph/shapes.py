@@ -218,7 +218,12 @@ def _has_too_many_windows(
     model: ModelProto,
     values: Mapping[str, ValueInfoProto],
 ) -> bool:
-    """Return whether onnx counts too many windows of a pool; fix the first pool."""
+    """Return whether onnx counts too many windows of a pool; fix the first pool.
+
+    Args:
+        model: the model, in which the pool is changed in place.
+        values: inferred declarations by name.
+    """
     known = by_name(model.graph.input) | dict(values)
     for node in model.graph.node:
         if node.op_type not in POOLS or node.domain or node.input[0] not in known:

@@ -32,7 +32,12 @@ class Activation:
     slope: float = 0.0
 
     def value(self, x: Any, xp: ModuleType = np) -> Any:
-        """Return the function at arrays of numpy, or of a module ``xp`` with the same functions."""
+        """Return the function at arrays of numpy, or of a module ``xp`` with the same functions.
+
+        Args:
+            x: inputs of the function, of any shape.
+            xp: the module.
+        """
         return _VALUES[self.kind](self, x, xp)
 
     def derivative(self, x: Any, xp: ModuleType = np) -> Any:
@@ -40,6 +45,10 @@ class Activation:
 
         The formulas have no choice per element: mispredicted branches take a processor ten times as
         long as a product.
+
+        Args:
+            x: inputs of the function, of any shape.
+            xp: numpy, or a module with the same functions.
         """
         return _DERIVATIVES[self.kind](self, x, xp)
 
@@ -118,7 +127,12 @@ _GATED = {
 
 
 def activation_behind(graph: Graph, result: str) -> Activation:
-    """Return the activation function after a tensor; linear without one."""
+    """Return the activation function after a tensor; linear without one.
+
+    Args:
+        graph: the graph.
+        result: name of the result of a layer.
+    """
     # The caller or a body reads the linear result, whatever follows it.
     if graph.is_output(result) or graph.captured(result):
         return Activation()

@@ -40,7 +40,13 @@ class Heads:
     reader: Linear
 
     def rotate(self, graph: Graph, rotation: Rotation, key: str) -> None:
-        """Rotate the channels of the heads, and inversely the output projection."""
+        """Rotate the channels of the heads, and inversely the output projection.
+
+        Args:
+            graph: the graph, which is changed in place.
+            rotation: a rotation of ``size`` channels, the same for each head.
+            key: suffix of the names of changed constants; a shared one is changed once per key.
+        """
         for writer in self.writers:
             writer.change(
                 graph,
@@ -77,7 +83,15 @@ def heads(graph: Graph) -> list[Heads]:
 
 @otherwise(None)
 def _heads(graph: Graph, node: Node) -> Heads:
-    """Return the value path whose weighted sum a node computes."""
+    """Return the value path whose weighted sum a node computes.
+
+    Args:
+        graph: the graph.
+        node: a MatMul; that of attention scores and values has two computed operands.
+
+    Returns:
+        None for other products, and for values that other nodes read.
+    """
     values = node.inputs[1]
     size = width(graph, values)
     only_if(size >= 2 and not _has_constant(graph, node))
@@ -106,7 +120,13 @@ def _readers(graph: Graph, tensor: str) -> list[Node]:
 
 
 def _passes(graph: Graph, node: Node, size: int) -> bool:
-    """Return whether a node leaves channels in place within each head."""
+    """Return whether a node leaves channels in place within each head.
+
+    Args:
+        graph: the graph.
+        node: a node of any kind.
+        size: channels of a head.
+    """
     if node.kind not in _MOVING:
         return False
     # Whole heads before and after: a Reshape may split (heads * size) into (heads, size).
@@ -136,6 +156,10 @@ class _ValueTrace:
         reader: Node,
     ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]]:
         """Return the constants of the projection, and the part of the values.
+
+        Args:
+            tensor: name of the values.
+            reader: the weighted sum, which must be the only reader.
 
         Raises:
             UnmetError: another node reads the values, or an unknown operator computes them.
@@ -169,7 +193,15 @@ class _ValueTrace:
         return (layer.weight[1], *self.biases), part
 
     def _source(self, tensor: str, node: Node) -> str:
-        """Return the input of a node to trace further."""
+        """Return the input of a node to trace further.
+
+        Args:
+            tensor: name of the values.
+            node: their producer, which is no layer.
+
+        Raises:
+            UnmetError: the producer mixes channels.
+        """
         only_if(node.inputs)
         channels = width(self.graph, node.inputs[0])
         if node.kind == "Split" and not self.part and channels:
@@ -193,6 +225,11 @@ class _ValueTrace:
 
 def _reader(graph: Graph, tensor: str, size: int) -> Linear:
     """Return the layer after the weighted sums.
+
+    Args:
+        graph: the graph.
+        tensor: name of the weighted sums.
+        size: channels of a head.
 
     Raises:
         UnmetError: the sums reach several nodes, or an operator that mixes channels.

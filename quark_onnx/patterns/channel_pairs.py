@@ -80,7 +80,13 @@ class Pair:
     gates: tuple[tuple[Node, int], ...] = ()
 
     def scale_weights(self, weights: dict[str, Doubles], factor: Doubles) -> None:
-        """Divide the channels by factors, in weights by node name."""
+        """Divide the channels by factors, in weights by node name.
+
+        Args:
+            weights: weights in the layout of ``Layer.weight``, by node name, with those of the
+                pair's layers; these entries are replaced.
+            factor: positive factors, (channels,).
+        """
         # Weights are (groups, outputs / groups, inputs / groups, kernel): factors of outputs
         # first, factors of inputs for the readers.
         first = weights[self.first.node.name]
@@ -128,7 +134,12 @@ class Pair:
 
 
 def pairs_of(graph: Graph, passed: Passed) -> list[Pair]:
-    """Return the pairs in graph order."""
+    """Return the pairs in graph order.
+
+    Args:
+        graph: the graph.
+        passed: functions between layers that factors may pass.
+    """
     pairs = [_pair(graph, node, passed) for node in graph.nodes]
     return present(pairs)
 
@@ -204,7 +215,11 @@ class _PairSearch:
                 self._pass(reader, at)
 
     def _pass_gate(self, at: _Channels) -> bool:
-        """Follow the channels through x * sigmoid(x); return False for other readers."""
+        """Follow the channels through x * sigmoid(x); return False for other readers.
+
+        Args:
+            at: channels that fill a tensor.
+        """
         match = gated(self.graph, at.tensor)
         if match is None:
             return False
@@ -230,6 +245,10 @@ class _PairSearch:
     def _read(self, node: Node, at: _Channels) -> bool:
         """Add a layer whose activation is a tensor; return False for another node.
 
+        Args:
+            node: a reader of the tensor.
+            at: the channels in the tensor.
+
         Raises:
             UnmetError: the inputs of the layer cannot be scaled.
         """
@@ -250,6 +269,10 @@ class _PairSearch:
     def _pass(self, node: Node, at: _Channels) -> None:
         """Follow the channels through an operator.
 
+        Args:
+            node: a reader of the tensor that is not a layer with the tensor as activation.
+            at: the channels in the tensor.
+
         Raises:
             UnmetError: factors cannot pass.
         """
@@ -265,7 +288,11 @@ class _PairSearch:
 
 
 def _width(shape: Sequence[int | str | None] | None) -> int | None:
-    """Return the size of the second axis, if known."""
+    """Return the size of the second axis, if known.
+
+    Args:
+        shape: dimensions of a tensor; None for an unknown rank.
+    """
     if shape is None or len(shape) < 2:
         return None
     size = shape[1]
@@ -284,7 +311,16 @@ def _fits(
 
 @otherwise(None)
 def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels:
-    """Return the channels after an operator; None if factors do not pass."""
+    """Return the channels after an operator; None if factors do not pass.
+
+    Args:
+        graph: the graph.
+        node: a reader of the tensor.
+        at: the channels in the tensor.
+
+    Returns:
+        The channels in the first result.
+    """
     # Further results, such as the indices of a MaxPool or a mask, are read by nobody.
     only_if(not any(map(graph.consumers, node.outputs[1:])))
     follow = _FOLLOWED.get(node.kind)
@@ -365,7 +401,13 @@ def upper_bound(graph: Graph, node: Node) -> float | None:
 
 
 def _bound(graph: Graph, node: Node, factor: Doubles) -> None:
-    """Replace a Clip by a Relu and a Min, with its upper bound divided by a factor per channel."""
+    """Replace a Clip by a Relu and a Min, with its upper bound divided by a factor per channel.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: a Clip from zero to a finite bound, on channels along the second axis.
+        factor: positive factors, one per channel of the input.
+    """
     high = upper_bound(graph, node)
     assert high is not None
     source = node.inputs[0]
@@ -406,6 +448,12 @@ def _scale(
     The operator is a Mul, or a depthwise Conv of kernel size 1. Where weights have a scale per
     channel, the quantized Conv has the exact factors, and onnxruntime computes it two to five times
     as fast as the product, which broadcasts its constant (1.32, AVX512-VNNI).
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: the function; its first input has channels along the second axis.
+        factor: positive factors, one per channel of the input.
+        by_layer: insert a depthwise Conv, not a Mul; the input is an image then.
     """
     source = node.input(0)
     rank = len(graph.sizes(source))

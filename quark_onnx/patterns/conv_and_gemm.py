@@ -86,7 +86,14 @@ class Layer:
         return groups * outputs
 
     def arranged(self, stored: NDArray[T]) -> NDArray[T]:
-        """Arrange an array from the layout of the stored weight to that of ``weight``."""
+        """Arrange an array from the layout of the stored weight to that of ``weight``.
+
+        Args:
+            stored: an array of the stored weight's shape, such as the weight or its codes.
+
+        Returns:
+            A view where possible, (groups, outputs / groups, inputs / groups, ...).
+        """
         # Groups divide the first axis: (groups, rows / groups, columns, *kernel).
         grouped = stored.reshape(
             self.groups,
@@ -96,7 +103,11 @@ class Layer:
         return self._exchanged(grouped)
 
     def as_stored(self, arranged: NDArray[T]) -> NDArray[T]:
-        """Invert ``arranged``."""
+        """Arrange an array from the layout of ``weight`` to that of the stored weight.
+
+        Args:
+            arranged: (groups, outputs / groups, inputs / groups, ...).
+        """
         grouped = self._exchanged(arranged)
         return np.ascontiguousarray(grouped.reshape(-1, *grouped.shape[2:]))
 
@@ -110,7 +121,13 @@ class Layer:
         weight: NDArray[np.float64],
         suffix: str,
     ) -> None:
-        """Store a new weight, in the layout of ``weight``, for the node alone."""
+        """Store a new weight, in the layout of ``weight``, for the node alone.
+
+        Args:
+            graph: the graph, which gets a constant; the former one stays for other readers.
+            weight: (groups, outputs / groups, inputs / groups, ...).
+            suffix: end of the new constant's name.
+        """
         stored = self.as_stored(weight).astype(np.float32)
         graph.set_input(
             self.node,
@@ -138,7 +155,13 @@ class Layer:
         bias: NDArray[np.float64],
         suffix: str,
     ) -> None:
-        """Store a new bias for the node alone; not for a MatMul."""
+        """Store a new bias for the node alone; not for a MatMul.
+
+        Args:
+            graph: the graph, which gets a constant; the former one stays for other readers.
+            bias: (outputs,).
+            suffix: end of the new constant's name.
+        """
         name = graph.add_constant(
             f"{self.node.input(2) or self.node.name + '_bias'}_{suffix}",
             bias.astype(np.float32),

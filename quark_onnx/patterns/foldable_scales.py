@@ -32,6 +32,11 @@ class Fold:
         """Multiply the constant, and keep an arithmetic node float.
 
         A per-tensor scale for the factors would round small ones to zero.
+
+        Args:
+            graph: the graph, which is changed in place.
+            key: suffix of the changed constant's name.
+            factor: factors of the tensor, (channels,).
         """
         if self.stored.node.kind in _ARITHMETIC:
             self.stored.node.stay_float(_FLOAT)
@@ -69,12 +74,30 @@ def absorb(
 
 
 def _through(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return the constants of the input of an operator that leaves channels in place."""
+    """Return the constants of the input of an operator that leaves channels in place.
+
+    Args:
+        graph: the graph.
+        node: an operator that commutes with positive factors.
+        size: number of channels.
+
+    Raises:
+        UnmetError: there are none.
+    """
     return required(absorb(graph, node.inputs[0], size))
 
 
 def _rearranged(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return the constants of the input of a rearrangement that leaves the last axis unchanged."""
+    """Return the constants of the input of a rearrangement that leaves the last axis unchanged.
+
+    Args:
+        graph: the graph.
+        node: a Reshape or Transpose.
+        size: number of channels.
+
+    Raises:
+        UnmetError: the last axis changes, or there are no constants.
+    """
     if node.kind == "Transpose":
         only_if(last_stays(node))
     else:
@@ -84,7 +107,16 @@ def _rearranged(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 
 def _sum(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return the constants of the summands."""
+    """Return the constants of the summands.
+
+    Args:
+        graph: the graph.
+        node: an Add or Sub.
+        size: number of channels.
+
+    Raises:
+        UnmetError: a summand has no such constants.
+    """
     # A factor of a sum is a factor of both summands.
     first = _operand(graph, node, 0, size)
     second = _operand(graph, node, 1, size)
@@ -92,7 +124,16 @@ def _sum(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 
 def _affine(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return scale and shift of a normalization over the last axis."""
+    """Return scale and shift of a normalization over the last axis.
+
+    Args:
+        graph: the graph.
+        node: a normalization of ``SCALE``.
+        size: number of channels.
+
+    Raises:
+        UnmetError: the axis is another one, or scale or shift is no vector of the channels.
+    """
     only_if(is_along_last_axis(graph, node, -1))
     vectors = [
         ConstantInput(node, place) for place in filter(node.input, SCALE[node.kind])
@@ -103,7 +144,16 @@ def _affine(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 
 def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return weight and bias of a layer with an unshared weight."""
+    """Return weight and bias of a layer with an unshared weight.
+
+    Args:
+        graph: the graph.
+        node: a MatMul or Gemm.
+        size: number of channels.
+
+    Raises:
+        UnmetError: the layer has another number of outputs, or shares its weight.
+    """
     layer = required(Linear.of(graph, node))
     only_if(layer.outputs == size)
     # Another layer with the same weight would get the factors as well.
@@ -115,7 +165,16 @@ def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 
 def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return a constant factor; otherwise the constants of a computed one."""
+    """Return a constant factor; otherwise the constants of a computed one.
+
+    Args:
+        graph: the graph.
+        node: a Mul.
+        size: number of channels.
+
+    Raises:
+        UnmetError: neither operand has such constants.
+    """
     only_if(width(graph, node.outputs[0]) == size)
     # A factor of one operand is enough; a constant operand needs no further search.
     for place in (1, 0):
@@ -129,7 +188,16 @@ def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
 
 
 def _quotient(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return a constant divisor; otherwise the constants of the dividend."""
+    """Return a constant divisor; otherwise the constants of the dividend.
+
+    Args:
+        graph: the graph.
+        node: a Div.
+        size: number of channels.
+
+    Raises:
+        UnmetError: the divisor is computed, and the dividend has no such constants.
+    """
     only_if(width(graph, node.outputs[0]) == size)
     divisor = ConstantInput(node, 1)
     if divisor.spread(graph, size):
@@ -144,7 +212,17 @@ def _operand(
     place: int,
     size: int,
 ) -> list[Fold]:
-    """Return the folds of an operand with all channels, or of a constant."""
+    """Return the folds of an operand with all channels, or of a constant.
+
+    Args:
+        graph: the graph.
+        node: the operator.
+        place: index of the operand.
+        size: number of channels.
+
+    Returns:
+        None for an operand without such constants, broadcast along the channels, or read twice.
+    """
     stored = ConstantInput(node, place)
     name = node.inputs[place]
     if stored.spread(graph, size):

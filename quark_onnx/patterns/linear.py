@@ -101,7 +101,16 @@ class Linear:
         node: Node,
         tensor: str,
     ) -> Linear | None:
-        """Return the layer of a node if a tensor is its activation and nothing else."""
+        """Return the layer of a node if a tensor is its activation and nothing else.
+
+        Args:
+            graph: the graph.
+            node: a node of any kind.
+            tensor: name of the tensor.
+
+        Returns:
+            None for a node that is no layer, or that reads the tensor at another input.
+        """
         if not reads_activation(node, tensor):
             return None
         return cls.of(graph, node)
@@ -113,7 +122,13 @@ class Linear:
         return value if side.axis == -2 else value.T
 
     def add_to_bias(self, graph: Graph, key: str, vector: Floats) -> None:
-        """Add a vector to the bias, which is created if need be."""
+        """Add a vector to the bias, which is created if need be.
+
+        Args:
+            graph: the graph, which is changed in place.
+            key: suffix of the constant's name.
+            vector: summands, (outputs,).
+        """
         if self.bias is not None:
             self.bias.change(graph, key, lambda value: value + vector)
             return
@@ -130,7 +145,16 @@ class Linear:
 
 
 def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
-    """Return the constant vector that is added to a product, in the node or right after it."""
+    """Return the constant vector that is added to a product, in the node or right after it.
+
+    Args:
+        graph: the graph.
+        node: a MatMul or Gemm.
+        size: number of outputs.
+
+    Returns:
+        None without a bias, and for a computed one or one of another size.
+    """
     if node.kind == "MatMul":
         return _added(graph, node, size)
     bias = ConstantInput(node, 2)
@@ -138,7 +162,13 @@ def _bias(graph: Graph, node: Node, size: int) -> ConstantInput | None:
 
 
 def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
-    """Return the constant vector of the Add that alone reads a product, or None."""
+    """Return the constant vector of the Add that alone reads a product, or None.
+
+    Args:
+        graph: the graph.
+        node: a MatMul.
+        size: number of outputs.
+    """
     added = constant_operand(graph, node.outputs[0], "Add")
     # A constant of a higher rank would broadcast the product.
     if added is None or added.sizes(graph) != (size,):
@@ -147,7 +177,15 @@ def _added(graph: Graph, node: Node, size: int) -> ConstantInput | None:
 
 
 def readers_of(graph: Graph, tensor: str) -> tuple[list[Linear], list[Node]]:
-    """Return the layers after a tensor, and further readers except Shape."""
+    """Return the layers after a tensor, and further readers except Shape.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+
+    Returns:
+        The layers with the tensor as activation, and the other readers, both in graph order.
+    """
     layers = list[Linear]()
     others = list[Node]()
     for node in graph.consumers(tensor):
@@ -170,6 +208,11 @@ def width(graph: Graph, tensor: str, depth: int = 8) -> int:
     """Return the length of the last axis, 0 if unknown.
 
     Where shape inference fails, as after an operator unknown to ONNX, weights nearby may tell.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+        depth: number of operators to follow backward.
     """
     shape = graph.shape(tensor)
     # An inferred size is certain; nearby weights are only looked at without one.
@@ -179,7 +222,16 @@ def width(graph: Graph, tensor: str, depth: int = 8) -> int:
 
 
 def _width_nearby(graph: Graph, tensor: str, depth: int) -> int:
-    """Return the length of the last axis according to readers and producers."""
+    """Return the length of the last axis according to readers and producers.
+
+    Args:
+        graph: the graph.
+        tensor: name of a tensor without an inferred last axis.
+        depth: number of operators to follow backward.
+
+    Returns:
+        The length, or 0 if unknown.
+    """
     for reader in graph.consumers(tensor):
         layer = Linear.of(graph, reader)
         if layer is not None and reader.input(0) == tensor:
@@ -197,7 +249,17 @@ def _width_through(
     node: Node,
     depth: int,
 ) -> int:
-    """Return the length of the last axis of a result of a node."""
+    """Return the length of the last axis of a result of a node.
+
+    Args:
+        graph: the graph.
+        tensor: name of the result.
+        node: the producer of the result.
+        depth: number of operators to follow backward, at least 1.
+
+    Returns:
+        The length, or 0 if unknown.
+    """
     layer = Linear.of(graph, node)
     if layer is not None:
         return layer.outputs
@@ -214,7 +276,12 @@ def _width_through(
 
 
 def _target_width(graph: Graph, reshape: Node) -> int:
-    """Return the length of the last axis in a target shape, in which -1 and 0 tell none."""
+    """Return the length of the last axis in a target shape, in which -1 and 0 tell none.
+
+    Args:
+        graph: the graph.
+        reshape: a Reshape; a computed shape counts as unknown.
+    """
     shape = graph.constant(reshape.input(1))
     if shape is None or not shape.size:
         return 0

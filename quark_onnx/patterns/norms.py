@@ -111,7 +111,13 @@ def _normalized(axes: _Axes) -> Pattern:
 
 
 def _is_mean_for_one(axes: _Axes, graph: Graph, mean: Node) -> bool:
-    """Return whether a node computes a mean over axes for a single reader."""
+    """Return whether a node computes a mean over axes for a single reader.
+
+    Args:
+        axes: the axes.
+        graph: the graph.
+        mean: a ReduceMean.
+    """
     result = mean.outputs[0]
     has_one_reader = only_reader(graph, result) is not None
     return has_one_reader and private(graph, result) and axes.are_reduced(graph, mean)
@@ -156,7 +162,15 @@ def image_norms(graph: Graph) -> list[Norm]:
 
 @otherwise(None)
 def _operator(graph: Graph, node: Node) -> Norm:
-    """Return the normalization of a single operator with constant parameters."""
+    """Return the normalization of a single operator with constant parameters.
+
+    Args:
+        graph: the graph.
+        node: an operator of ``SCALE``.
+
+    Returns:
+        None for another axis, computed parameters, or statistics that other nodes read.
+    """
     only_if(is_along_last_axis(graph, node, -1))
     sources = node.inputs[:1]
     statistics = node.outputs[1:]
@@ -190,6 +204,11 @@ def _parameter(
 ) -> ConstantInput | None:
     """Return a constant input, None if omitted.
 
+    Args:
+        graph: the graph.
+        node: the operator.
+        place: index of the input; None if the operator has no such input.
+
     Raises:
         UnmetError: the input is computed.
     """
@@ -212,7 +231,17 @@ def _decomposed(
     pattern: Pattern,
     axes: _Axes,
 ) -> Norm:
-    """Return the decomposed normalization whose last node is the given one."""
+    """Return the decomposed normalization whose last node is the given one.
+
+    Args:
+        graph: the graph.
+        node: a Mul or Div, which may be the last node of ``pattern``.
+        pattern: the pattern of a normalized tensor without scale and shift.
+        axes: the axes of the pattern's means.
+
+    Returns:
+        The normalization, with a constant scale and shift after the node; None without a match.
+    """
     bare = node.outputs[0]
     # The readers of inner tensors are checked by ``match``: none outside of the formula.
     match = required(pattern.match(graph, bare))
@@ -249,6 +278,12 @@ def _constant(
     """Return the constant that the only reader combines with a tensor, and the result.
 
     Without such a reader: None, and the tensor.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+        kind: "Mul" for a scale, "Add" for a shift.
+        axes: the axes of the normalization, which decide the possible shapes of the constant.
     """
     # The Mul, and then the Add, belong to the normalization only as its sole readers.
     stored = constant_operand(graph, tensor, kind)

@@ -76,6 +76,11 @@ class Stream:
         """Rotate the writers, and inversely the weights of the readers.
 
         Scales and shifts of normalizations are folded into the readers first.
+
+        Args:
+            graph: the graph, which is changed in place.
+            rotation: a rotation of ``size`` channels.
+            key: suffix of the names of changed constants; a shared one is changed once per key.
         """
         for writer in self.writers.values():
             writer.change(
@@ -116,7 +121,14 @@ def _unfold(
     norm: Norm,
     size: int,
 ) -> None:
-    """Fold the scale and the shift of a normalization into a layer."""
+    """Fold the scale and the shift of a normalization into a layer.
+
+    Args:
+        graph: the graph, which is changed in place.
+        layer: a layer that reads the normalized tensor.
+        norm: the normalization.
+        size: number of channels.
+    """
     # One value for all channels stands for a vector (channels,).
     if norm.shift is not None and norm.shift.value(graph).any():
         shift = np.broadcast_to(norm.shift.value(graph), (size,))
@@ -131,7 +143,12 @@ def _unfold(
 
 
 def _strip(graph: Graph, norm: Norm) -> None:
-    """Remove scale and shift."""
+    """Remove scale and shift.
+
+    Args:
+        graph: the graph, which is changed in place.
+        norm: the normalization, whose scale and shift its readers have taken over.
+    """
     # A decomposed normalization has a tensor before its Mul and Add; an operator keeps both
     # inputs, set to 1 and 0.
     if norm.bare:
@@ -151,7 +168,15 @@ def streams(
     graph: Graph,
     norms: list[Norm],
 ) -> tuple[list[Stream], list[str]]:
-    """Return the streams to rotate, and notes on refused streams."""
+    """Return the streams to rotate, and notes on refused streams.
+
+    Args:
+        graph: the graph.
+        norms: its normalizations over the last axis.
+
+    Returns:
+        The streams, without those of which a part cannot be rotated; and at most one note.
+    """
     result = list[Stream]()
     refused = list[str]()
     seen = set[str]()
@@ -199,6 +224,9 @@ class _Search:
     def run(self, start: str) -> None:
         """Find the stream of a tensor.
 
+        Args:
+            start: a source of a normalization.
+
         Raises:
             Unknown: an operator or a shape is not supported.
         """
@@ -230,7 +258,15 @@ class _Search:
             self.todo.append(tensor)
 
     def operand(self, node: Node, place: int) -> None:
-        """Add an operand of a node: another tensor of the stream, or a constant."""
+        """Add an operand of a node: another tensor of the stream, or a constant writer.
+
+        Args:
+            node: an Add or Sub in the stream.
+            place: index of the operand.
+
+        Raises:
+            Unknown: a constant has another size or type.
+        """
         name = node.inputs[place]
         if not self.graph.is_constant(name):
             self.push(name)
@@ -238,7 +274,14 @@ class _Search:
             self.constant(ConstantInput(node, place))
 
     def constant(self, stored: ConstantInput) -> None:
-        """Add a constant writer."""
+        """Add a constant writer.
+
+        Args:
+            stored: a constant whose last axis has the channels, or a single value.
+
+        Raises:
+            Unknown: the constant has another size or type.
+        """
         if not stored.spread(self.graph, self.stream.size):
             raise Unknown(
                 f"{stored.node.name} ({stored.node.kind}) adds a constant of another size or type",
@@ -246,7 +289,14 @@ class _Search:
         self.stream.writers[stored.node, stored.index] = stored
 
     def written(self, tensor: str) -> None:
-        """Follow the producer of a tensor."""
+        """Follow the producer of a tensor.
+
+        Args:
+            tensor: a tensor of the stream.
+
+        Raises:
+            Unknown: the stream cannot be followed through the producer, or there is none.
+        """
         if tensor in self.results:
             raise Unknown("what a normalization computes is added up as well")
         node = self.graph.producer(tensor)
@@ -271,7 +321,11 @@ class _Search:
             raise Unknown(f"{node.name} ({node.kind}) writes to it")
 
     def layer(self, node: Node) -> bool:
-        """Add weight and bias of a layer that writes all channels; return False if not one."""
+        """Add weight and bias of a layer that writes all channels; return False if not one.
+
+        Args:
+            node: the producer of a tensor of the stream.
+        """
         layer = Linear.of(self.graph, node)
         if layer is None or layer.outputs != self.stream.size:
             return False
@@ -281,7 +335,14 @@ class _Search:
         return True
 
     def lookup(self, node: Node) -> bool:
-        """Add a constant table of vectors; return False if the node reads none."""
+        """Add a constant table of vectors; return False if the node reads none.
+
+        Args:
+            node: the producer of a tensor of the stream.
+
+        Raises:
+            Unknown: the table is not a matrix, or is read along another axis than the first.
+        """
         if node.kind != "Gather" or not self.graph.is_constant(node.inputs[0]):
             return False
         rank = len(self.graph.sizes(node.inputs[0]))
@@ -292,7 +353,15 @@ class _Search:
         return True
 
     def read(self, tensor: str, node: Node) -> None:
-        """Follow a reader of a tensor."""
+        """Follow a reader of a tensor.
+
+        Args:
+            tensor: a tensor of the stream.
+            node: a reader of the tensor.
+
+        Raises:
+            Unknown: the reader is no normalization, layer, sum, multiple or movement.
+        """
         norm = self.by_node.get(node)
         layer = Linear.reading(self.graph, node, tensor)
         if norm is not None and tensor in norm.sources:
@@ -316,7 +385,15 @@ class _Search:
             self.constant(norm.bias)
 
     def normalized(self, norm: Norm, tensor: str) -> None:
-        """Follow the readers of a normalized tensor, which must be layers."""
+        """Follow the readers of a normalized tensor, which must be layers.
+
+        Args:
+            norm: a normalization of the stream.
+            tensor: its result, or a tensor that only moves the vectors of the result.
+
+        Raises:
+            Unknown: another node reads the tensor, or scale or shift cannot be folded.
+        """
         if not private(self.graph, tensor):
             raise Unknown(
                 f"{tensor!r}, which is normalized, is an output of the model, or read by a body",

@@ -39,7 +39,12 @@ def estimated_runtime(graph: Graph) -> float:
 
 
 def unfused_runtime(graph: Graph, tensors: Sequence[str]) -> float:
-    """Return the runtime in nanoseconds of an additional operator per tensor."""
+    """Return the runtime in nanoseconds of an additional operator per tensor.
+
+    Args:
+        graph: the float graph, with inferred shapes.
+        tensors: names of the tensors.
+    """
     return sum(_elements(graph, name) * _VALUE for name in tensors)
 
 
@@ -48,6 +53,10 @@ def raised_runtime(graph: Graph, node: Node) -> float:
 
     Its arithmetic is that of floats, and its inputs and results are converted. An activation
     function that a layer absorbs takes the layer along; the tensor between them has no scale.
+
+    Args:
+        graph: the float graph, with inferred shapes.
+        node: the node.
     """
     layer = absorbing_layer(graph, node)
     runtime = _slower_arithmetic(graph, layer or node)
@@ -112,7 +121,13 @@ def _is_followed(graph: Graph, node: Node) -> bool:
 
 
 def _channels(graph: Graph, node: Node, sizes: list[int]) -> int:
-    """Return the number of outputs of a weight with the given dimensions."""
+    """Return the number of outputs of a weight with the given dimensions.
+
+    Args:
+        graph: the graph.
+        node: the layer.
+        sizes: known dimensions of its weight; empty for an unknown shape.
+    """
     if not sizes:
         return 1
     if node.kind in ("MatMul", "Gemm"):

@@ -60,6 +60,11 @@ def _weight_of(
     """Return the names of the codes and zero points of a convolution with 8-bit activations.
 
     Both are empty for other nodes.
+
+    Args:
+        node: a node of any kind.
+        dequantized: DequantizeLinear nodes by the name of their result.
+        constants: initializers by name.
     """
     if node.op_type == "QLinearConv":
         return node.input[3], node.input[5]

@@ -106,14 +106,23 @@ class _Recurrent:
         self._carried: dict[str, Any] = {}
 
     def takes(self, sample: Sample) -> bool:
-        """Return whether the states have the shapes of a sample's."""
+        """Return whether the states have the shapes of a sample's.
+
+        Args:
+            sample: inputs by name, with recorded states.
+        """
         for name, value in self._carried.items():
             if name not in sample or sample[name].shape != value.shape:
                 return False
         return True
 
     def step(self, sample: Sample, names: Sequence[str]) -> dict[str, Any]:
-        """Run a sample with the states of the last one; return outputs by name."""
+        """Run a sample with the states of the last one; return outputs by name.
+
+        Args:
+            sample: inputs by name; the states in it count in the first step alone.
+            names: names of the outputs to return, among them those of all states.
+        """
         inputs = names_of(self._session.get_inputs())
         feeds = subset(sample, inputs)
         # The carried states replace those of the sample; before the first step there are none.
@@ -124,7 +133,16 @@ class _Recurrent:
 
 
 def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str]:
-    """Return a note on every recurrent output: whether the error grows over samples."""
+    """Return a note on every recurrent output: whether the error grows over samples.
+
+    Args:
+        errors: errors of single runs, and errors over consecutive samples (``steps`` above 0).
+        states: the recurrent states; none for a model without them.
+
+    Returns:
+        A line per output of the second kind that single runs have measured, too; or a line on
+            missing consecutive samples.
+    """
     looped = list(filter(attrgetter("steps"), errors))
     if states and not looped:
         names = ", ".join(f"{state.output!r} to {state.input!r}" for state in states)

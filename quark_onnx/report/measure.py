@@ -60,7 +60,12 @@ Default = TypeVar("Default", float, None)
 
 
 def least_sqnr(errors: Iterable[OutputError], default: Default) -> float | Default:
-    """Return the minimum SQNR over the outputs, in dB; the default without SQNR."""
+    """Return the minimum SQNR over the outputs, in dB; the default without SQNR.
+
+    Args:
+        errors: the errors of the outputs.
+        default: result if no output has an SQNR.
+    """
     # Integer and random outputs have no SQNR (None).
     return min(
         (error.sqnr for error in errors if error.sqnr is not None),
@@ -165,14 +170,25 @@ def _feeds(session: Session, sample: Mapping[str, NDArray[Any]]) -> dict[str, An
 
 
 def _compared(name: str, reference: Any, other: Any) -> OutputError:
-    """Return the error of a single pair of outputs."""
+    """Return the error of a single pair of outputs.
+
+    Args:
+        name: name of the output.
+        reference: output of the reference.
+        other: output of the other model.
+    """
     total = Total()
     total.add(reference, other)
     return total.result(name)
 
 
 def _poor(error: OutputError, bound: float) -> bool:
-    """Return whether an output has an SQNR below a bound, or unequal values without an SQNR."""
+    """Return whether an output has an SQNR below a bound, or unequal values without an SQNR.
+
+    Args:
+        error: the error of an output.
+        bound: least SQNR in dB.
+    """
     if error.sqnr is None:
         # Integer outputs: one unequal value suffices, because random indices differ anywhere.
         return error.agreement != 1.0
@@ -223,7 +239,12 @@ class Total:
         return self.equal / self.count
 
     def add(self, reference: Any, other: Any) -> None:
-        """Add an output of the two models on a sample."""
+        """Add an output of the two models on a sample.
+
+        Args:
+            reference: output of the reference: an array, a sequence, a map, or None.
+            other: output of the other model.
+        """
         before = _leaves(reference)
         after = _leaves(other)
         # An empty sequence has no type; once an output was not float, it has no SQNR.
@@ -249,7 +270,12 @@ class Total:
                 self._add(a, b)
 
     def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> None:
-        """Add two arrays of floats; values finite in only one model count as broken."""
+        """Add two arrays of floats; values finite in only one model count as broken.
+
+        Args:
+            reference: values of the reference, of any float type and shape.
+            other: values of the other model, of the same shape.
+        """
         # Finite in both models: the values that energies and errors are summed over.
         both = np.isfinite(reference) & np.isfinite(other)
         # float64: the square of a float16 above 255 overflows in float16.
@@ -274,7 +300,11 @@ class Total:
         self.broken += int(unlike.sum())
 
     def result(self, name: str) -> OutputError:
-        """Return the error over all samples."""
+        """Return the error over all samples.
+
+        Args:
+            name: name of the output.
+        """
         if not self.floating:
             return OutputError(
                 name,

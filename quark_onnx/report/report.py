@@ -213,7 +213,11 @@ def kept_types(*plans: Plan) -> dict[str, str]:
 
 
 def output_line(output: OutputError) -> str:
-    """Return the error of an output as a line of text."""
+    """Return the error of an output as a line of text.
+
+    Args:
+        output: the error of an output, of single runs or of consecutive samples.
+    """
     name = output.name
     if output.random:
         return f"{name}: random, another value each time the float model runs"
@@ -232,7 +236,15 @@ def output_line(output: OutputError) -> str:
 
 
 def section(title: str, lines: list[str]) -> list[str]:
-    """Return the first lines of a section, with the title before the first."""
+    """Return the first lines of a section, with the title before the first.
+
+    Args:
+        title: title of at most nine characters.
+        lines: all lines; beyond a limit their number alone is shown.
+
+    Returns:
+        The lines of the report; empty for an empty section.
+    """
     # The title stands before the first line alone, the others are indented by its width.
     titles = [title, *[""] * _SHOWN]
     section = [

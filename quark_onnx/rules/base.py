@@ -129,6 +129,10 @@ def spare_masked(node: Node, plan: PlanBuilder) -> None:
 
     So are the operands of the sum that the input comes from. A value that means "never" sets the
     common exponent of its block, and the other values of the block round to 0.
+
+    Args:
+        node: an exponential, or a function that contains one, such as Softmax.
+        plan: the plan, in which tensors are kept float.
     """
     if not plan.safe or not _reads_blocks(node, plan):
         return
@@ -156,6 +160,10 @@ def _carried(graph: Graph, tensor: str) -> list[str]:
     """Return the tensors from which a tensor is scaled, clipped or moved, backward.
 
     The first one is the tensor itself, the last one may be the result of a masking operator.
+
+    Args:
+        graph: the graph.
+        tensor: name of the input of an exponential.
     """
     path = [tensor]
     carrying = graph.producer_of_kind(tensor, _CARRYING)
@@ -177,6 +185,10 @@ def feeds_root_or_division(node: Node, plan: PlanBuilder) -> bool:
 
     Only shifts and bounds by constants may lie between. For such operators the smallest values
     matter most, which few codes represent worst.
+
+    Args:
+        node: the node, whose first result is followed.
+        plan: the plan.
     """
 
     # For example, a variance reaches its root through the Add or Max of an epsilon.
@@ -197,7 +209,13 @@ def kept_before_root(node: Node, plan: PlanBuilder) -> bool:
 
 
 def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
-    """Return whether a node only shifts or bounds a tensor by constants."""
+    """Return whether a node only shifts or bounds a tensor by constants.
+
+    Args:
+        reader: a reader of the tensor.
+        plan: the plan.
+        tensor: name of the tensor.
+    """
     if reader.kind not in _SHIFTING:
         return False
     others = [name for name in reader.inputs if name and name != tensor]
@@ -205,7 +223,13 @@ def _shifts(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
 
 
 def _roots(reader: Node, plan: PlanBuilder, tensor: str) -> bool:
-    """Return whether a node takes a root, a logarithm or the reciprocal of a tensor."""
+    """Return whether a node takes a root, a logarithm or the reciprocal of a tensor.
+
+    Args:
+        reader: a reader of the tensor.
+        plan: the plan.
+        tensor: name of the tensor.
+    """
     if reader.kind == "Div":
         return reader.inputs[1] == tensor
     if reader.kind == "Pow":
@@ -249,6 +273,14 @@ def control(graph: Graph, tensor: str) -> bool:
     Such a mask, position or size controls the computation, and does not carry the signal.
     Calibration data often shows only one of its values (a mask of all ones), so that its range
     cannot be measured.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+
+    Returns:
+        False, too, for an input of the model, and where another operator than those of ``_CONTROL``
+            takes part.
     """
     producer = graph.producer(tensor)
     if producer is None or producer.kind not in _CONTROL:

@@ -215,7 +215,12 @@ class VerdictCollector:
 def _bands(
     thresholds: Iterable[Threshold], figures: Mapping[str, Figure]
 ) -> list[Band]:
-    """Return the band of each threshold's figure; ``unknown`` for a missing figure."""
+    """Return the band of each threshold's figure; ``unknown`` for a missing figure.
+
+    Args:
+        thresholds: the thresholds of a task.
+        figures: measured figures by name.
+    """
     bands = list[Band]()
     for threshold in thresholds:
         figure = figures.get(threshold.figure)
@@ -224,7 +229,12 @@ def _bands(
 
 
 def _is_uncertain(task: str, figures: Mapping[str, Figure]) -> bool:
-    """Return whether a figure may be poor, by its lower bound, and the SQNR is not good."""
+    """Return whether a figure may be poor, by its lower bound, and the SQNR is not good.
+
+    Args:
+        task: name of a task in ``TASKS``.
+        figures: measured figures by name; some have a lower bound.
+    """
     sqnr = figures.get("sqnr")
     # A good SQNR on every output is evidence enough for few samples.
     if sqnr is not None and sqnr.value >= limits_of("signal", "sqnr")[0]:
@@ -243,7 +253,15 @@ def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
 
 
 def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
-    """Return the figure of every task: the SQNR, or for integers the share of equal values."""
+    """Return the figure of every task: the SQNR, or for integers the share of equal values.
+
+    Args:
+        errors: errors of the outputs.
+        sqnr: minimum SQNR over the outputs in dB; NaN if no output has one.
+
+    Returns:
+        One figure; none without outputs.
+    """
     if not math.isnan(sqnr):
         shown = near_limits(sqnr, limits_of("signal", "sqnr"))
         return [Figure("sqnr", sqnr, f"SQNR {shown} dB")]

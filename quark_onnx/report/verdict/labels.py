@@ -101,7 +101,15 @@ def read_labels(path: Path) -> Labels:
 
 
 def _csv(path: Path, text: str) -> Labels:
-    """Return the classes of a CSV file with the columns name (or file) and label."""
+    """Return the classes of a CSV file with the columns name (or file) and label.
+
+    Args:
+        path: path of the file, for messages.
+        text: its content.
+
+    Raises:
+        DataError: a column is missing, or a label is no integer.
+    """
     # The reader ends lines itself: a quoted name may contain an end of line.
     rows = csv.DictReader(io.StringIO(text, newline=""))
     columns = rows.fieldnames or []
@@ -125,7 +133,15 @@ def _csv(path: Path, text: str) -> Labels:
 
 
 def _coco(path: Path, text: str) -> Labels:
-    """Return the boxes of a JSON file in COCO's format."""
+    """Return the boxes of a JSON file in COCO's format.
+
+    Args:
+        path: path of the file, for messages.
+        text: its content.
+
+    Raises:
+        DataError: the file is not in COCO's format.
+    """
     try:
         images = _coco_images(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,6 +154,13 @@ def _coco(path: Path, text: str) -> Labels:
 
 def _coco_images(document: Any) -> dict[str, _Image]:
     """Return the images of a document in COCO's format by file name.
+
+    Args:
+        document: the parsed file.
+
+    Returns:
+        For each image, the size (width, height) in pixels and the boxes (n, 5): x1, y1, x2, y2 and
+            class. Classes are counted from 0 in the order of category identifiers.
 
     Raises:
         KeyError: a key is missing; likewise ValueError, TypeError and AttributeError for values of
@@ -317,7 +340,14 @@ class Scorer:
 
 
 def _rows(value: NDArray[Any]) -> NDArray[Any]:
-    """Return scores by row; predicted classes become one-hot."""
+    """Return scores by row; predicted classes become one-hot.
+
+    Args:
+        value: scores of one sample, or of a batch; or integers, which are classes.
+
+    Returns:
+        Scores, (rows, classes); one-hot rows end at the greatest predicted class.
+    """
     if value.dtype.kind in "iu":
         predicted = value.reshape(-1).astype(np.int64)
         # Only the class is known, so that the others share a score of 0.
@@ -333,6 +363,10 @@ def _rank(scores: NDArray[Any], label: int) -> int:
 
     Of equal scores the first class is chosen, as by argmax: scores of few bits are often equal.
     Unknown labels, and labels whose score is NaN, rank after every class.
+
+    Args:
+        scores: scores of a row, (classes,).
+        label: index of the true class.
     """
     # NaN compares false with every score, and would rank first.
     if not 0 <= label < len(scores) or np.isnan(scores[label]):

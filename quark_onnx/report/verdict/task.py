@@ -133,7 +133,11 @@ class Task:
         return cls(name, output, layout, tuple(ranks))
 
     def reads(self, outputs: Arrays) -> bool:
-        """Return whether outputs have the ranks and types of the first sample's."""
+        """Return whether outputs have the ranks and types of the first sample's.
+
+        Args:
+            outputs: outputs of either model by name.
+        """
         for name, rank, kind in self.ranks:
             value = outputs.get(name)
             if value is None or (value.ndim, value.dtype.kind) != (rank, kind):
@@ -176,7 +180,12 @@ def find_task(
 
 
 def _readable(task: str, value: NDArray[Any]) -> bool:
-    """Return whether a judge of the task can read an output."""
+    """Return whether a judge of the task can read an output.
+
+    Args:
+        task: name of a task in ``TASKS``.
+        value: the output on a sample.
+    """
     if not value.size or value.dtype.kind not in "fiu":
         return False
     if value.dtype.kind in "iu":
