@@ -36,7 +36,12 @@ def codes_of(node: Node) -> str:
 
 
 def code_type(graph: Graph, node: Node) -> int:
-    """Return the ``TensorProto.DataType`` of the codes; 0 if unknown."""
+    """Return the ``TensorProto.DataType`` of the codes; 0 if unknown.
+
+    Args:
+        graph: the graph.
+        node: a Q/DQ node of any domain.
+    """
     # The zero point has the type of the codes by definition.
     if node.input(2):
         return graph.elem_type(node.input(2))
@@ -129,6 +134,14 @@ def readers(graph: Graph, node: Node) -> list[Node]:
     """Return the DequantizeLinear nodes after a QuantizeLinear.
 
     None if another node reads its codes.
+
+    Args:
+        graph: the graph.
+        node: a QuantizeLinear.
+
+    Returns:
+        At least one node, all with the parameters of ``node``. None, too, if codes are an output or
+            read by a body, if nobody reads them, or if a parameter is computed.
     """
     result = node.outputs[0]
     own = required(parameters(graph, node))

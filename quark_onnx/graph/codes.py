@@ -25,7 +25,13 @@ def constant_behind(graph: Graph, tensor: str) -> str:
 
 
 def copied(graph: Graph, name: str, wish: str) -> str:
-    """Copy a constant under the name ``wish``, made unique; return the name."""
+    """Copy a constant under the name ``wish``, made unique; return the name.
+
+    Args:
+        graph: the graph, which gets the copy.
+        name: name of an initializer.
+        wish: preferred name of the copy.
+    """
     tensor = TensorProto()
     tensor.CopyFrom(graph.initializers[name])
     tensor.name = graph.fresh(wish)

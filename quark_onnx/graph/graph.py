@@ -127,7 +127,12 @@ class Graph:
 
     @classmethod
     def of(cls, model: ModelProto, store: Store | None = None) -> Graph:
-        """Return the graph of a copy of ``model`` with shared weights."""
+        """Return the graph of a copy of ``model`` with shared weights.
+
+        Args:
+            model: the model, which is not changed.
+            store: takes large constants that are added; None keeps them in memory.
+        """
         shell = ModelProto()
         copy_fields(model, shell, but="graph")
         # Initializers are passed on by reference, so that no weight is copied.
@@ -476,6 +481,10 @@ class Graph:
         """Let every node that reads ``old`` as an input read ``new``.
 
         Subgraphs and graph outputs are left unchanged.
+
+        Args:
+            old: name of the tensor to read no more.
+            new: name of the tensor to read.
         """
         for node in self.consumers(old):
             self.replace_input(node, old, new)
@@ -490,6 +499,10 @@ class Graph:
         """Remove a node with equal first input and output.
 
         Return False if an output or subgraph requires both names.
+
+        Args:
+            node: the node, such as an Identity. If its result is an output, the producer of its
+                input takes over the name of the output.
         """
         source = node.inputs[0]
         result = node.outputs[0]
@@ -577,7 +590,12 @@ class Graph:
         self._shell.producer_version = version
 
     def set_metadata(self, key: str, value: str) -> None:
-        """Set an entry of the model's metadata."""
+        """Set an entry of the model's metadata.
+
+        Args:
+            key: key of the entry; a present entry is replaced.
+            value: text of the entry.
+        """
         kept = [entry for entry in self._shell.metadata_props if entry.key != key]
         del self._shell.metadata_props[:]
         self._shell.metadata_props.extend(

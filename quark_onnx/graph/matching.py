@@ -41,7 +41,12 @@ def alone_reads(graph: Graph, node: Node, tensor: str) -> bool:
 
 
 def other_input(node: Node, tensor: str) -> str:
-    """Return the operand of a node of two operands that is not the given one."""
+    """Return the operand of a node of two operands that is not the given one.
+
+    Args:
+        node: a node of exactly two inputs.
+        tensor: name of one of them.
+    """
     return node.inputs[1 - node.inputs.index(tensor)]
 
 
@@ -79,6 +84,10 @@ def reduced_axes(graph: Graph, node: Node) -> Set[int]:
     """Return the axes of a reduction, counted from the front; empty if computed, or for all axes.
 
     Negative axes of an unknown rank stay negative.
+
+    Args:
+        graph: the graph.
+        node: a reduction, with axes as an attribute or an input.
     """
     given = setting(graph, node, "axes", 1, ())
     if given is None:

@@ -96,6 +96,10 @@ def mentions(path: Path, text: bytes) -> bool:
     """Return whether a model file contains a text, apart from the values of large initializers.
 
     A byte search is much faster than parsing the model. False for a file that cannot be read.
+
+    Args:
+        path: the model file, which may not exist or not be a model.
+        text: the bytes to look for.
     """
     try:
         with (
@@ -112,6 +116,10 @@ def mentions(path: Path, text: bytes) -> bool:
 
 def hold_raw(tensor: TensorProto, data: NDArray[np.uint8]) -> NDArray[Any] | None:
     """Hold a tensor by its raw values.
+
+    Args:
+        tensor: a tensor without values, changed in place.
+        data: its values as bytes, in the layout of ``raw_data``.
 
     Returns:
         The array that the tensor refers to, as long as it lasts. None if the type cannot be held,

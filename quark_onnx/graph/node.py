@@ -103,7 +103,12 @@ class Node:
         return [*self.operands, *self.captures]
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return the value of an attribute; ``default`` if absent."""
+        """Return the value of an attribute; ``default`` if absent.
+
+        Args:
+            name: name of the attribute.
+            default: value of an absent attribute; ONNX's default is not looked up.
+        """
         for attribute in self._proto.attribute:
             if attribute.name == name:
                 value = helper.get_attribute_value(attribute)
@@ -136,7 +141,13 @@ class Node:
         self._proto.domain = domain
 
     def set_body(self, attribute: str, place: int, body: GraphProto) -> None:
-        """Replace a subgraph; ``place`` is the index in an attribute with several."""
+        """Replace a subgraph; ``place`` is the index in an attribute with several.
+
+        Args:
+            attribute: name of an attribute that holds graphs.
+            place: index of the graph in the attribute; 0 for one that holds a single graph.
+            body: the new graph, which is copied.
+        """
         for candidate in self._proto.attribute:
             if candidate.name == attribute:
                 graphs_in(candidate)[place].CopyFrom(body)
@@ -172,7 +183,11 @@ class Node:
         return ""
 
     def stay_float(self, reason: str) -> None:
-        """Mark the node to stay float, in the doc_string, which survives conversions."""
+        """Mark the node to stay float, in the doc_string, which survives conversions.
+
+        Args:
+            reason: why the node stays float, for the report.
+        """
         self._proto.doc_string = _STAYS_FLOAT + reason
 
     def to_proto(self) -> NodeProto:
@@ -195,6 +210,13 @@ def softmax_axis(node: Node, opset: int) -> int:
     """Return the axis of a Softmax.
 
     Before opset 13 a Softmax ran over all axes from there on, by default from the second one.
+
+    Args:
+        node: a Softmax, with or without the attribute ``axis``.
+        opset: version of the standard operator set.
+
+    Returns:
+        The axis as the attribute has it, negative if counted from the end.
     """
     return int(node.attribute("axis", -1 if opset >= _SINGLE_AXIS_OPSET else 1))
 
@@ -234,7 +256,12 @@ def attributes_of(nodes: Iterable[NodeProto]) -> Iterator[AttributeProto]:
 
 
 def rename_entries(names: MutableSequence[str], new: Mapping[str, str]) -> None:
-    """Replace names in a list of inputs or outputs in place; other names stay."""
+    """Replace names in a list of inputs or outputs in place; other names stay.
+
+    Args:
+        names: the inputs or outputs of a node.
+        new: new names by present name.
+    """
     for place, name in enumerate(names):
         names[place] = new.get(name, name)
 
@@ -323,7 +350,12 @@ def _captured(proto: NodeProto) -> list[str]:
 
 
 def name_apart(nodes: Iterable[Node], fresh: Callable[[str], str]) -> None:
-    """Give nodes unique names."""
+    """Give nodes unique names.
+
+    Args:
+        nodes: the nodes in order; the first of several with a name keeps it.
+        fresh: returns an unused name for a preferred one.
+    """
     seen: set[str] = set()
     for node in nodes:
         if not node.name or node.name in seen:

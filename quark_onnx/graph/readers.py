@@ -18,13 +18,23 @@ class Readers:
         return self._counts.get(tensor, {}).keys()
 
     def add(self, node: Node, tensor: str) -> None:
-        """Add an edge, except for an empty name."""
+        """Add an edge, except for an empty name.
+
+        Args:
+            node: the reader.
+            tensor: name of the tensor. A node that reads a tensor twice has two edges.
+        """
         if tensor:
             readers = self._counts.setdefault(tensor, {})
             readers[node] = readers.get(node, 0) + 1
 
     def remove(self, node: Node, tensor: str) -> None:
-        """Remove an edge, if present."""
+        """Remove an edge, if present.
+
+        Args:
+            node: the reader.
+            tensor: name of the tensor.
+        """
         readers = self._counts.get(tensor, {})
         # A node may read a tensor at several inputs, and in its bodies.
         if readers.get(node, 0) > 1:

@@ -260,7 +260,12 @@ def _follows(graph: Graph, before: str, after: str) -> bool:
 
 
 def _shaped_alike(old: Shape | None, new: Shape | None) -> bool:
-    """Return whether two shapes may be equal; a scalar is no state."""
+    """Return whether two shapes may be equal; a scalar is no state.
+
+    Args:
+        old: shape of an input; one of unknown rank (None) is no state's.
+        new: shape of an output; one of unknown rank (None) may be equal.
+    """
     if not old:
         return False
     if new is None:
@@ -272,6 +277,10 @@ def _alike(old: object, new: object) -> bool:
     """Return whether two dimensions may be equal; exporters write 0 for unknown ones.
 
     Two different names are two sizes: a cache of ``past`` rows grows to ``total`` rows.
+
+    Args:
+        old: a dimension of an input: a size, a name, or None if open.
+        new: the same dimension of an output.
     """
     unknown = not old or not new or isinstance(old, str) != isinstance(new, str)
     return unknown or old == new

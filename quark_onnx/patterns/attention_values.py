@@ -107,7 +107,13 @@ def _has_constant(graph: Graph, node: Node) -> bool:
 
 
 def _sole(graph: Graph, tensor: str, reader: Node) -> bool:
-    """Return whether a node alone reads the values of a tensor, and once."""
+    """Return whether a node alone reads the values of a tensor, and once.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+        reader: the node.
+    """
     if _readers(graph, tensor) != [reader] or not private(graph, tensor):
         return False
     return reader.inputs.count(tensor) == 1

@@ -156,7 +156,13 @@ def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
 
 @otherwise(None)
 def _pair(graph: Graph, node: Node, passed: Passed) -> Pair:
-    """Return the pair from a node on; None if factors cannot pass."""
+    """Return the pair from a node on; None if factors cannot pass.
+
+    Args:
+        graph: the graph.
+        node: a node of any kind.
+        passed: functions between layers that factors may pass.
+    """
     first = required(Layer.of(graph, node))
     required(first.bias(graph))
     # Another layer with the same weight would be rescaled, too.
@@ -332,7 +338,16 @@ def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels:
 
 
 def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
-    """Count the channels that a Concat puts before these."""
+    """Count the channels that a Concat puts before these.
+
+    Args:
+        graph: the graph.
+        node: the Concat.
+        at: the channels in one of its inputs.
+
+    Raises:
+        UnmetError: the axis is another one, the tensor is joined twice, or a width is unknown.
+    """
     only_if(node.attribute("axis") == 1)
     # Channels that occur twice have two offsets.
     only_if(node.inputs.count(at.tensor) == 1)
@@ -342,7 +357,16 @@ def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
 
 
 def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
-    """Repeat each channel as often as it has values, in neighbouring columns."""
+    """Repeat each channel as often as it has values, in neighbouring columns.
+
+    Args:
+        graph: the graph.
+        node: the Flatten.
+        at: the channels in its input.
+
+    Raises:
+        UnmetError: the axis is another one, or the size of a channel is unknown.
+    """
     only_if(node.attribute("axis", 1) == 1)
     # Flatten turns (N, C, H, W) into (N, C * H * W): channel c owns H * W columns in a row.
     sizes = required(known_sizes(required(graph.shape(at.tensor))[2:]))
@@ -370,7 +394,16 @@ def _follow_relu(graph: Graph, node: Node, at: _Channels) -> _Channels:
 
 
 def _follow_pad(graph: Graph, node: Node, at: _Channels) -> _Channels:
-    """Pass a Pad that adds zeros, or values of the same channel."""
+    """Pass a Pad that adds zeros, or values of the same channel.
+
+    Args:
+        graph: the graph.
+        node: the Pad.
+        at: the channels in its input.
+
+    Raises:
+        UnmetError: the padding is computed, adds channels, or has other values.
+    """
     only_if(not node.input(3))
     pads = np.asarray(setting(graph, node, "pads", 1, ()))
     rank = pads.size // 2

@@ -14,7 +14,15 @@ from quark_onnx.graph.node import Node
 
 @otherwise(None)
 def clip_bounds(graph: Graph, node: Node) -> tuple[float, float]:
-    """Return the least and the greatest result of a Relu or Clip; None if not constant."""
+    """Return the least and the greatest result of a Relu or Clip; None if not constant.
+
+    Args:
+        graph: the graph.
+        node: a Relu or Clip, of any opset.
+
+    Returns:
+        The bounds, infinite where the Clip has none.
+    """
     if node.kind == "Relu":
         return 0.0, np.inf
     # Attributes before opset 11, inputs from then on; both may be missing.

@@ -289,7 +289,13 @@ def _target_width(graph: Graph, reshape: Node) -> int:
 
 
 def _scale_width(graph: Graph, norm: Node, result: str) -> int:
-    """Return the length of the last axis of a result according to the scale of a normalization."""
+    """Return the length of the last axis of a result according to the scale of a normalization.
+
+    Args:
+        graph: the graph.
+        norm: a normalization of ``SCALE``.
+        result: name of one of its results; 0 for its statistics.
+    """
     if result in norm.outputs[1:3]:  # mean, inverse deviation
         return 0
     return width(graph, norm.input(SCALE[norm.kind][0]), 0)

@@ -83,7 +83,12 @@ def _slower_arithmetic(graph: Graph, node: Node) -> float:
 
 
 def _multiply_adds(graph: Graph, node: Node) -> float:
-    """Return the number of multiply-adds of a layer with a constant weight; 0 of any other node."""
+    """Return the number of multiply-adds of a layer with a constant weight; 0 of any other node.
+
+    Args:
+        graph: the graph, with inferred shapes; unknown sizes count as 1.
+        node: a node of any kind.
+    """
     if node.kind not in LAYERS or not graph.is_constant(node.input(1)):
         return 0.0
     weight = graph.sizes(node.input(1))
@@ -103,7 +108,12 @@ def _node_runtime(graph: Graph, node: Node) -> float:
 
 
 def absorbing_layer(graph: Graph, node: Node) -> Node | None:
-    """Return the layer in which onnxruntime computes an activation function; None if apart."""
+    """Return the layer in which onnxruntime computes an activation function; None if apart.
+
+    Args:
+        graph: the float graph.
+        node: a node of any kind.
+    """
     if node.kind not in _ABSORBED or not node.inputs:
         return None
     # A tensor with other readers is needed before the activation function as well.

@@ -84,7 +84,12 @@ def _joined_layout(
     feeds: Mapping[str, NDArray[Any]],
     outputs: Mapping[str, Any],
 ) -> DetectorLayout | None:
-    """Return the layout of a detector that joins boxes and scores of all anchors, else None."""
+    """Return the layout of a detector that joins boxes and scores of all anchors, else None.
+
+    Args:
+        feeds: the first sample.
+        outputs: outputs of the float model on the sample, by name.
+    """
     layout = detector_layout(arrays_of(outputs), feeds)
     # A pair has separate outputs; selected boxes differ in number and order, and have no SQNR.
     if layout is None or layout.form not in ("rows", "columns"):

@@ -56,7 +56,12 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
 
 @otherwise(None)
 def _computing(node: Node, plan: PlanBuilder) -> Node:
-    """Return the producer that computes the activation, too; otherwise None."""
+    """Return the producer that computes the activation, too; otherwise None.
+
+    Args:
+        node: an activation function.
+        plan: the plan, in which nodes before this one have been planned.
+    """
     # The scale of the clipped range saturates where the clip does.
     only_if(plan.asked.clipping)
     source = node.inputs[0]

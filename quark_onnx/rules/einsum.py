@@ -67,6 +67,10 @@ def _last_axis(term: str, letters: set[str]) -> int | None:
     """Return the axis of the last index among some letters.
 
     None after an ellipsis, which stands for any number of axes.
+
+    Args:
+        term: indices of an operand, which may have an ellipsis.
+        letters: the indices to look for.
     """
     before = term.partition(".")[0]
     known = [letter for letter in term if letter in letters and letter in before]

@@ -99,7 +99,13 @@ def gather(node: Node, plan: PlanBuilder) -> None:
 
 
 def _gather_codes(node: Node, plan: PlanBuilder, table: str) -> None:
-    """Quantize a table (entries, features) with scales or blocks per entry."""
+    """Quantize a table (entries, features) with scales or blocks per entry.
+
+    Args:
+        node: the Gather.
+        plan: the plan.
+        table: name of the table; a table of another rank stays float.
+    """
     if len(plan.graph.sizes(table)) == 2:
         plan.weight(node, table, axis=0, along=1)
 

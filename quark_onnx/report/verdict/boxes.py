@@ -84,12 +84,20 @@ def arrays_of(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def image_inputs(feeds: Arrays) -> list[NDArray[Any]]:
-    """Return the inputs of rank four, which may be images."""
+    """Return the inputs of rank four, which may be images.
+
+    Args:
+        feeds: inputs of a sample by name.
+    """
     return [feed for feed in feeds.values() if feed.ndim == 4]
 
 
 def _width_axis(form: str) -> int:
-    """Return the axis of the coordinates in an output of boxes."""
+    """Return the axis of the coordinates in an output of boxes.
+
+    Args:
+        form: form of the layout, as in ``DetectorLayout``.
+    """
     return 1 if form == "columns" else -1
 
 
@@ -194,7 +202,12 @@ def _is_per_box(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
 
 
 def _may_be_labels(value: NDArray[Any], boxes: NDArray[Any]) -> bool:
-    """Return whether an output per box may hold classes: integers, one for each box."""
+    """Return whether an output per box may hold classes: integers, one for each box.
+
+    Args:
+        value: an output with values for each box.
+        boxes: the boxes, (N, count, 4) or (count, 4).
+    """
     return value.dtype.kind in "iu" and value.ndim < boxes.ndim
 
 
@@ -420,7 +433,11 @@ def _as_shares(scores: Floats) -> Floats:
 
 
 def _have_background(shares: Floats) -> bool:
-    """Return whether the classes of scores (images, boxes, classes) include the background."""
+    """Return whether the classes of scores (images, boxes, classes) include the background.
+
+    Args:
+        shares: scores in [0, 1].
+    """
     anchors, classes = shares.shape[-2:]
     # Few boxes are selected ones, among which the background is not the usual class.
     if classes < 2 or anchors < _ANCHORS:

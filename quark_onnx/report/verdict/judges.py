@@ -45,7 +45,11 @@ class Judge(Protocol):
 
 
 def judge_for(task: Task) -> Judge | None:
-    """Return the judge of a task; None for signals, with SQNR as the only figure."""
+    """Return the judge of a task; None for signals, with SQNR as the only figure.
+
+    Args:
+        task: the task, with the output to read; a detector without a layout has no judge.
+    """
     if task.name == "detector" and task.layout is not None:
         return Detections(task)
     judges: dict[str, type[Judge]] = {
