@@ -62,7 +62,15 @@ def token_findings(model: ModelProto, feeds: Sequence[Feeds]) -> Iterator[Findin
 
 
 def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
-    """Return the input of token identifiers, and the embedding table."""
+    """Return the input of token identifiers, and the embedding table.
+
+    Args:
+        model: the float model.
+
+    Returns:
+        Input name and table, (tokens, channels); None without a vocabulary of a size that can be
+        checked.
+    """
     constants = by_name(model.graph.initializer)
     # Older files list constants among the inputs.
     inputs = set(names_of(model.graph.input)) - constants.keys()
@@ -79,7 +87,14 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
 
 
 def _rows(feed: Feeds, identifiers: str, masks: list[str]) -> Iterator[NDArray[Any]]:
-    """Yield the unmasked identifiers of every sequence."""
+    """Yield the unmasked identifiers of every sequence.
+
+    Args:
+        feed: a sample.
+        identifiers: the input of token identifiers, (batch, tokens); of another rank, nothing is
+            yielded.
+        masks: inputs that may be masks.
+    """
     tokens = feed[identifiers]
     if tokens.ndim != 2:
         return
@@ -97,7 +112,11 @@ def _mask_of(tokens: NDArray[Any], feed: Feeds, masks: list[str]) -> NDArray[Any
 
 
 def _repeated(tokens: NDArray[Any]) -> Iterator[Finding]:
-    """Yield a finding on a token that stands for a large share of all tokens."""
+    """Yield a finding on a token that stands for a large share of all tokens.
+
+    Args:
+        tokens: the unmasked identifiers of all sequences.
+    """
     found, counts = np.unique(tokens, return_counts=True)
     share = counts.max() / len(tokens)
     if len(tokens) >= _TOKENS and share >= _ONE_TOKEN:
@@ -115,7 +134,13 @@ def _untrained(
     tokens: NDArray[Any],
     tensor: TensorProto,
 ) -> Iterator[Finding]:
-    """Yield a finding on tokens with untrained embeddings, such as reserved tokens."""
+    """Yield a finding on tokens with untrained embeddings, such as reserved tokens.
+
+    Args:
+        rows: the unmasked identifiers of every sequence; not read.
+        tokens: the same identifiers, of all sequences in one array.
+        tensor: the embedding table, (tokens, channels).
+    """
     if tokens.min() < 0 or tokens.max() >= tensor.dims[0]:
         return  # the model does not run on such identifiers
     # Rows of tokens that never occurred in training keep the small norm of the initialization.
@@ -135,7 +160,11 @@ def _untrained(
 
 
 def _without_special(rows: Sequence[NDArray[Any]]) -> Iterator[Finding]:
-    """Yield a finding on sequences without a common first token (BERT's [CLS])."""
+    """Yield a finding on sequences without a common first token (BERT's [CLS]).
+
+    Args:
+        rows: the unmasked identifiers of every sequence, none empty.
+    """
     # A few sequences may be cut from the middle of a text.
     first, counts = np.unique([row[0] for row in rows], return_counts=True)
     if len(first) > 1 and counts.max() < 0.9 * len(rows):

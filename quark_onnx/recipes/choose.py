@@ -36,6 +36,9 @@ class Choice:
 def structure(model: str | Path | ModelProto) -> Graph:
     """Return the graph of a model file, as read by the choice of a recipe.
 
+    Args:
+        model: a file, or a model, which is not changed.
+
     Raises:
         ModelError: the model cannot be read.
     """

@@ -78,7 +78,12 @@ def _attends(graph: Graph, node: Node) -> bool:
 
 
 def _is_superres(graph: Graph) -> str:
-    """Return the evidence for an image-to-image model; empty without evidence."""
+    """Return the evidence for an image-to-image model; empty without evidence.
+
+    Args:
+        graph: the graph, with one image input and one image output for evidence. Sizes that are
+            not known are taken to grow if an operator enlarges images.
+    """
     inputs = list(filterfalse(graph.is_constant, names_of(graph.inputs)))
     shapes = list(map(graph.sizes, inputs))
     images = [shape for shape in shapes if len(shape) == _IMAGE_RANK]
@@ -117,7 +122,12 @@ def _is_speech(graph: Graph) -> str:
 
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:
-    """Return the last weighted nodes, without a path to a further weighted node."""
+    """Return the last weighted nodes, without a path to a further weighted node.
+
+    Args:
+        graph: the graph.
+        products: its weighted nodes; the result has their order.
+    """
     # Nodes from which another weighted node can be reached, each without itself.
     behind = set(
         reach(

@@ -33,7 +33,15 @@ class Limits:
         params: Params,
         config: QConfig,
     ) -> None:
-        """Collect the constraints; empty for a target without constraints."""
+        """Collect the constraints; empty for a target without constraints.
+
+        Args:
+            graph: the float graph.
+            plan: the decisions about its tensors.
+            params: the scales; only single, symmetric powers of two of integer formats are
+                constrained.
+            config: the settings, with the target.
+        """
         nodes = (
             graph.nodes
             if config.target and TARGETS[config.target].integer_engine
@@ -54,6 +62,12 @@ class Limits:
 
     def settled(self, scales: dict[Use, float]) -> dict[Use, float]:
         """Return the scales to move, close to ``scales``, to meet every constraint.
+
+        Args:
+            scales: a power of two for each constrained use.
+
+        Returns:
+            The new scales of the uses that have to move; empty if every constraint holds.
 
         Raises:
             ConstraintError: the constraints have no solution.

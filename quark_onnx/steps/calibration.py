@@ -94,7 +94,14 @@ class Calibration:
         return None
 
     def add(self, name: str, key: str, axis: int | None, statistic: Statistic) -> None:
-        """Store a statistic unless it follows from a stored statistic."""
+        """Store a statistic unless it follows from a stored statistic.
+
+        Args:
+            name: name of the tensor, for people.
+            key: key of its computation.
+            axis: axis of the channels with a row each; None for one row.
+            statistic: the statistic; one of a kind that files do not store is ignored.
+        """
         if not kind_of(statistic) or self.find(key, axis, statistic) is not None:
             return
         entry = self._tensors.setdefault((key, axis), Measured(name, axis))
@@ -132,6 +139,10 @@ class Calibration:
     @classmethod
     def of_document(cls, document: object, source: str) -> Calibration:
         """Return the calibration from a document written by ``save``.
+
+        Args:
+            document: the content of a JSON file.
+            source: the file, for messages.
 
         Raises:
             ConfigError: the document is damaged, or of a later version.
@@ -214,7 +225,14 @@ class Keyed:
     def known(
         self, observations: Iterable[Observation]
     ) -> dict[Observation, Statistic]:
-        """Return the stored statistics of the given observations."""
+        """Return the stored statistics of the given observations.
+
+        Args:
+            observations: the observations.
+
+        Returns:
+            The statistics of those that are stored, of the kind that each calibrator needs.
+        """
         found = {}
         for observation in observations:
             store, key = self._place(observation)
@@ -225,7 +243,15 @@ class Keyed:
         return found
 
     def richer(self, observations: Iterable[Observation]) -> list[Observation]:
-        """Return equivalent observations for every calibrator, if the calibration is rich."""
+        """Return equivalent observations for every calibrator, if the calibration is rich.
+
+        Args:
+            observations: the observations.
+
+        Returns:
+            The observations without duplicates if the calibration is rich, otherwise as given.
+            Moving averages are observed as they are.
+        """
         if not self._rich:
             return list(observations)
         found = dict[Observation, None]()
@@ -243,13 +269,18 @@ class Keyed:
         observations: Sequence[Observation],
         statistics: Sequence[Statistic],
     ) -> None:
-        """Store new statistics."""
+        """Store new statistics.
+
+        Args:
+            observations: the observations, with or without a key.
+            statistics: a statistic for each observation.
+        """
         for observation, statistic in zip(observations, statistics, strict=True):
             store, key = self._place(observation)
             store.add(observation.tensor, key, observation.axis, statistic)
 
     def counted(self, samples: Iterable[Any]) -> Iterator[Any]:
-        """Yield and count the samples."""
+        """Yield and count the samples; the count is stored once all are read."""
         count = 0
         for sample in samples:
             yield sample

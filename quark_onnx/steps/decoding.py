@@ -41,7 +41,13 @@ def tail_of(graph: Graph) -> dict[Node, None]:
 
 
 def connected(graph: Graph, node: Node, tail: dict[Node, None]) -> dict[Node, None]:
-    """Return the nodes of a tail connected with ``node``."""
+    """Return the nodes of a tail connected with ``node``, as an ordered set.
+
+    Args:
+        graph: the graph.
+        node: a node of the tail, which the result includes.
+        tail: nodes without a path to a weighted operator.
+    """
 
     def neighbours(member: Node) -> list[Node]:
         return among((*graph.leaders(member), *graph.followers(member)), tail)
@@ -78,7 +84,13 @@ def spare_decoding(plan: PlanBuilder) -> None:
 
 
 def keep_whole(plan: PlanBuilder, node: Node, reason: str) -> None:
-    """Keep a node float, including results and constants."""
+    """Keep a node float, including results and constants.
+
+    Args:
+        plan: the plan under construction; changed in place.
+        node: the node.
+        reason: the reason.
+    """
     plan.keep_node(node, reason)
     # Results too: a reader that is not in the tail, or the graph's output, would round them.
     for tensor in filter(None, node.outputs):
@@ -104,7 +116,13 @@ def _coarse(plan: PlanBuilder, node: Node) -> bool:
 
 
 def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
-    """Return the reason why a node decodes coordinates; empty otherwise."""
+    """Return the reason why a node decodes coordinates; empty otherwise.
+
+    Args:
+        graph: the graph.
+        node: a node after the last weighted operators.
+        positions: tensors computed from sizes and constants only.
+    """
     if node.kind == "Exp":
         # A softmax written as operators divides exponentials by their sum.
         if "ReduceSum" in kinds_of(graph.followers(node)):
@@ -124,7 +142,13 @@ def _reason(graph: Graph, node: Node, positions: set[str]) -> str:
 
 
 def _is_grid(graph: Graph, tensor: str, positions: set[str]) -> bool:
-    """Return whether a tensor is constant or positional, and varies along two axes."""
+    """Return whether a tensor is constant or positional, and varies along two axes.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor; False if its shape is unknown.
+        positions: tensors computed from sizes and constants only.
+    """
     if not graph.is_constant(tensor) and tensor not in positions:
         return False
     shape = graph.shape(tensor)

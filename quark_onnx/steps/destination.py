@@ -16,6 +16,10 @@ from quark_onnx.graph.model_file import mentions
 def destination(model: object, output: object) -> Path | None:
     """Return the output file, or None.
 
+    Args:
+        model: the input model, a path or a model in memory.
+        output: the user's argument, of any type; None for no file.
+
     Raises:
         ConfigError: the path is not a file, cannot be written, or must not be replaced.
     """
@@ -65,6 +69,10 @@ def destination(model: object, output: object) -> Path | None:
 
 def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) -> bool:
     """Return whether a model has external data, protected from the output.
+
+    Args:
+        model: the input model; one in memory has none.
+        target: the output file; None for none.
 
     Raises:
         ConfigError: the output would replace the external data, or a file of another model.

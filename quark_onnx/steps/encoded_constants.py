@@ -47,7 +47,12 @@ class EncodedConstants:
     _known: dict[str, tuple[Encoding, TensorProto]] = field(default_factory=dict)
 
     def find(self, name: str, encoding: Encoding) -> TensorProto | None:
-        """Return the stored codes; None if they are not known or are of something else."""
+        """Return the stored codes; None if they are not known or are of something else.
+
+        Args:
+            name: name under which the codes are stored.
+            encoding: the constant and the parameters, compared by identity.
+        """
         if name not in self._known:
             return None
         known, codes = self._known[name]

@@ -33,7 +33,15 @@ _PAIRS_OPSET, _PER_AXIS_OPSET = 10, 13
 
 
 def define_functions(graph: Graph) -> None:
-    """Add function bodies for the graph's vendor operators, subgraphs included."""
+    """Add function bodies for the graph's vendor operators, subgraphs included.
+
+    Args:
+        graph: the graph; changed in place. Domains and functions are added for the operators that
+            occur.
+
+    Raises:
+        ModelError: an operator has no function body at the graph's opset.
+    """
     nodes = list[NodeProto]()
     types = {name: tensor.data_type for name, tensor in graph.initializers.items()}
     # Only nodes whose types or subgraphs matter are serialized.
@@ -129,7 +137,12 @@ def _modernize(graph: Graph) -> bool:
 
 
 def _standardize(graph: Graph, node: Node) -> None:
-    """Replace an operator by ONNX's equivalent if the opset is too old for bodies."""
+    """Replace an operator by ONNX's equivalent if the opset is too old for bodies.
+
+    Args:
+        graph: the graph.
+        node: an Extended QuantizeLinear or DequantizeLinear; changed in place.
+    """
     # Before opset 13, QuantizeLinear has one scale per tensor.
     single = graph.shape(node.input(1)) in ((), (1,)) or graph.opset >= _PER_AXIS_OPSET
     if (

@@ -143,6 +143,14 @@ def _lowered(
     """Return a copy with fusions at ``places`` and unfused blocks lowered.
 
     Lowered blocks are in a form that onnxruntime reads.
+
+    Args:
+        graph: the graph with Q/DQ pairs; not changed.
+        places: the fusions to make; None for all.
+        before: names of nodes to skip.
+
+    Returns:
+        The copy, and the fused nodes by kind.
     """
     fused, done = _fused(graph, places, before)
     if lower_blocks(fused):
@@ -231,7 +239,11 @@ class Agreement:
         self._samples = samples
 
     def objection(self, fused: Graph) -> str:
-        """Return why a graph cannot replace the graph with pairs; empty if it can."""
+        """Return why a graph cannot replace the graph with pairs; empty if it can.
+
+        Args:
+            fused: the graph with operators on codes.
+        """
         try:
             session = open_session(
                 fused.to_model(),
@@ -281,7 +293,11 @@ class Agreement:
         return min(found)
 
     def _nudged(self, share: float) -> ModelProto:
-        """Return the pairs with scales alternately raised and lowered by ``share``."""
+        """Return the pairs with scales alternately raised and lowered by ``share``.
+
+        Args:
+            share: relative change; negative to begin with a decrease.
+        """
         nudged = self._graph.copy()
         pairs = [
             node

@@ -29,7 +29,11 @@ _CLIPPING = frozenset({"Relu", "Clip"})
 
 
 def moves_codes(producer: Node | None) -> bool:
-    """Return whether onnxruntime makes a producer move the codes of the next pair."""
+    """Return whether onnxruntime makes a producer move the codes of the next pair.
+
+    Args:
+        producer: the node before the pair; None before a graph input or constant.
+    """
     return producer is not None and producer.kind in HANDING_ON | _CLIPPING
 
 
@@ -46,6 +50,12 @@ def behind_softmax(graph: Graph, tensor: str, dtype: Scaled, params: QParams) ->
     """Return whether a pair after ``tensor`` makes onnxruntime's 8-bit softmax wrong.
 
     The search looks through rearrangements.
+
+    Args:
+        graph: the float graph.
+        tensor: name of the tensor.
+        dtype: the type of its codes.
+        params: its scale and zero point.
     """
     producer = graph.producer(tensor)
     while producer is not None and producer.kind in HANDING_ON | _CLIPPING:
@@ -63,6 +73,12 @@ def from_readers(plan: Plan, use: Use, dtype: Scaled, params: QParams) -> bool:
     such a product, a float bias becomes an int32 that overflows. Rows of 2-bit codes that do
     not fill their bytes are misread. A product with a left matrix of codes takes no per-row
     zero points. Integer products do not support blocks.
+
+    Args:
+        plan: the plan.
+        use: the use of the constant.
+        dtype: the type of its codes.
+        params: its scale and zero point.
     """
     graph = plan.graph
     weighted = [

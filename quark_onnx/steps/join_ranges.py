@@ -45,7 +45,14 @@ def _parts(
     result: Use,
     table: dict[Use, QParams],
 ) -> list[QParams]:
-    """Return the inputs' parameters; empty if formats differ or an input is float."""
+    """Return the inputs' parameters; empty if formats differ or an input is float.
+
+    Args:
+        node: the Concat.
+        plan: the decisions.
+        result: the shared use of its result.
+        table: the parameters by use.
+    """
     entry = plan.entries.get(result)
     if not isinstance(entry, Quantize) or not _joinable(entry) or result not in table:
         return []
@@ -71,7 +78,15 @@ def _joinable(entry: Quantize) -> bool:
 
 
 def _union(parts: list[QParams], entry: Quantize) -> QParams:
-    """Return the parameters of the widest input, or of the union if wider."""
+    """Return the parameters of the widest input, or of the union if wider.
+
+    Args:
+        parts: per-tensor parameters of the inputs, on one grid.
+        entry: the decision for the result, with the same grid.
+
+    Returns:
+        The very object of an input if its end codes span the union.
+    """
     grid = entry.spec.grid
     # Real values of the end codes, not the measured range: codes are copied, values are not.
     lows = [_reals(part, grid.qmin) for part in parts]

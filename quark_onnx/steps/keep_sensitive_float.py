@@ -82,6 +82,11 @@ def keep_sensitive_ops_float(
 def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
     """Keep the input of an exponential and its summands float if too wide.
 
+    Args:
+        node: the Softmax, LogSoftmax or Exp.
+        plan: the plan; changed in place.
+        ranges: the calibrated ranges.
+
     Returns:
         Notes for the report.
     """
@@ -145,7 +150,16 @@ def _is_score(node: Node, tensor: str, plan: Plan) -> bool:
 
 
 def _magnitudes(node: Node, plan: Plan, ranges: Ranges) -> dict[str, float]:
-    """Return the greatest magnitude of a node's inputs with a known range, by tensor."""
+    """Return the greatest magnitude of a node's inputs with a known range, by tensor.
+
+    Args:
+        node: the node.
+        plan: the plan; known bounds precede measured ranges.
+        ranges: the calibrated ranges.
+
+    Returns:
+        The magnitudes in the order of the inputs; inputs without a known range are left out.
+    """
     found = dict[str, float]()
     for tensor in node.inputs:
         use = plan.root(plan.use(tensor, node))

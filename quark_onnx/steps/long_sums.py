@@ -108,7 +108,13 @@ def _coarse(plan: PlanBuilder, node: Node) -> bool:
 
 
 def _pays(graph: Graph, source: str, additions: list[Node]) -> bool:
-    """Return whether fewer values are converted around float additions than in those of codes."""
+    """Return whether fewer values are converted around float additions than in those of codes.
+
+    Args:
+        graph: the graph.
+        source: name of the summed tensor.
+        additions: all additions of its parts.
+    """
     values = partial(_values, graph)
     added = {node.outputs[0] for node in additions}
     sums = filter(partial(_is_converted, graph), added)
@@ -136,7 +142,15 @@ def _keep(
     additions: list[Node],
     reason: str,
 ) -> None:
-    """Keep additions float, and the operators that cut their operands out of the source."""
+    """Keep additions float, and the operators that cut their operands out of the source.
+
+    Args:
+        plan: the plan under construction; changed in place.
+        sources: name of the tensor that a tensor is a part, or a sum of parts, of.
+        source: name of the summed tensor.
+        additions: all additions of its parts.
+        reason: the reason.
+    """
     graph = plan.graph
     todo = list(additions)
     kept = dict.fromkeys(todo)

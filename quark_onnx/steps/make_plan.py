@@ -133,7 +133,12 @@ def _float_reason(plan: PlanBuilder, node: Node) -> str:
 
 
 def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:
-    """Store biases in the configured format, or as floats."""
+    """Store biases in the configured format, or as floats.
+
+    Args:
+        plan: the plan under construction; changed in place.
+        bias: ``QConfig.bias``: False for floats, True for int32, or the name "int16".
+    """
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
             # ``bias`` is a flag, or the name of a format.
@@ -168,7 +173,13 @@ def _spare_tied(plan: PlanBuilder) -> None:
 
 
 def _tied(graph: Graph, table: str, other: str) -> bool:
-    """Return whether a constant is a table, or the transpose of a table."""
+    """Return whether a constant is a table, or the transpose of a table.
+
+    Args:
+        graph: the float graph.
+        table: name of a constant matrix.
+        other: name of any tensor.
+    """
     if table == other:
         return True
     if not graph.is_constant(other):

@@ -47,6 +47,13 @@ def allowed_nonfinite(graph: Graph, plan: Plan) -> dict[str, Allowed]:
       range nor, unlike our float16, saturation
     - an additive mask may hold minus infinity ("never"): a softmax follows before a layer
       multiplies the mask. Tensors on the way that calibration finds infinite stay float.
+
+    Args:
+        graph: the float graph.
+        plan: the plan before calibration.
+
+    Returns:
+        "anything" or "-inf" by input name; inputs that must be finite are left out.
     """
     # Quantized in any use: a tensor with a reader of its own is spoiled all the same.
     finite = {use.tensor for use, entry in plan.entries.items() if _is_spoiled(entry)}
@@ -77,7 +84,10 @@ def _is_mask(graph: Graph, tensor: str) -> bool:
 def _depending(graph: Graph, tensor: str, stop: Collection[str]) -> set[str]:
     """Return a tensor and the float tensors computed from it.
 
-    The search ends at operators in ``stop``.
+    Args:
+        graph: the float graph.
+        tensor: name of the tensor.
+        stop: kinds of operators at which the search ends; empty to search to the outputs.
     """
     found, todo = {tensor}, [tensor]
     while todo:

@@ -26,7 +26,17 @@ from quark_onnx.steps.run import Sample
 
 
 def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
-    """Return name, type, shape and possible values of every input without a default."""
+    """Return name, type, shape and possible values of every input without a default.
+
+    Args:
+        graph: the float graph.
+        config: the settings, which decide where NaN and infinity are allowed; None for the
+            defaults.
+
+    Returns:
+        The specs in the order of the inputs, without initializers. The shape is None if unknown,
+        and for sequences, maps and optionals.
+    """
     config = (config or QConfig()).with_(
         keep_existing=True,
     )  # inputs of a quantized model still need data
@@ -60,7 +70,11 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
 
 
 def _dtype_of(kind: int) -> np.dtype[Any] | None:
-    """Return numpy's type for an ONNX type; None where the reader has to accept any array."""
+    """Return numpy's type for an ONNX type; None where the reader has to accept any array.
+
+    Args:
+        kind: a number of ``TensorProto.DataType``; 0 for no tensor.
+    """
     # 0 stands for inputs without a tensor type: sequences, maps and optionals.
     if not kind:
         return None

@@ -45,7 +45,11 @@ def newest_with_pairs() -> int:
 
 
 def loads_pairs(opset: int) -> bool:
-    """Return whether onnxruntime loads a Q/DQ pair of an opset."""
+    """Return whether onnxruntime loads a Q/DQ pair of an opset.
+
+    Args:
+        opset: the opset, also one that the installed onnx does not know.
+    """
     scale, x, y = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
         for name in ("scale", "x", "y")
@@ -198,7 +202,15 @@ def _is_at_every_opset(entry: Quantize) -> bool:
 
 
 def _check_allowed(entries: Sequence[Quantize], limit: int) -> None:
-    """Raise an error for a format that no domain has at the highest opset allowed."""
+    """Raise an error for a format that no domain has at the highest opset allowed.
+
+    Args:
+        entries: the quantized tensors.
+        limit: the highest opset allowed.
+
+    Raises:
+        ConfigError: the first such format needs a higher opset.
+    """
     for entry in entries:
         if entry.min_opset > limit and not contributed(entry):
             raise ConfigError(
@@ -215,7 +227,14 @@ def _first_raised(
 ) -> Graph:
     """Return the graph at the first of some opsets that leaves its outputs unchanged.
 
-    The graph itself if none does.
+    Args:
+        graph: the float graph.
+        opsets: the opsets to try, in order.
+        reference: the float model.
+        sample: a sample for the comparison; None for none.
+
+    Returns:
+        The converted graph; ``graph`` itself if no opset succeeds.
     """
     for opset in opsets:
         candidate = _raised(graph, opset, reference, sample)
@@ -232,7 +251,15 @@ def _raised(
 ) -> Graph | None:
     """Return the graph at another opset.
 
-    None if onnx cannot convert the graph without changing its outputs.
+    Args:
+        graph: the float graph; not changed.
+        opset: the opset.
+        reference: the float model.
+        sample: a sample for the comparison; without it, an operator whose meaning changes on the
+            way forbids the conversion.
+
+    Returns:
+        The graph; None if onnx cannot convert it without changing its outputs.
     """
     # Without a sample, a change of meaning would go unnoticed.
     if sample is None and _changed_meaning(graph, opset) is not None:
@@ -247,7 +274,17 @@ def _raised(
 
 
 def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
-    """Raise an error for a format that needs Q/DQ nodes of an unsupported opset."""
+    """Raise an error for a format that needs Q/DQ nodes of an unsupported opset.
+
+    Args:
+        graph: the float graph, at the opset of the result.
+        plan: the plan of the graph.
+        vendor: the vendor's operators are written, whose bodies need Q/DQ nodes of ONNX.
+
+    Raises:
+        ModelError: the opset is newer than onnxruntime's Q/DQ nodes, and the com.microsoft domain
+            lacks the format.
+    """
     newest = newest_with_pairs()
     if graph.opset <= newest:
         return
@@ -271,7 +308,14 @@ def _check_not_beyond(graph: Graph, plan: Plan, *, vendor: bool) -> None:
 def _check_reach(graph: Graph, plan: Plan, reached: int, needed: int) -> None:
     """Raise an error if the reachable opset is too low for the plan.
 
-    The error names a node and the obstacle.
+    Args:
+        graph: the float graph, before it was raised.
+        plan: the plan of the graph.
+        reached: the opset of the raised graph.
+        needed: the opset that was wanted.
+
+    Raises:
+        ModelError: a format needs a higher opset; the message names a node and the obstacle.
     """
     for use, entry in plan.entries.items():
         if (
@@ -300,7 +344,15 @@ def _wanting(graph: Graph, use: Use) -> str:
 
 
 def _obstacle(graph: Graph, opset: int) -> str:
-    """Return why a graph cannot be raised to an opset."""
+    """Return why a graph cannot be raised to an opset.
+
+    Args:
+        graph: the float graph.
+        opset: the opset that the graph could not be raised to.
+
+    Returns:
+        The words of a sentence, without a full stop.
+    """
     try:
         to_opset(graph.to_model(), opset)
     except ModelError as error:
@@ -317,7 +369,15 @@ def _obstacle(graph: Graph, opset: int) -> str:
 
 
 def _changed_meaning(graph: Graph, opset: int) -> tuple[int, Node] | None:
-    """Return a node whose operator has another meaning at an opset, and since which opset."""
+    """Return a node whose operator has another meaning at an opset, and since which opset.
+
+    Args:
+        graph: the float graph.
+        opset: the opset to raise the graph to.
+
+    Returns:
+        The first opset with the other meaning, and the node; None without such a node.
+    """
     for first, changed in _CHANGED.items():
         if not graph.opset < first <= opset:
             continue

@@ -24,7 +24,15 @@ def prepare(
 ) -> tuple[Graph, list[str]]:
     """Return the cleaned graph, and notes on rewrites and rolled-back passes.
 
-    Without a sample, verification is impossible and the graph is returned unchanged.
+    Args:
+        graph: the float graph; not changed.
+        config: the settings, with the target and the choice of ``prepare``.
+        reference: the float model.
+        sample: a sample for the verification; without it, verification is impossible and the
+            graph is returned unchanged.
+
+    Raises:
+        ModelError: the float model does not run on the sample.
     """
     if sample is None:
         return graph, [
@@ -54,6 +62,12 @@ def rewritten(
 
     All passes run at once and are verified together on ``sample``. If the outputs change, the
     passes run again one by one, each verified, and the failing passes are left out.
+
+    Args:
+        graph: the float graph; not changed.
+        passes: the passes, in order.
+        reference: the float model.
+        sample: the sample for the verification.
 
     Raises:
         ModelError: the reference does not run on the sample.
@@ -89,6 +103,13 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
     """Return a rewritten copy, and notes.
 
     A failing pass is left out without a trace.
+
+    Args:
+        graph: the graph; not changed.
+        passes: the passes, in order.
+
+    Returns:
+        The copy, and a note for each pass that rewrote something or failed.
     """
     # Passes rewrite in place; the caller keeps the graph for a retry.
     result, notes = graph.copy(), list[str]()
@@ -135,7 +156,13 @@ def _cleaned(body: Graph, single: Pass) -> int:
 
 
 def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:
-    """Return whether a rewritten graph computes the expected values, up to rounding."""
+    """Return whether a rewritten graph computes the expected values, up to rounding.
+
+    Args:
+        graph: the rewritten graph.
+        sample: the sample to run it on.
+        expected: outputs by name; further outputs of the graph are not compared.
+    """
     try:
         found = run(graph.to_model(), sample)
     except QuarkError as error:

@@ -23,7 +23,12 @@ _SIZES = (1, 2, 8, 32, 224)
 def random_sample(graph: Graph, reference: Reference) -> Sample | None:
     """Return random inputs accepted by the float model.
 
-    None if no inputs are found, or if a file decoder would read them.
+    Args:
+        graph: the float graph.
+        reference: the float model; the outputs on the sample are kept in it.
+
+    Returns:
+        The sample; None if no inputs are found, or if a file decoder would read them.
 
     Raises:
         ModelError: onnxruntime cannot load the float model.

@@ -53,6 +53,10 @@ class GivenRanges:
     def override(self, config: QConfig, graph: Graph) -> QConfig:
         """Return a configuration with given ranges instead of measured ranges.
 
+        Args:
+            config: the settings; the user's overrides for single tensors take precedence.
+            graph: the graph; ranges of names that it lacks are ignored.
+
         Raises:
             ConfigError: no tensor of the graph has one of the names.
         """
@@ -74,6 +78,12 @@ class GivenRanges:
 
 def load_ranges(path: str | Path) -> Calibration | GivenRanges:
     """Read a file of ranges; the content decides the format.
+
+    Args:
+        path: the file.
+
+    Returns:
+        A ``Calibration`` for a file of this package; ranges alone for files of other tools.
 
     Raises:
         ConfigError: the file cannot be read, is damaged, or holds no ranges.
@@ -145,7 +155,16 @@ def _ends(
     calibration: Calibration,
     calibrator: Calibrator,
 ) -> dict[str, tuple[float, float]]:
-    """Return the range of every tensor with a per-tensor statistic."""
+    """Return the range of every tensor with a per-tensor statistic.
+
+    Args:
+        calibration: the measured statistics.
+        calibrator: computes ranges for int8 without -128; tensors without the statistic that it
+            needs are left out.
+
+    Returns:
+        Least and greatest value by tensor name, rounded to float32.
+    """
     # Codes of TensorRT's int8, without -128.
     grid = Grid(-127, 127, symmetric=True)
     found = {}
@@ -218,7 +237,14 @@ def _read_onnxruntime(
 
 
 def _number(value: Any) -> float:
-    """Return a number, unpacking onnxruntime's one-element arrays."""
+    """Return a number, unpacking onnxruntime's one-element arrays.
+
+    Args:
+        value: a number, or a document with nested lists under ``data``.
+
+    Raises:
+        ValueError: an array has more than one element.
+    """
     if isinstance(value, dict):
         value = value["data"]
     # Arrays of one element, nested by their shape; more elements raise ValueError.

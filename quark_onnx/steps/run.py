@@ -101,7 +101,14 @@ class Reference:
         return _run(self.session, sample)
 
     def repeatable(self, sample: Sample) -> dict[str, Any]:
-        """Return the deterministic outputs."""
+        """Return the deterministic outputs.
+
+        Args:
+            sample: the sample, on which the model runs once more than for ``outputs``.
+
+        Returns:
+            The outputs by name that agree in two runs.
+        """
         first, second = self.outputs(sample), _run(self.session, sample)
         return {
             name: value for name, value in first.items() if agree(value, second[name])
@@ -141,7 +148,15 @@ def _open(
 
 
 def _nodes_in_message(model: ModelProto, message: str) -> str:
-    """Return a node of each operator that a message of onnxruntime names, in words."""
+    """Return a node of each operator that a message of onnxruntime names, in words.
+
+    Args:
+        model: the model.
+        message: the error message, with operators as "domain:type(version)".
+
+    Returns:
+        The words to append to a message; empty if it names no operator of the model.
+    """
     named = dict[str, NodeProto]()
     # The first node of an operator remains.
     for node in reversed(model.graph.node):
@@ -165,7 +180,12 @@ def _run(session: Session, sample: Sample) -> dict[str, Any]:
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Return whether two values of an output differ at most by float rounding."""
+    """Return whether two values of an output differ at most by float rounding.
+
+    Args:
+        first: the expected value: an array, a list or dictionary of values, or None.
+        second: the other value.
+    """
     if first is None or second is None:
         return first is second
     if isinstance(first, dict) and isinstance(second, dict):

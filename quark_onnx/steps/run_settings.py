@@ -127,7 +127,12 @@ class _Pairs:
         node: NodeProto,
         constants: Mapping[str, TensorProto],
     ) -> None:
-        """Record a QuantizeLinear."""
+        """Record a QuantizeLinear.
+
+        Args:
+            node: the node; its input is no constant.
+            constants: initializers by name.
+        """
         # Without a zero point, QuantizeLinear writes the type of ``output_dtype``, by default uint8
         # (ONNX specification of QuantizeLinear).
         kind: int = TensorProto.UINT8
@@ -144,7 +149,12 @@ class _Pairs:
         node: NodeProto,
         constants: Mapping[str, TensorProto],
     ) -> None:
-        """Record a DequantizeLinear of constant codes."""
+        """Record a DequantizeLinear of constant codes.
+
+        Args:
+            node: the node.
+            constants: initializers by name, with the codes among them.
+        """
         bits = _BITS.get(constants[node.input[0]].data_type, 0)
         self.weights.add(bits)
         scale = constants.get(node.input[1])

@@ -64,7 +64,12 @@ def spare_movers(
 
 
 def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
-    """Return the types of operators moving quantized values, per node."""
+    """Return the types of operators moving quantized values, per node.
+
+    Args:
+        plan: the plan of a graph.
+        insides: the plans of the graph's bodies, whose nodes count, too.
+    """
     found = [
         node.op_type
         for node in plan.graph.nodes
@@ -89,7 +94,17 @@ def _spare_bodies(
 
 
 def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
-    """Let moving operators read floats; return plan and ranges of the quantized tensors."""
+    """Let moving operators read floats; return plan and ranges of the quantized tensors.
+
+    Args:
+        decided: the new plan; not changed.
+        before: the plan whose result crashed, for reasons and for the roots of moved tensors.
+        ranges: the statistics measured for ``before``.
+
+    Returns:
+        The plan, in which tensors without a known range are float, and the statistics, extended by
+        those of moved tensors, which have the range of their source.
+    """
     plan = PlanBuilder.of(decided)
     for node in plan.graph.nodes:
         if node.kind in HANDING_ON:

@@ -47,7 +47,17 @@ def spare_states(plan: PlanBuilder, states: Sequence[State]) -> None:
 
 
 def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[State]:
-    """Return the outer states updated by a branch of an If, under inner names."""
+    """Return the outer states updated by a branch of an If, under inner names.
+
+    Args:
+        graph: the outer graph.
+        states: its states.
+        body: a body of the graph's node; other bodies than those of If have no such states.
+
+    Returns:
+        For each state that the branch reads and whose next value it returns, the names of input
+        and output inside the branch.
+    """
     found = list[State]()
     if body.node.kind != "If":
         return found
@@ -70,7 +80,12 @@ def inner_states(graph: Graph, states: Sequence[State], body: Body) -> list[Stat
 
 
 def moved(graph: Graph, tensor: str) -> list[str]:
-    """Return a tensor and the tensors computed from it by pure moves."""
+    """Return a tensor and the tensors computed from it by pure moves.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor; the first name of the result.
+    """
     found = [tensor]
     # The list grows while it is walked: a breadth-first search in the order of discovery.
     for name in found:
@@ -84,7 +99,12 @@ def moved(graph: Graph, tensor: str) -> list[str]:
 
 
 def _path(graph: Graph, state: State) -> dict[Node, None]:
-    """Return the nodes between the two ends of a state."""
+    """Return the nodes between the two ends of a state, as an ordered set.
+
+    Args:
+        graph: the graph.
+        state: names of input and output of a step.
+    """
     # A node is on the way if it follows the state's input and precedes the state's output.
     downstream = reach(graph.consumers(state.input), graph.followers)
     upstream = reach(present([graph.producer(state.output)]), graph.leaders)
@@ -100,6 +120,12 @@ def _updates(
     """Yield the tensors upstream of an output, up to weighted operators.
 
     Their constants are kept float.
+
+    Args:
+        plan: the plan under construction; constants are kept float in it.
+        output: name of the state's output, the first name of the result.
+        path: the nodes between input and output of the state.
+        reason: reason for the float constants.
     """
     found = [output]
     for name in found:

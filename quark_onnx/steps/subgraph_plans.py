@@ -154,7 +154,15 @@ def give_up_late(
     *,
     vendor: bool,
 ) -> list[SubgraphPlan]:
-    """Return plans with float tensors where the opset lacks a format and cannot be raised."""
+    """Return plans with float tensors where the opset lacks a format and cannot be raised.
+
+    Args:
+        insides: the plans of bodies, at the final opset of the model; not changed.
+        vendor: the vendor's operators are written, which need function bodies.
+
+    Returns:
+        The plans in the same order, nested bodies included.
+    """
     found = list[SubgraphPlan]()
     for inside in insides:
         opset = inside.graph.opset
@@ -178,7 +186,15 @@ def controls(
     insides: Sequence[SubgraphPlan],
     scopes: Sequence[Scope],
 ) -> tuple[Control, ...]:
-    """Return the control-flow nodes to run, with bodies and observations."""
+    """Return the control-flow nodes to run, with bodies and observations.
+
+    Args:
+        insides: the bodies of a graph's nodes.
+        scopes: the observations in each of these bodies.
+
+    Returns:
+        The nodes with an observation in a body that can be run; others run in onnxruntime.
+    """
     # Both branches of an If belong to one node.
     nodes: dict[Node, dict[str, Scope]] = {}
     for inside, scope in zip(insides, scopes, strict=True):
@@ -196,6 +212,9 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
     """Return a body as a model with inputs of unknown shape.
 
     The declared shapes of a body are sometimes wrong.
+
+    Args:
+        inside: the body; iteration number and condition of a Loop keep their shapes.
     """
     model, node = inside.graph.to_model(), inside.body.node
     pinned = list[str]()
@@ -209,7 +228,12 @@ def shapeless(inside: SubgraphPlan) -> ModelProto:
 
 
 def _spare_carried(plan: PlanBuilder, body: Body) -> None:
-    """Keep loop-carried values float, as steps of a Loop or Scan share a scale."""
+    """Keep loop-carried values float, as steps of a Loop or Scan share a scale.
+
+    Args:
+        plan: the plan of the body; changed in place.
+        body: a body of any node; that of an If carries nothing.
+    """
     own = excluding(names_of(body.model.graph.input), body.borrowed)
     results = names_of(body.model.graph.output)
     scanned = int(body.node.attribute("num_scan_inputs", 0))
@@ -263,7 +287,11 @@ def _control(node: Node, scopes: dict[str, Scope]) -> Control:
 
 
 def _unmeasured(config: QConfig) -> QConfig:
-    """Return the settings without activations of measured range."""
+    """Return the settings without activations of measured range.
+
+    Args:
+        config: the settings; weights, and activations with dynamic scales or without a scale, stay.
+    """
     overrides = list[Override]()
     for override in config.overrides:
         # An override of measured activations is dropped, and its weights with others are kept.

@@ -69,6 +69,10 @@ def _with_partner(graph: Graph, names: list[str]) -> list[str]:
     """Return the matrices whose first row equals another's first column.
 
     Complete matrices are hashed only afterwards: most models have no such pair.
+
+    Args:
+        graph: the graph.
+        names: names of constant matrices; the result has their order.
     """
     rows = {name: _key(_codes(graph, name)[:1]) for name in names}
     columns = {name: _key(_codes(graph, name)[:, :1].T) for name in names}

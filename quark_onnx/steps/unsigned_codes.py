@@ -101,7 +101,12 @@ def _is_signed(graph: Graph, node: Node, op_type: str) -> bool:
 
 
 def _unsigned(graph: Graph, name: str) -> str:
-    """Return the name of the uint8 zero point for that of int8."""
+    """Return the name of the uint8 zero point for that of int8.
+
+    Args:
+        graph: the graph; the new constant is added once for each name.
+        name: name of the int8 zero point, a constant.
+    """
 
     def made() -> list[str]:
         zero_point = graph.constant(name)
@@ -115,7 +120,12 @@ def _unsigned(graph: Graph, name: str) -> str:
 
 
 def _round_before_clipping(graph: Graph, quantize: Node) -> None:
-    """Insert a Q/DQ pair between an operator with an integer kernel and its Relu or Clip."""
+    """Insert a Q/DQ pair between an operator with an integer kernel and its Relu or Clip.
+
+    Args:
+        graph: the graph; changed in place, or left as it is where the pair is of no use.
+        quantize: the QuantizeLinear, whose scale the new pair has.
+    """
     clipping = graph.producer_of_kind(quantize.input(0), _CLIPPING)
     if clipping is None or not _is_read_once(graph, clipping.output(0)):
         return
