@@ -142,6 +142,11 @@ def convert(  # noqa: PLR0913  one call carries the settings of all conversions
 
 
 def _chosen(to: str | Sequence[str]) -> list[Conversion]:
+    """Return the conversions of given names, in this order.
+
+    Raises:
+        ConfigError: there is no name, or a name is unknown.
+    """
     names = [to] if isinstance(to, str) else list(to)
     if not names:
         raise ConfigError(
@@ -179,6 +184,15 @@ def _settings(
 
 
 def _checked_shape(name: str, shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the shape of an input as Python integers.
+
+    Args:
+        name: name of the input, for messages.
+        shape: the sizes as given.
+
+    Raises:
+        ConfigError: there is no size, or a size is not a whole number above 0.
+    """
     whole = all(is_number(size, Integral) and size > 0 for size in shape)
     if not shape or not whole:
         raise ConfigError(
@@ -211,6 +225,17 @@ def _apply(
     before: Stage,
     settings: Settings,
 ) -> tuple[Stage, Step]:
+    """Run a conversion on a copy of a stage's graph, and verify the result.
+
+    Args:
+        conversion: the conversion.
+        before: the model to convert, which is not changed.
+        settings: the settings of all conversions, without samples.
+
+    Returns:
+        The converted model and the step. If there was nothing to convert, ``before`` and a step
+            without notes.
+    """
     sample = None
     if conversion.keeps == "but for rounding":
         # Such a conversion compares the results itself, and decides by them what it converts.
@@ -292,6 +317,7 @@ def _finished(
 
 
 def _opens(reference: Reference) -> bool:
+    """Return whether onnxruntime can open a session on a model."""
     try:
         reference.session  # noqa: B018  (whether it opens is the question)
     except ModelError as error:

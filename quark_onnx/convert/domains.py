@@ -67,6 +67,10 @@ def _row(graph: Graph, node: Node) -> Scaled | None:
 
 @otherwise(None)
 def _standard(graph: Graph, node: Node) -> int:
+    """Return the least opset at which ONNX defines a Q/DQ node; None if no opset does.
+
+    None, too, for computed parameters.
+    """
     node_parameters = required(parameters(graph, node))
     row = required(_row(graph, node))
     only_if(_is_supported(row, node))
@@ -87,6 +91,10 @@ def _is_supported(row: Scaled, node: Node) -> bool:
 
 @otherwise(None)
 def _microsoft(graph: Graph, node: Node) -> int:
+    """Return the least opset for a Q/DQ node in com.microsoft: 1; None if not defined there.
+
+    None, too, for computed parameters.
+    """
     row = required(_row(graph, node))
     only_if(_is_supported(row, node))
     _require_integers(graph, node, bits=4)
@@ -96,6 +104,10 @@ def _microsoft(graph: Graph, node: Node) -> int:
 
 @otherwise(None)
 def _vendor(graph: Graph, node: Node) -> int:
+    """Return the least opset for a Q/DQ node in com.amd.quark; None if not defined there.
+
+    None, too, for computed parameters.
+    """
     _require_integers(graph, node, bits=8)
     return BODY_OPSET
 
@@ -117,6 +129,16 @@ def _require_integers(graph: Graph, node: Node, *, bits: int) -> None:
 
 
 def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]:
+    """Change the domain of the Q/DQ nodes of a graph and its bodies; raise the opset if need be.
+
+    Args:
+        graph: the graph; it is changed in place unless the opset is raised.
+        domain: the new domain; empty for that of ONNX.
+        need: returns the least opset at which a node can have the domain; None if it cannot.
+
+    Returns:
+        The converted graph, and notes on renamed and remaining nodes.
+    """
     needs = list(_needs(graph, domain, need))
     opsets = present(needs)
     notes = list[str]()
@@ -165,6 +187,16 @@ def _of_other_domains(graph: Graph, domain: str) -> list[Node]:
 
 
 def _rename_all(graph: Graph, domain: str, need: Need) -> int:
+    """Change the domain of the Q/DQ nodes of a graph that can have it at the graph's opset.
+
+    Args:
+        graph: the graph, without its bodies; changed in place.
+        domain: the new domain.
+        need: returns the least opset for a node; None if the node cannot have the domain.
+
+    Returns:
+        The number of renamed nodes.
+    """
     count = 0
     for node in _of_other_domains(graph, domain):
         opset = need(graph, node)
@@ -175,6 +207,13 @@ def _rename_all(graph: Graph, domain: str, need: Need) -> int:
 
 
 def _rename(graph: Graph, node: Node, domain: str) -> None:
+    """Change the domain of a Q/DQ node, and the attributes and inputs that depend on the domain.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: a Q/DQ node of another domain.
+        domain: the new domain; empty for that of ONNX.
+    """
     plain = "QuantizeLinear" if node.op_type in QUANTIZE else "DequantizeLinear"
     prefix = "Extended" * (domain == DOMAIN)
     node.rename(prefix + plain, domain)
@@ -196,6 +235,7 @@ def _rename(graph: Graph, node: Node, domain: str) -> None:
 
 
 def _scalar(graph: Graph, name: str) -> list[str]:
+    """Add a constant of one element as a scalar; return a list of its name for ``Graph.once``."""
     array = graph.constant(name)
     assert array is not None
     return [graph.add_constant(f"{name}_scalar", array.reshape(()))]

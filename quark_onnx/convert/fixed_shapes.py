@@ -47,6 +47,7 @@ def _check_inputs(graph: Graph) -> None:
 
 
 def _fold(graph: Graph) -> int:
+    """Fold shape computations and constants in place; return the number of folded nodes."""
     return fold_shapes(graph) + fold_constants(graph)
 
 

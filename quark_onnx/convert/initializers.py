@@ -84,6 +84,7 @@ def _copy(graph: Graph) -> int:
 
 
 def _redirect(graph: Graph, node: Node, old: str, new: str) -> None:
+    """Let a node read ``new`` at each of its inputs that is ``old``."""
     for place, name in enumerate(node.inputs):
         if name == old:
             graph.set_input(node, place, new)

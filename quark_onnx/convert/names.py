@@ -39,6 +39,16 @@ def _renamed(
     graph: Graph,
     names: dict[tuple[str, str], tuple[str, str]],
 ) -> tuple[Graph, list[str]]:
+    """Rename operators in a graph and its bodies.
+
+    Args:
+        graph: the graph, which is changed in place.
+        names: new domain and operator type, by present domain and operator type.
+
+    Returns:
+        The graph, and a note on the number of renamed nodes.
+    """
+
     def rename(inner: Graph) -> int:
         nodes = [node for node in inner.nodes if (node.domain, node.op_type) in names]
         for node in nodes:

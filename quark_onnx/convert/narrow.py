@@ -52,6 +52,20 @@ def bfloat16(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 
 def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
+    """Convert a graph to 16 bits.
+
+    Args:
+        graph: the graph, which is changed in place.
+        half: the 16-bit type.
+        io: convert inputs and outputs, too; otherwise they stay float32, next to Casts.
+
+    Returns:
+        The converted graph, and notes. Without a float32 tensor, the graph and no notes.
+
+    Raises:
+        ModelError: the type, or an operator of the model with the type, needs a later opset; or a
+            tensor or body cannot be converted.
+    """
     if graph.opset < half.min_opset:
         raise ModelError(
             f"{half.name} needs opset {half.min_opset}, the model has {graph.opset};"
@@ -76,6 +90,7 @@ def _narrowed(graph: Graph, half: Half, io: bool) -> tuple[Graph, list[str]]:
 
 
 def _float_values(values: Iterable[ValueInfoProto]) -> dict[str, int]:
+    """Return the element type FLOAT by the name of each float32 tensor among declarations."""
     return {
         value.name: _FLOAT
         for value in values
@@ -289,6 +304,13 @@ class _Narrow:
         return False
 
     def _allowed(self, schema: Any, formals: Any, place: int) -> bool:
+        """Return whether an input or output of an operator may have the 16-bit type.
+
+        Args:
+            schema: definition of the operator (``onnx.defs.OpSchema``).
+            formals: the inputs of the definition, or the outputs.
+            place: index of the input or output of the node.
+        """
         kind = _formal(formals, place).type_str
         constraints = {
             constraint.type_param_str: constraint.allowed_type_strs
@@ -298,6 +320,12 @@ class _Narrow:
         return _TENSOR[self.half.onnx] in constraints.get(kind, [kind])
 
     def _array(self, graph: Graph, name: str) -> NDArray[Any]:
+        """Return the values of an initializer in 16 bits.
+
+        Args:
+            graph: the graph.
+            name: a constant, or an input with a default value.
+        """
         array = graph.constant(name)
         assert array is not None or graph.is_input(name), name
         if array is None:
@@ -335,6 +363,11 @@ class _Narrow:
         return result
 
     def _type(self, type_: TypeProto) -> None:
+        """Replace float32 by the 16-bit type in a declared type, in place.
+
+        Args:
+            type_: a tensor type, or a sequence or optional, whose elements are changed.
+        """
         kind = type_.WhichOneof("value")
         if kind == "tensor_type" and type_.tensor_type.elem_type == _FLOAT:
             type_.tensor_type.elem_type = self.half.onnx
@@ -359,10 +392,12 @@ def _floats(graph: Graph, names: Iterable[str]) -> set[str]:
 
 
 def _added(graph: Graph, name: str, array: NDArray[Any]) -> list[str]:
+    """Add a constant; return a list of its name for ``Graph.once``."""
     return [graph.add_constant(name, array)]
 
 
 def _cast(graph: Graph, name: str) -> list[str]:
+    """Add a Cast of a tensor to float32; return a list of its result for ``Graph.once``."""
     float_name = graph.fresh(f"{name}_float")
     graph.add("Cast", [name], [float_name], to=_FLOAT)
     return [float_name]

@@ -117,6 +117,10 @@ def qoperator_to_qdq(graph: Graph, settings: Settings) -> tuple[Graph, list[str]
 
 
 def _rewrite(graph: Graph) -> int:
+    """Replace the operators on codes of a graph in place; return their number.
+
+    Bodies of If, Loop and Scan are left unchanged.
+    """
     done = sum(_linear(graph, node) for node in list(graph.nodes))
     # Without QLinear operators, a Clip or a MaxPool of integers may mean integers.
     if done:
@@ -188,6 +192,11 @@ def _quantized(
 
 
 def _concat(node: Node) -> Form:
+    """Return the layout of a QLinearConcat.
+
+    Its inputs are scale and zero point of the result, and then codes, scale and zero point of each
+    operand.
+    """
     operands = tuple(
         (place, place + 1, place + 2) for place in range(2, len(node.inputs), 3)
     )
@@ -260,6 +269,14 @@ def _read(graph: Graph, node: Node, form: Form, place: int) -> str:
 
 
 def _dequantize(graph: Graph, inputs: list[str], name: str, **axis: Any) -> str:
+    """Add a DequantizeLinear; return the name of its result.
+
+    Args:
+        graph: the graph, which is changed in place.
+        inputs: names of codes, scale and, if any, zero point.
+        name: name of the node, without the suffix ``_DQ``.
+        **axis: the attribute ``axis`` of per-channel scales; none for a single scale.
+    """
     result = graph.fresh(f"{inputs[0]}_float")
     graph.add("DequantizeLinear", inputs, [result], name=f"{name}_DQ", **axis)
     return result
@@ -293,6 +310,7 @@ def _float_bias(graph: Graph, node: Node, form: Form) -> str:
 
 
 def _present(node: Node, *places: int) -> list[str]:
+    """Return the names of the inputs at some indices, without omitted inputs."""
     return [node.input(place) for place in places if node.input(place)]
 
 

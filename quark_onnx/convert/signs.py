@@ -56,6 +56,15 @@ def u16s8(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
 
 
 def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, list[str]]:
+    """Exchange the types of codes in a graph and its bodies, and of uint8 weights for int8.
+
+    Args:
+        graph: the graph, which is changed in place.
+        activations: new ``TensorProto.DataType`` of the codes of activations, by the present one.
+
+    Returns:
+        The graph, reloaded after a change, and notes.
+    """
     refused = list[str]()
     count = everywhere(graph, lambda inner: _move_all(inner, activations, refused))
     notes = counted(count, "tensor", "moved")
@@ -121,6 +130,14 @@ def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
 
 
 def _set_zero_point(graph: Graph, node: Node, kind: int, new: int) -> None:
+    """Shift the zero point of a Q/DQ node, which is added if omitted.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: the Q/DQ node, with a constant zero point or none.
+        kind: present type of the codes.
+        new: new type of the codes.
+    """
     write_zero_point(graph, node)
     # The zero point tells the new type, and the attribute would contradict it.
     node.drop_attribute("output_dtype")
@@ -154,5 +171,6 @@ def _moved(graph: Graph, name: str, kind: int, new: int) -> str:
 
 
 def _shift(kind: int, new: int) -> int:
+    """Return the number to add to codes of a type to get codes of another type."""
     # -128 from uint8 to int8, 128 back; 32768 accordingly for 16 bits.
     return int(ENDS[new].min) - int(ENDS[kind].min)

@@ -113,6 +113,10 @@ def _rounded(model: ModelProto, graph: Graph) -> ModelProto:
 
 
 def _wide_interface(model: ModelProto) -> ModelProto:
+    """Return a model with float32 inputs and outputs in place of float16 ones.
+
+    Without such inputs and outputs, the model is returned uncopied.
+    """
     inputs = _float16_values(model.graph.input)
     outputs = _float16_values(model.graph.output)
     if inputs or outputs:
@@ -122,6 +126,7 @@ def _wide_interface(model: ModelProto) -> ModelProto:
 
 
 def _float16_values(values: Iterable[ValueInfoProto]) -> dict[str, int]:
+    """Return the element type FLOAT by the name of each float16 tensor among declarations."""
     return {
         value.name: int(TensorProto.FLOAT)
         for value in values

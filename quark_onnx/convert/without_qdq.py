@@ -118,6 +118,16 @@ def _store_float(graph: Graph, node: Node) -> Literal[True]:
 
 @otherwise(False)
 def _remove_pair(graph: Graph, node: Node) -> Literal[True]:
+    """Remove a QuantizeLinear, and the DequantizeLinear nodes that read its codes.
+
+    Args:
+        graph: the graph, which is changed in place.
+        node: the QuantizeLinear.
+
+    Returns:
+        True; False, and the graph stays unchanged, if a parameter is computed, or if another node
+            reads the codes.
+    """
     undone = required(readers(graph, node))
     array = rounded(graph, node)
     source = node.inputs[0]

@@ -67,6 +67,19 @@ def _taken_out(  # noqa: PLR0913  the position of a body in a graph
     body: GraphProto,
     weights: bool,
 ) -> Body:
+    """Return a subgraph as a model of its own.
+
+    Args:
+        graph: the graph with the node.
+        node: the node with the subgraph.
+        attribute: name of the attribute that holds the subgraph.
+        place: index of the subgraph in the attribute.
+        body: the subgraph, which is copied.
+        weights: copy large captured constants; otherwise they are inputs of the model.
+
+    Returns:
+        The body. Captured constants are initializers of its model, other captured tensors inputs.
+    """
     proto = GraphProto()
     proto.CopyFrom(body)
     proto.name = proto.name or "body"
@@ -116,6 +129,7 @@ def _reads(body: GraphProto) -> set[str]:
 
 
 def _value(graph: Graph, name: str) -> ValueInfoProto:
+    """Return the declaration of a tensor, by name alone if the type is unknown."""
     kind = graph.elem_type(name)
     shape = graph.shape(name)
     if not kind:

@@ -101,6 +101,16 @@ def check_text(message: Message) -> None:
 
 
 def _require_text(text: str | bytes, field: str, message: Message) -> None:
+    """Check that a text is UTF-8.
+
+    Args:
+        text: value of a field; bytes where protobuf could not decode it.
+        field: name of the field.
+        message: the message with the field.
+
+    Raises:
+        ModelError: the text is not UTF-8.
+    """
     # protobuf returns texts that it cannot decode as bytes
     if isinstance(text, bytes):
         kind = message.DESCRIPTOR.name.removesuffix("Proto")
@@ -181,6 +191,15 @@ def _size(dims: Iterable[int], where: str) -> int:
 
 
 def _check_sparse(sparse: SparseTensorProto, where: str) -> None:
+    """Check the parts of a sparse tensor, and that their shapes fit each other.
+
+    Args:
+        sparse: the tensor.
+        where: name of the tensor in messages.
+
+    Raises:
+        ModelError: a check failed.
+    """
     check_tensor(sparse.values, f"{where}: its values")
     check_tensor(sparse.indices, f"{where}: its indices")
     _size(sparse.dims, where)
@@ -222,6 +241,12 @@ def _versions(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, in
 
 
 def _check_graph(graph: GraphProto, versions: Mapping[str, int]) -> None:
+    """Check the constants and nodes of a graph, also in bodies.
+
+    Args:
+        graph: the graph.
+        versions: versions of operator sets by domain, "" for the standard domain.
+    """
     for tensor in graph.initializer:
         check_tensor(tensor)
     for sparse in graph.sparse_initializer:
@@ -230,6 +255,15 @@ def _check_graph(graph: GraphProto, versions: Mapping[str, int]) -> None:
 
 
 def _check_nodes(nodes: Iterable[NodeProto], versions: Mapping[str, int]) -> None:
+    """Check nodes and their bodies.
+
+    Args:
+        nodes: the nodes of a graph or function.
+        versions: versions of operator sets by domain, "" for the standard domain.
+
+    Raises:
+        ModelError: a check failed; the message names the node.
+    """
     for node in nodes:
         where = described(node)
         if not node.op_type:
@@ -290,6 +324,7 @@ def _has_value(attribute: AttributeProto) -> bool:
 
 
 def _tensors(attribute: AttributeProto) -> Iterator[TensorProto]:
+    """Yield the dense tensors of an attribute."""
     if attribute.HasField("t"):
         yield attribute.t
     yield from attribute.tensors

@@ -248,6 +248,12 @@ def _named_type(attribute: AttributeProto) -> int:
 
 
 def _widen(graph: GraphProto, store: Store | None) -> None:
+    """Convert the 16-bit tensors and types of a graph to float32 in place, without bodies.
+
+    Args:
+        graph: the graph.
+        store: takes large tensors; None keeps them in memory.
+    """
     for tensor in graph.initializer:
         _widen_tensor(tensor, store)
     for value in declared_values(graph):
@@ -257,6 +263,7 @@ def _widen(graph: GraphProto, store: Store | None) -> None:
 
 
 def _widen_attribute(attribute: AttributeProto) -> None:
+    """Convert the 16-bit tensors, or the type, of an attribute to float32 in place."""
     if _named_type(attribute) in HALVES:
         attribute.i = TensorProto.FLOAT
     if attribute.type == AttributeProto.TENSOR:
@@ -267,6 +274,12 @@ def _widen_attribute(attribute: AttributeProto) -> None:
 
 
 def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
+    """Convert a 16-bit tensor to float32 in place; leave other tensors unchanged.
+
+    Args:
+        tensor: the tensor.
+        store: takes a large tensor; None keeps it in memory.
+    """
     if tensor.data_type not in HALVES:
         return
     narrow = values(tensor)
@@ -280,6 +293,7 @@ def _widen_tensor(tensor: TensorProto, store: Store | None) -> None:
 
 
 def _widen_type(type_: TypeProto) -> None:
+    """Replace 16-bit floats by float32 in a declared type, in place."""
     kind = type_.WhichOneof("value")
     if kind == "tensor_type" and type_.tensor_type.elem_type in HALVES:
         type_.tensor_type.elem_type = TensorProto.FLOAT
@@ -305,6 +319,7 @@ def _rename(graph: GraphProto, names: dict[str, str]) -> None:
 
 
 def _fresh(name: str, taken: set[str]) -> str:
+    """Return an unused name that begins with a given one, and add it to the names in use."""
     while name in taken:
         name += "_"
     taken.add(name)

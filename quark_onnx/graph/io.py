@@ -178,6 +178,7 @@ def _check_file(path: Path) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
+    """Convert errors in reading a model file to ModelError with its path."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -198,6 +199,10 @@ def tensors_with_data(model: ModelProto) -> Iterator[tuple[TensorProto, bool]]:
 
 
 def _graph_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, bool]]:
+    """Yield the tensors of a graph, also in bodies; True for initializers.
+
+    The values and indices of a sparse tensor are two tensors.
+    """
     for tensor in graph.initializer:
         yield tensor, True
     for sparse in graph.sparse_initializer:
@@ -207,6 +212,7 @@ def _graph_tensors(graph: GraphProto) -> Iterator[tuple[TensorProto, bool]]:
 
 
 def _node_tensors(node: NodeProto) -> Iterator[tuple[TensorProto, bool]]:
+    """Yield the tensors in a node's attributes and bodies; True for initializers of bodies."""
     for attribute in node.attribute:
         if attribute.HasField("t"):
             yield attribute.t, False
@@ -293,6 +299,16 @@ def _load_external(tensor: TensorProto, path: Path, offset: int, length: int) ->
 
 
 def _whole(tensor: TensorProto, info: dict[str, str], key: str) -> int | None:
+    """Return a number among the entries on a tensor's external data; None without the entry.
+
+    Args:
+        tensor: the tensor, for messages.
+        info: the entries by key.
+        key: "offset" or "length".
+
+    Raises:
+        ModelError: the entry is no whole number of 64 bits.
+    """
     text = info.get(key)
     if text is None:
         return None
@@ -423,6 +439,7 @@ def staged(
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
+    """Convert errors in writing a model file to ModelError with its path."""
     try:
         yield
     except (OSError, EncodeError) as error:

@@ -259,6 +259,7 @@ def _message(number: int, value: bytes | bytearray) -> bytes:
 
 
 def _encoded(value: int) -> list[int]:
+    """Return the bytes of an unsigned integer as a varint: seven bits per byte, lowest first."""
     digits = []
     while value > 0x7F:
         digits.append(value & 0x7F | 0x80)

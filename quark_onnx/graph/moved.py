@@ -106,6 +106,7 @@ def _moved_from(graph: Graph, tensor: str) -> Node | None:
 
 
 def _is_movement(node: Node, result: str) -> bool:
+    """Return whether a tensor is the first result of a moving operator, or of a possible no-op."""
     return node.kind in PROPAGATED | _REMOVED and node.outputs[0] == result
 
 
@@ -200,6 +201,13 @@ def _parameters(graph: Graph, dequantize: Node) -> tuple[str, ...]:
 
 
 def _quantizes(node: Node, tensor: str, parameters: tuple[str, ...]) -> bool:
+    """Return whether a node is a QuantizeLinear of a tensor with given parameters.
+
+    Args:
+        node: a node of any kind.
+        tensor: name of the tensor.
+        parameters: names of scale and, except for 4-bit floats, zero point.
+    """
     return (
         node.op_type in _QUANTIZE
         and node.inputs[0] == tensor

@@ -128,6 +128,13 @@ class Operations:
                 self._add_node(graph, node, reads, path)
 
     def _describe(self, graph: Graph, name: str, tensor: Tensor) -> None:
+        """Add a tensor to the sets of the properties that it has.
+
+        Args:
+            graph: the graph that declares the tensor.
+            name: name of the tensor in the graph.
+            tensor: path and name of the tensor, which may belong to an outer graph.
+        """
         elem_type = graph.elem_type(name)
         shape = graph.shape(name)
         # Without open dimensions: ``few`` requires a static shape, in which none is missing.

@@ -75,6 +75,15 @@ def _ranks(graph: GraphProto) -> dict[str, int]:
 
 
 def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
+    """Check the ranks of a node's inputs that hold weights.
+
+    Args:
+        node: a node of the standard domain.
+        ranks: known ranks by name.
+
+    Raises:
+        ModelError: a rank is wrong.
+    """
     bounds = _RANKS.get(node.op_type, {})
     inputs = dict(enumerate(node.input))
     for place, (least, greatest) in bounds.items():
@@ -88,6 +97,7 @@ def _check_inputs(node: NodeProto, ranks: Mapping[str, int]) -> None:
 
 
 def _bounds_text(least: int, greatest: int) -> str:
+    """Return the possible ranks in words."""
     if greatest == _ANY:
         return f"{least} or more"
     if least < greatest:

@@ -58,6 +58,15 @@ def _declared(
     *,
     sized: bool,
 ) -> ValueInfoProto:
+    """Return the declaration of an input of a segment.
+
+    Args:
+        graph: the graph, whose declared type and sizes are used.
+        name: name of the tensor.
+        value: value for the tensor, which gives the rank.
+        sized: declare named dimensions, and sizes that are those of the value; otherwise the rank
+            alone.
+    """
     kind = graph.elem_type(name)
     # Inference has not reached the tensor; the given value has the type.
     if kind == TensorProto.UNDEFINED:

@@ -213,6 +213,13 @@ def _origin(
     operations: Operations,
     origins: dict[Tensor, Origin],
 ) -> Origin:
+    """Return the origin of an operation's results.
+
+    Args:
+        operation: the operation.
+        operations: the list with the known properties of tensors.
+        origins: origins so far; a tensor without one counts as constant.
+    """
     if operation.kind in _SIZES:
         return Origin.SIZES
     # Random values and dequantized codes are signals even if all inputs are constants.

@@ -121,6 +121,7 @@ def import_all(model: ModelProto) -> None:
 
 
 def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
+    """Return inferred declarations by name; none if the inference fails."""
     values = dict[str, ValueInfoProto]()
     # Plain inference first: its result tells whether data propagation is safe, and stays if that
     # fails.

@@ -115,11 +115,22 @@ def _check_sparse(model: ModelProto, limit: int) -> None:
 
 
 def _require_sparse(name: str, tensor: SparseTensorProto, limit: int) -> None:
+    """Check the size of a sparse tensor in its dense form.
+
+    Args:
+        name: name of the tensor in messages.
+        tensor: the sparse tensor.
+        limit: largest size in bytes.
+
+    Raises:
+        ModelError: the dense form is larger.
+    """
     what = f"sparse tensor {name!r}"
     _require(what, tensor.values.data_type, list(tensor.dims), limit)
 
 
 def _attributes(node: NodeProto) -> Iterator[SparseTensorProto]:
+    """Yield the sparse tensors among a node's attributes."""
     for attribute in node.attribute:
         if attribute.HasField("sparse_tensor"):
             yield attribute.sparse_tensor
@@ -191,6 +202,7 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
 
 
 def _closed(value: ValueInfoProto) -> ValueInfoProto:
+    """Return a copy of a declaration with open dimensions of 1."""
     copy = ValueInfoProto()
     copy.CopyFrom(value)
 
@@ -208,6 +220,12 @@ def _least_size(dim: TensorShapeProto.Dimension) -> int:
 
 
 def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
+    """Return a model with inferred shapes; the model itself if the inference fails.
+
+    Args:
+        light: the model, which is not changed.
+        propagate: use onnx's data propagation, too, unless a vector is too long for it.
+    """
     try:
         inferred = onnx.shape_inference.infer_shapes(light)
         values = (
@@ -225,6 +243,15 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
 
 
 def _check_graph(graph: GraphProto, limit: int) -> None:
+    """Check the sizes of a graph's tensors, without bodies.
+
+    Args:
+        graph: the graph, with inferred shapes.
+        limit: largest size in bytes.
+
+    Raises:
+        ModelError: a tensor is larger.
+    """
     producers = dict[str, NodeProto]()
     for node in graph.node:
         producers.update(dict.fromkeys(node.output, node))
@@ -244,6 +271,7 @@ def _is_empty(dim: TensorShapeProto.Dimension) -> bool:
 
 
 def _described(tensor: str, producer: NodeProto | None) -> str:
+    """Return a description of a tensor, with the node that computes it, if any."""
     if producer is None:
         return f"tensor {tensor!r}"
     name = producer.name or producer.output[0]
@@ -251,6 +279,17 @@ def _described(tensor: str, producer: NodeProto | None) -> str:
 
 
 def _require(what: str, elem_type: int, sizes: list[int], limit: int) -> None:
+    """Check the size of a tensor.
+
+    Args:
+        what: description of the tensor in messages.
+        elem_type: its ``TensorProto.DataType``.
+        sizes: its dimensions, with 1 for an unknown one.
+        limit: largest size in bytes.
+
+    Raises:
+        ModelError: the tensor is larger.
+    """
     size = tensor_bytes(TensorProto(data_type=elem_type)) * math.prod(sizes)
     if size > limit:
         raise ModelError(
@@ -327,6 +366,12 @@ def _has_open_result(
     graph: GraphProto,
     known: Mapping[str, ValueInfoProto],
 ) -> bool:
+    """Return whether a node of a graph, without bodies, has a result of unknown shape.
+
+    Args:
+        graph: the graph.
+        known: inferred declarations by name.
+    """
     return any(_is_open(known.get(name, _UNKNOWN)) for name in results_of(graph.node))
 
 

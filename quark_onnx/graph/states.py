@@ -109,6 +109,7 @@ class _Words:
 
     @classmethod
     def of(cls, name: str) -> _Words:
+        """Return the words of a name of an input or output, in lower case and apart from sides."""
         stem = list[str]()
         sides = set[str]()
         state = False

@@ -168,6 +168,13 @@ def _set_outputs(
     graph: Graph,
     known: Mapping[str, ValueInfoProto],
 ) -> None:
+    """Replace declarations of a model's outputs, in place.
+
+    Args:
+        model: the model.
+        graph: its graph, with the declared outputs in their order.
+        known: new declarations by name; other outputs keep those of the graph.
+    """
     del model.graph.output[:]
     model.graph.output.extend(known.get(value.name, value) for value in graph.outputs)
 

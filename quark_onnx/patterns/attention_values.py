@@ -61,6 +61,13 @@ class Heads:
         )
 
     def _turned(self, rotation: Rotation, axis: int, value: Floats) -> Floats:
+        """Return a constant of the projection with rotated channels of the values.
+
+        Args:
+            rotation: the rotation.
+            axis: axis of the channels: -1, or -2, which is the first axis of a matrix.
+            value: weight or bias of the projection; channels outside of ``part`` are unchanged.
+        """
         (first, last) = self.part
         result: Floats = value.copy()
         channels = slice(first, last)
@@ -180,6 +187,13 @@ class _ValueTrace:
             reader = node
 
     def _private(self, tensor: str, reader: Node, node: Node) -> bool:
+        """Return whether values can be traced from a tensor to its producer.
+
+        Args:
+            tensor: name of the values.
+            reader: the node that must be the only reader.
+            node: the producer.
+        """
         # A Split has the values as any of its results; other operators as their first.
         first = tensor == node.outputs[0] or node.kind == "Split"
         even = width(self.graph, tensor) % self.size == 0
@@ -189,6 +203,14 @@ class _ValueTrace:
         self,
         layer: Linear,
     ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]]:
+        """Return the constants of the projection, and the part of the values.
+
+        Args:
+            layer: the layer that computes the values.
+
+        Raises:
+            UnmetError: a bias has no value per channel, or the part splits a head.
+        """
         if layer.node.input(2):
             self.biases.append(ConstantInput(layer.node, 2))
         for bias in self.biases:
@@ -222,6 +244,7 @@ class _ValueTrace:
         return node.inputs[0]
 
     def _split(self, tensor: str, node: Node) -> str:
+        """Record the part of a Split that has the values; return the input of the Split."""
         only_if(is_along_last_axis(self.graph, node, 0))
         before = node.outputs[: node.outputs.index(tensor)]
         first = sum(width(self.graph, name) for name in before)

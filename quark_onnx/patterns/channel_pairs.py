@@ -210,6 +210,11 @@ class _PairSearch:
         )
 
     def _visit(self, at: _Channels) -> None:
+        """Follow the channels in a tensor to all of its readers.
+
+        Raises:
+            UnmetError: a reader cannot take factors, or the tensor is an output or read by a body.
+        """
         consumers = self.graph.consumers(at.tensor)
         only_if(consumers and private(self.graph, at.tensor))
         # Both readers of a gated tensor are passed at once, the gate with a correction.
@@ -311,6 +316,14 @@ def _fits(
     offset: int,
     count: int,
 ) -> bool:
+    """Return whether a layer has enough inputs for some channels.
+
+    Args:
+        graph: the graph.
+        layer: the layer.
+        offset: first input of the channels.
+        count: number of inputs for the channels.
+    """
     groups, _, inputs = layer.shape(graph)[:3]
     return offset + count <= groups * inputs
 
@@ -375,6 +388,7 @@ def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
 
 
 def _follow_resize(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    """Pass a Resize or Upsample that leaves the channels as they are."""
     width = required(_width(graph.shape(at.tensor)))
     only_if(node.input(0) == at.tensor)
     # A Resize of the channels would mix them.
@@ -383,6 +397,7 @@ def _follow_resize(graph: Graph, node: Node, at: _Channels) -> _Channels:
 
 
 def _follow_prelu(graph: Graph, node: Node, at: _Channels) -> _Channels:
+    """Pass a PRelu whose input, and not its slope, has the channels."""
     only_if(node.input(0) == at.tensor)  # not the slopes
     return at
 

@@ -32,6 +32,14 @@ def clip_bounds(graph: Graph, node: Node) -> tuple[float, float]:
 
 
 def _number(bound: Any) -> float:
+    """Return a bound as a number.
+
+    Args:
+        bound: a number, or an array of one element; None if computed.
+
+    Raises:
+        UnmetError: the bound is computed, or has several elements.
+    """
     array = np.asarray(required(bound))
     only_if(array.size == 1)
     return float(array.reshape(()))

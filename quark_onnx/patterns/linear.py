@@ -72,6 +72,7 @@ class Linear:
     @classmethod
     @otherwise(None)
     def _of_product(cls, graph: Graph, node: Node) -> Linear:
+        """Return the layer of a MatMul or Gemm; None without a plain constant weight."""
         weight = node.input(1)
         shape = graph.sizes(weight)
         only_if(len(shape) == MATRIX and plain_matrix(node, shape))

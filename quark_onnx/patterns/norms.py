@@ -219,6 +219,7 @@ def _parameter(
 
 
 def _is_used(graph: Graph, tensor: str) -> bool:
+    """Return whether a tensor is read or an output; False for an omitted result."""
     if not tensor:
         return False
     return bool(graph.consumers(tensor)) or graph.is_output(tensor)

@@ -106,6 +106,13 @@ class Stream:
 
 
 def _turned(rotation: Rotation, axis: int, value: Floats) -> Floats:
+    """Return a constant whose vectors along an axis are rotated.
+
+    Args:
+        rotation: the rotation.
+        axis: axis of the channels, -1 unless the constant is the weight of a reader.
+        value: the constant; a single value for all channels is repeated first.
+    """
     # A constant for all channels is not constant after the rotation.
     if value.ndim == 0 or value.shape[axis] == 1:
         value = np.broadcast_to(

@@ -263,6 +263,11 @@ def _end_with_scores(rows: NDArray[Any]) -> bool:
 
 
 def _are_shares(values: NDArray[Any]) -> bool:
+    """Return whether all values lie in [0, 1].
+
+    Args:
+        values: at least one value; NaN is no share.
+    """
     return bool(values.min() >= 0 and values.max() <= 1)
 
 
@@ -447,6 +452,14 @@ def _have_background(shares: Floats) -> bool:
 
 
 def _best_class(scores: Floats) -> tuple[Floats, Floats]:
+    """Return the score of the best class of each box, and the class.
+
+    Args:
+        scores: scores, (boxes, classes).
+
+    Returns:
+        The scores, (boxes,), and the indices of the classes as float64, (boxes,).
+    """
     classes = scores.argmax(axis=1)
     return scores[np.arange(len(scores)), classes], classes.astype(np.float64)
 
