@@ -296,7 +296,7 @@ class Agreement:
         """Return the pairs with scales alternately raised and lowered by ``share``.
 
         Args:
-            share: relative change; negative to begin with a decrease.
+            share: relative change; its sign decides which of the scales are raised.
         """
         nudged = self._graph.copy()
         pairs = [
