@@ -120,6 +120,21 @@ class Plan:
         kept: Mapping[str, str] | None = None,
         spoken: Iterable[str] = (),
     ) -> None:
+        """Hold copies of the decisions.
+
+        Args:
+            graph: the planned model.
+            specs: the settings of each node of the graph.
+            safe: as the attribute.
+            fuses: as the attribute.
+            aligns: as the attribute.
+            shapes: as the attribute; None to compute them, which is correct for a main graph, not
+                for a body.
+            asked: as the attribute; None for no wishes.
+            entries: decisions so far; None for none.
+            kept: nodes that stay float, with the reason; None for none.
+            spoken: tensors whose producer has decided.
+        """
         self.graph = graph
         self.specs = specs
         self.safe = safe

@@ -151,6 +151,11 @@ class Alternative:
         return map(self._feed, range(start, end))
 
     def _feed(self, place: int) -> Feeds:
+        """Return a sample with the alternative preprocessing; other inputs are unchanged.
+
+        Args:
+            place: index of the sample.
+        """
         given = self.pictures
         scaling = self.scaling or given.scaling
         if scaling is None:

@@ -187,6 +187,11 @@ class PreprocessingCheck:
             return list(self._found(session))
 
     def _found(self, session: Session) -> Iterator[Finding]:
+        """Yield signs of wrong preprocessing: of tokens, constant outputs, layout, and pictures.
+
+        Args:
+            session: session on the float model.
+        """
         if self._given is not None and self._pictures() is not None:
             # The float model runs on further samples only where pictures have alternatives to
             # compare.
@@ -254,6 +259,14 @@ class PreprocessingCheck:
         axis: int,
         images: list[NDArray[Any]],
     ) -> Iterator[Finding]:
+        """Yield findings on the scaling and the order of channels of pictures.
+
+        Args:
+            session: session on the float model.
+            name: the input with the pictures.
+            axis: its channel axis.
+            images: the pictures of every sample, channels on axis 1.
+        """
         pictures = Pictures(self._feeds, name, axis, images, scaling_of(images))
         alternatives = list(pictures.alternatives())
         if self._labelled is not None and len(self._labelled) >= FIRST:
@@ -460,6 +473,7 @@ class PreprocessingCheck:
         return admissible
 
     def _collapsed(self) -> bool:
+        """Return whether a classifier predicts few classes, without certainty, for many rows."""
         given = self._given
         return (
             isinstance(given, Classified)
@@ -551,12 +565,19 @@ def _are_equal(first: Feeds, second: Feeds) -> bool:
 
 
 def _run(session: Any, feed: Feeds) -> dict[str, NDArray[Any]]:
+    """Return the array outputs of a model on a sample, by name.
+
+    Args:
+        session: session on the model.
+        feed: the sample; entries that are no inputs of the model are ignored.
+    """
     names = names_of(session.get_outputs())
     given = subset(feed, names_of(session.get_inputs()))
     return _arrays(dict(zip(names, session.run(names, given), strict=True)))
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Return the entries that are arrays, without sequences and maps."""
     return {
         name: value for name, value in values.items() if isinstance(value, np.ndarray)
     }

@@ -70,6 +70,7 @@ def kind_of(graph: Graph) -> tuple[str, str]:
 
 
 def _attends(graph: Graph, node: Node) -> bool:
+    """Return whether a node is an attention operator, or a product of two activations."""
     return node.kind in _ATTENTION or (
         # Exporters write attention as products of queries, keys and values, none of which is
         # constant.

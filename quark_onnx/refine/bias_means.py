@@ -111,6 +111,7 @@ class InputMeans:
 
 
 def _key(node: Node) -> MeanKey:
+    """Return the input of a layer, and whether its channels are axis 1."""
     return node.input(0), node.kind in SPATIAL
 
 

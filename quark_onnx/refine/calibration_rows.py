@@ -124,6 +124,7 @@ class Mix:
         return Rows(*[array[:, usable] for array in self._arrays])
 
     def _mix(self, group: int) -> None:
+        """Interleave the rows of a group in place: one row of each sample after another."""
         # From sample by sample to one row of each sample after another.
         for array in self._arrays:
             deep = array[group].T

@@ -104,6 +104,14 @@ def places_in(
 
 
 def _place(graph: Graph, plan: Plan, params: Params, layer: Layer) -> LayerTask | str:
+    """Return the task of optimizing a layer, or the reason to skip the layer.
+
+    Args:
+        graph: the float graph.
+        plan: the plan of the graph.
+        params: the scales of weights and biases.
+        layer: a layer with a constant, quantized weight.
+    """
     node = layer.node
     use = plan.root(plan.use(node.input(1), node))
     entry = plan.entries[use]
@@ -234,6 +242,18 @@ def _lattice(
     use: Use,
     arranged: Callable[[NDArray[Any]], NDArray[Any]],
 ) -> Levels:
+    """Return the representable values of a constant.
+
+    Args:
+        graph: the float graph.
+        plan: the plan of the graph.
+        params: the scales.
+        use: the use of the constant, with parameters of its own.
+        arranged: converts an array from the shape of the stored constant to that of the result.
+
+    Returns:
+        Scales and ends of the codes, in the shape that ``arranged`` returns.
+    """
     entry, found = plan.entries[use], params.table[use]
     assert isinstance(entry, Quantize)
     stored = graph.constant(use.tensor)
@@ -347,6 +367,13 @@ class RowCollector:
         return excluding(range(count), held) or held, held
 
     def _rows(self, width: int, groups: int, seed: int) -> tuple[Rows, Rows]:
+        """Return training and held-out rows.
+
+        Args:
+            width: number of values of a row, inputs and targets together.
+            groups: number of groups of the layer.
+            seed: seed of the sampled positions.
+        """
         rest, held = self._parts
         # 4 bytes a value; rows of wide layers are fewer, but never fewer than 256.
         most = max(256, min(_ROWS, _BYTES // (4 * width * groups)))
@@ -442,6 +469,16 @@ class RowCollector:
         run: list[tuple[NDArray[Any], ...]],
         places: NDArray[np.int64],
     ) -> tuple[Floats, Floats]:
+        """Return rows of inputs and targets at sampled positions.
+
+        Args:
+            run: tensors of every sample, as from ``_runs``.
+            places: positions of the output, (samples, rows).
+
+        Returns:
+            Dequantized inputs, (samples, groups, rows, inputs), and target outputs, (samples,
+            groups, rows, outputs), which compensate the error of the other summand if there is one.
+        """
         # From tensors per sample to samples per tensor.
         xs, ys, *others = (
             [tensors[at] for tensors in run] for at in range(len(run[0]))
@@ -465,6 +502,12 @@ class RowCollector:
         ys: Sequence[NDArray[T]],
         places: NDArray[np.int64],
     ) -> NDArray[T]:
+        """Return outputs of the layer at sampled positions, (samples, groups, rows, outputs).
+
+        Args:
+            ys: outputs of one shape, a tensor per sample.
+            places: positions of the output, (samples, rows).
+        """
         if self._spatial:
             return im2col.at_places(ys, places, self.place.layer.groups)
         return im2col.rows_at(ys, places)
@@ -475,6 +518,13 @@ class RowCollector:
         places: NDArray[np.int64],
         output: tuple[int, ...],
     ) -> NDArray[T]:
+        """Return im2col patches of the layer, (samples, groups, rows, inputs).
+
+        Args:
+            xs: inputs of one shape, a tensor per sample, in codes if the activation is stored so.
+            places: positions of the output, (samples, rows).
+            output: sizes of the spatial axes of the output.
+        """
         window = window_of(self.place.node, xs[0].shape[2:], output, self._kernel)
         return im2col.windowed(
             xs,
@@ -520,6 +570,14 @@ class RowCollector:
         return np.repeat(mean, taps, axis=1)
 
     def _gram(self, which: Sequence[int]) -> tuple[Doubles, int]:
+        """Return the Hessian X X^T over samples, and the number of rows.
+
+        Args:
+            which: indices of the samples.
+
+        Returns:
+            The Hessian, (groups, inputs, inputs), and the number of finite rows in it.
+        """
         total, count = np.zeros(1), 0
         # In the order of the samples, so that the sum does not depend on the number of cores.
         for part, rows in side_by_side(self._gram_of, which):
@@ -531,6 +589,7 @@ class RowCollector:
         invalid="ignore",
     )  # products of values beyond 1e19 overflow; GPTQ then skips the layer
     def _gram_of(self, index: int) -> tuple[Doubles, int]:
+        """Return the Hessian X X^T of a sample, (groups, inputs, inputs), and its row count."""
         # One sample in memory for each core.
         [x] = self.quantized.values(self.source.name, [index])
         total, count = np.zeros(1), 0
@@ -544,6 +603,15 @@ class RowCollector:
         return total, count
 
     def _all_rows(self, x: NDArray[Any], index: int) -> Iterator[NDArray[Any]]:
+        """Yield all rows of a sample, a slab at a time.
+
+        Args:
+            x: the stored input of the layer on the sample.
+            index: index of the sample.
+
+        Yields:
+            (groups, rows, inputs), as stored: in codes, or in float.
+        """
         if not self._spatial:
             rows = x.reshape(-1, x.shape[-1])
             # (1, rows, inputs): a product has one group.

@@ -122,9 +122,17 @@ class LayerStream:
             self._values.close()
 
     def _awaited(self, tensor: str) -> bool:
+        """Return whether a node that has not run reads a tensor."""
         return any(node not in self._done for node in self.graph.consumers(tensor))
 
     def _advance(self, piece: list[Node], kept: list[str], results: list[str]) -> None:
+        """Run a segment on every sample, and replace the stored tensors.
+
+        Args:
+            piece: the nodes to run, in topological order; empty to drop tensors only.
+            kept: stored tensors that stay.
+            results: tensors that the segment computes and that are stored.
+        """
         # Bodies read captured tensors, which are inputs of the segment, too.
         read = set(flattened((*node.inputs, *node.captures) for node in piece))
         given = among(self._at_hand, read)

@@ -42,6 +42,13 @@ class _Shown(Sequence[Mapping[str, Any]]):
     """Samples with a progress bar."""
 
     def __init__(self, samples: Samples, show: bool | None, name: str) -> None:
+        """Wrap samples.
+
+        Args:
+            samples: the samples.
+            show: whether to show the bar, as ``Progress`` takes it.
+            name: title of the bar.
+        """
         self._samples, self._show, self._name = samples, show, name
 
     def __len__(self) -> int:
@@ -131,6 +138,15 @@ class _Judge:
         return self.best is not None and self.best >= _GOOD
 
     def _sqnr(self, graph: Graph, receive: Receive | None = None) -> float | None:
+        """Return the minimum output SQNR of a graph after quantization, in dB.
+
+        Args:
+            graph: a float graph; not changed.
+            receive: called with the outputs of the graph on the first samples; None for none.
+
+        Returns:
+            The SQNR; None if it cannot be measured, for example without held-out samples.
+        """
         return quantized_sqnr(
             graph,
             self.config,
@@ -199,6 +215,14 @@ class _Rewriter:
         *,
         show: bool | None,
     ) -> None:
+        """Start with a graph without rewrites.
+
+        Args:
+            graph: the float graph.
+            judge: compares quantized graphs, and holds the settings and the samples.
+            sample: the sample for verification; None leaves every optimizer out.
+            show: whether to show a progress bar, as ``Progress`` takes it.
+        """
         self.graph = graph
         self.notes = list[str]()
         self._sample = sample

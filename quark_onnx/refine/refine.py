@@ -134,6 +134,16 @@ class _Run:
         samples: Samples,
         journal: Journal,
     ) -> None:
+        """Quantize the layers with round to nearest, and open both models.
+
+        Args:
+            graph: the float graph; solved weights and biases are written to it.
+            plan: the plan of the graph.
+            params: the scales; changed in place where an optimizer multiplies scales.
+            places: the layers to optimize, in graph order.
+            samples: calibration samples.
+            journal: solutions of an earlier, interrupted run.
+        """
         self._plan, self._params, self._journal = plan, params, journal
         self._target = graph
         self._float = graph.copy()
@@ -271,6 +281,13 @@ class _Run:
             walk.close()
 
     def _store_weight(self, place: LayerTask, weight: Floats, *graphs: Graph) -> None:
+        """Write a weight into graphs.
+
+        Args:
+            place: the layer.
+            weight: dequantized values, (groups, outputs, inputs).
+            *graphs: the graphs, in which the weight has the same name.
+        """
         stored = place.layer.as_stored(
             weight.reshape(place.layer.shape(self._float)),
         ).astype(np.float32)
@@ -329,6 +346,16 @@ def _summary(
     layers: list[LayerResult],
     optimizers: Sequence[LayerOptimizer],
 ) -> list[str]:
+    """Return the notes on the layers together.
+
+    Args:
+        layers: the results of the layers.
+        optimizers: optimizers, a note for each.
+
+    Returns:
+        The number of layers in which each optimizer is kept, and the geometric mean of the loss
+        ratios against round to nearest.
+    """
     notes = list[str]()
     for optimizer in optimizers:
         used = sum(layer.changed.get(optimizer.name, 0) > 0 for layer in layers)

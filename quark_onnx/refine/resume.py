@@ -65,6 +65,16 @@ class Journal:
         optimizers: Sequence[LayerOptimizer],
         samples: Samples,
     ) -> None:
+        """Open the folder of a journal.
+
+        Args:
+            folder: the folder, created if it does not exist; None for no journal.
+            optimizers: the optimizers, whose settings are a part of every key.
+            samples: the calibration samples, hashed at the first key.
+
+        Raises:
+            ConfigError: the folder cannot be created or written to.
+        """
         self._folder, self._samples = folder, samples
         # Optimizers are dataclasses, whose repr has all settings.
         self._settings = f"{_VERSION} {list(optimizers)!r}"

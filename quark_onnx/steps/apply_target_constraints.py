@@ -118,6 +118,7 @@ class _Planned:
         return "LeakyRelu" in kinds_of(self._behind(node)[1:])
 
     def _key(self, use: Use) -> Use | None:
+        """Return the root of a use whose scale is a binary point position; None for others."""
         root = self._plan.root(use)
         entry, known = self._plan.entries.get(root), self._params.table.get(root)
         # The engine has one position for a whole tensor.

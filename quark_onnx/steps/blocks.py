@@ -108,6 +108,12 @@ def _is_reshaped(graph: Graph, node: Node) -> bool:
 
 
 def _lower_contiguous(graph: Graph, node: Node) -> None:
+    """Replace blocks by rows, with a Reshape to the shape of the weight.
+
+    Args:
+        graph: the graph; changed in place.
+        node: a DequantizeLinear whose blocks are contiguous.
+    """
     codes = Codes(node, node.input(0), node.input(1), node.input(2))
     shape = value(graph, codes.codes).shape
     axis = codes.axis % len(shape)
@@ -141,6 +147,12 @@ def _size(node: Node) -> int:
 
 
 def _lower(graph: Graph, node: Node) -> None:
+    """Replace blocks along any axis by rows, and restore the layout of the weight.
+
+    Args:
+        graph: the graph; changed in place.
+        node: a blocked DequantizeLinear of the com.microsoft domain.
+    """
     codes = Codes(node, node.input(0), node.input(1), node.input(2))
     shape, rank = value(graph, codes.codes).shape, value(graph, codes.codes).ndim
     axis, size = codes.axis % rank, codes.block_size

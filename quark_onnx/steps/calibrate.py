@@ -146,6 +146,15 @@ class _Rest:
         progress: Progress | None,
         receive: Receive | None,
     ) -> None:
+        """Remember the samples; none is read yet.
+
+        Args:
+            first: number of leading samples with known statistics.
+            samples: all samples, the known ones first; read once.
+            progress: called with the number of samples read; None for none.
+            receive: called with the position among all samples and the outputs of each further
+                sample; None for none.
+        """
         self._first = first
         self._samples = iter(samples)
         self._progress = progress
@@ -469,6 +478,7 @@ def _ranges(
 
 
 def _measured(graph: Graph, use: Use, entry: Quantize) -> bool:
+    """Return whether calibration has to measure the range of a use."""
     known = entry.given is not None and entry.given.known
     return entry.spec.measured and not known and not graph.is_constant(use.tensor)
 
@@ -516,6 +526,12 @@ class _Reservoir:
     """
 
     def __init__(self, most: int, size: int) -> None:
+        """Start without samples.
+
+        Args:
+            most: maximum number of samples.
+            size: maximum total size of their arrays, in bytes.
+        """
         self._most, self._size = most, size
         self._draws = random.Random(0)
         self._seen = 0
@@ -532,6 +548,7 @@ class _Reservoir:
         return values_at(self._kept, self.positions)
 
     def add(self, sample: Any) -> None:
+        """Keep the next sample of the stream, in place of another one if full, or drop it."""
         index = self._seen
         self._seen += 1
         if len(self._kept) < self._most:
@@ -550,6 +567,7 @@ class _Reservoir:
         self._bound()
 
     def _bound(self) -> None:
+        """Drop the latest samples until number and bytes are within the limits."""
         while len(self._kept) > self._most:
             # popitem removes the sample that was added last.
             self._kept.popitem()
@@ -658,6 +676,12 @@ class HoldOut:
                 yield sample
 
     def _held_late(self, index: int, sample: Any) -> bool:
+        """Return whether a sample is held out for the verdict only.
+
+        Args:
+            index: position of the sample in the data.
+            sample: the sample, whose arrays must fit into the memory limit.
+        """
         # Small data sets need their samples for calibration.
         due = index >= _MANY and index % _EVERY_LATE == _EVERY_LATE // 2
         if not (self._verdict and due) or len(self.late) >= _VERDICT_SAMPLES:

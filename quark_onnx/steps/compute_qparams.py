@@ -240,6 +240,14 @@ def _all_codes(spec: QuantizationSpec) -> bool:
 
 
 def _params(graph: Graph, use: Use, entry: Quantize, found: Range) -> QParams:
+    """Return scale and zero point for a range.
+
+    Args:
+        graph: the float graph.
+        use: the use of the tensor; a constant if the entry has blocks.
+        entry: its decision.
+        found: the range per tensor, per channel, or per row of ``entry.rows``.
+    """
     params = params_for(found, entry.spec.grid, entry.axis)
     if not entry.spec.block_size:
         return params
@@ -286,6 +294,20 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
 
 
 def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+    """Return the range of a tensor, within the ends that the user gives.
+
+    Args:
+        graph: the float graph.
+        ranges: the statistics of the measured activations.
+        use: the use of the tensor.
+        entry: its decision.
+
+    Returns:
+        Arrays of one value per tensor, or of one per channel or row of ``entry.rows``.
+
+    Raises:
+        ConfigError: a range is given for an axis of unknown size.
+    """
     found = _found_range(graph, ranges, use, entry)
     if entry.given is None:
         return found
@@ -338,6 +360,18 @@ def _snapped(
 
 
 def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
+    """Return the range of a tensor, known, measured or of a constant, before the user's ends.
+
+    Args:
+        graph: the float graph.
+        ranges: the statistics of the measured activations.
+        use: the use of the tensor.
+        entry: its decision.
+
+    Returns:
+        Arrays of one value per tensor, or of one per channel or row of ``entry.rows``; zeros if
+        the user gives both ends.
+    """
     # Both ends are given: nothing is measured, and zeros stand for the range.
     if entry.given is not None and entry.given.low and entry.given.high:
         return Range(np.zeros(1), np.zeros(1))

@@ -103,11 +103,13 @@ def keep_whole(plan: PlanBuilder, node: Node, reason: str) -> None:
 
 
 def _fused(graph: Graph, node: Node) -> bool:
+    """Return whether a Relu or Clip is fused into a weighted operator."""
     producer = graph.producer(node.inputs[0]) if node.kind in ("Relu", "Clip") else None
     return producer is not None and producer.kind in WEIGHTED
 
 
 def _coarse(plan: PlanBuilder, node: Node) -> bool:
+    """Return whether a node's activations are too coarse for coordinates."""
     spec = plan.specs[node].activation
     if spec is None or spec.dynamic:
         return False

@@ -172,6 +172,13 @@ def _finished(
     found: tuple[list[OutputError], list[str]] | None,
     traced: int,
 ) -> Finished:
+    """Return the final model with the measurements.
+
+    Args:
+        model: the model; weights in files are loaded.
+        found: output errors and notes of the gate; None if nothing was measured.
+        traced: bytes of dropped exporter metadata; 0 for no note.
+    """
     errors, notes = found or ([], [])
     dropped = [
         (
@@ -403,6 +410,15 @@ class Gate:
         session: Any,
         observe: Observe | None = None,
     ) -> list[OutputError]:
+        """Return the output errors of a session, with those of a run with its own states.
+
+        Args:
+            session: a session on the quantized model.
+            observe: called with the outputs of both models on each sample; None for none.
+
+        Raises:
+            ModelError: a model does not run, or an output has another shape than the float one.
+        """
         with self._measuring():
             errors = measure(
                 self.reference.remembering,
@@ -424,6 +440,7 @@ class Gate:
     @staticmethod
     @contextmanager
     def _measuring() -> Iterator[None]:
+        """Turn any error of a measurement into a ModelError."""
         try:
             yield
         except Exception as error:  # onnxruntime raises several unrelated types
@@ -433,6 +450,14 @@ class Gate:
             ) from error
 
     def _require(self, errors: list[OutputError]) -> None:
+        """Raise an error if an output is below the minimum SQNR.
+
+        Args:
+            errors: the output errors; those without float values are ignored.
+
+        Raises:
+            AccuracyError: an output is below the minimum, or no output has float values.
+        """
         if self.min_sqnr is None:
             return
         # The least tuple: among equal SQNRs, the first name, so that the message is deterministic.
@@ -619,6 +644,12 @@ def check(
 
 
 def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
+    """Return the error of onnx's check; None if a model passes, or is too large for it.
+
+    Args:
+        model: the model, or its file.
+        full: infer shapes, too.
+    """
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker needs a file
     try:

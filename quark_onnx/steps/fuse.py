@@ -122,6 +122,13 @@ def _left_out(
     places: Sequence[Place],
     broken: dict[Place, str],
 ) -> list[str]:
+    """Log the fusions of a kind that were left out, and return the notes.
+
+    Args:
+        kind: name of the fusion, and operator type.
+        places: all places of this kind.
+        broken: the places left out, with reasons; one note if these are all.
+    """
     name, op_type = kind
     if len(broken) == len(places):
         notes = [f"{name} of {op_type} was left out: {next(iter(broken.values()))}"]

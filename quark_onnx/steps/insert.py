@@ -122,6 +122,15 @@ class _Writer:
         params: Params,
         form: str = "qdq",
     ) -> None:
+        """Copy the graph; nothing is written yet.
+
+        Args:
+            graph: the float graph; not changed.
+            plan: the decisions about its tensors.
+            params: the scales; codes of constants are kept in ``params.encoded``.
+            form: ``QConfig.pairs``. "vendor" writes the vendor's Extended operators, "contrib" the
+                com.microsoft domain; every other form writes ONNX's operators where they suffice.
+        """
         self.vendor = form == "vendor"
         self.contributed = form == "contrib"
         # A copy: the float graph serves the search, the checks and a second attempt.
@@ -218,6 +227,16 @@ class _Writer:
         return bool(of_type(map(self.plan.entry, uses), Keep))
 
     def _saturates(self, node: Node, use: Use) -> bool:
+        """Return whether QuantizeLinear saturates at the bounds of a Relu or Clip.
+
+        Args:
+            node: the Relu or Clip.
+            use: the shared use of its result.
+
+        Returns:
+            True if both bounds are end codes of the grid; False without constant bounds or without
+            an own per-tensor scale.
+        """
         entry = self.plan.entries.get(use)
         bounds = clip_bounds(self.graph, node)
         if not isinstance(entry, Quantize) or bounds is None:
@@ -883,6 +902,15 @@ class _Writer:
         use: Use,
         scale: _Scale,
     ) -> None:
+        """Append a QuantizeLinear or DequantizeLinear node, in a domain that has the format.
+
+        Args:
+            op_type: "QuantizeLinear" or "DequantizeLinear".
+            inputs: names of the value, of the scale, and of the zero point if there is one.
+            output: name of the output.
+            use: the use of the tensor, from which the name of the node is derived.
+            scale: format, axis and block size.
+        """
         params, dtype = scale.params, scale.dtype
         # Per-tensor nodes have no axis, which opsets before 13 do not know.
         attributes = {} if params.axis is None else {"axis": params.axis}
@@ -938,6 +966,14 @@ class _LiveWriter(_Writer):
         params: Params,
         live: Iterable[Use],
     ) -> None:
+        """Copy the graph; nothing is written yet.
+
+        Args:
+            graph: the float graph; not changed.
+            plan: the decisions about its tensors; those for biases are ignored.
+            params: the scales; for ``live``, the scales from which a search starts.
+            live: uses whose scales become graph inputs.
+        """
         # The scale of a bias would have to follow the live scales: biases stay float.
         super().__init__(graph, plan.without(BiasOf), params)
         self.names = dict.fromkeys(live, "")

@@ -122,6 +122,13 @@ def _spare_scores(node: Node, plan: PlanBuilder, ranges: Ranges) -> list[str]:
 
 
 def _reason(node: Node, plan: Plan, ranges: Ranges) -> str:
+    """Return why quantization of a node would lose values; empty if it would not.
+
+    Args:
+        node: a node of any operator; those that select detections, and Concat, have reasons.
+        plan: the plan.
+        ranges: the calibrated ranges.
+    """
     if node.kind in _DECODING:
         return "it selects detections"
     if node.kind != "Concat":

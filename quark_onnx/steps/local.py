@@ -65,6 +65,15 @@ class LocalErrors:
         uses: Sequence[Use],
         samples: Sequence[Sample],
     ) -> None:
+        """Insert the pairs, and find the layers that read each rounded tensor.
+
+        Args:
+            graph: the float graph.
+            plan: the decisions about its tensors.
+            params: the scales.
+            uses: the uses whose scales may be judged.
+            samples: the samples to measure on.
+        """
         self._graph, self._samples = graph, samples
         self._live, names = insert_live(graph, plan, params, uses)
         self._live.infer()
@@ -132,6 +141,11 @@ class LocalErrors:
         return {step: np.array(shares) for step, shares in found.items()}
 
     def _window(self, scale: str) -> _Window:
+        """Return the nodes that read a rounded tensor, up to the next rounding.
+
+        Args:
+            scale: name of the live scale of the tensor.
+        """
         live = self._live
         own = live.consumers(scale)
         inside, results, todo = dict.fromkeys(own), dict[str, None](), list(own)

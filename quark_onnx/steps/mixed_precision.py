@@ -162,6 +162,17 @@ class _Search:
         keyed: Keyed | None,
         show: bool | None,
     ) -> None:
+        """Measure the ranges under both formats.
+
+        Args:
+            graph: the float graph.
+            config: the settings, without overrides for changed nodes.
+            settings: the optimizer's target and limits.
+            samples: calibration samples.
+            held_out: samples that no decision depends on.
+            keyed: earlier statistics; new statistics are added; None for none.
+            show: whether to show progress bars, as ``Progress`` takes it.
+        """
         self._graph, self._config, self._settings, self._show = (
             graph,
             config,
@@ -191,6 +202,12 @@ class _Search:
         self._goals: dict[tuple[str, ...], float] = {}
 
     def run(self) -> tuple[QConfig, Sensitivity]:
+        """Rank the nodes, choose the nodes to change, and measure the result.
+
+        Returns:
+            The configuration with an override for the chosen nodes, or the given one if none is
+            changed; and the findings.
+        """
         settings, result = self._settings, Sensitivity()
         result.into = settings.word(self._config)
         names = [node.name for node in self._graph.nodes if self._changeable(node)]
@@ -372,6 +389,7 @@ class _Search:
         return chosen
 
     def _with(self, names: tuple[str, ...]) -> QConfig:
+        """Return the configuration with an override for named nodes; unchanged without names."""
         config = self._config
         if not names:
             return config
@@ -429,6 +447,7 @@ class _Search:
         )
 
     def _measured(self, plan: Plan, samples: Sequence[Sample]) -> float:
+        """Return the goal of a plan: the user's metric, a negated distance, or SQNR in dB."""
         model = self._built(plan)
         if self._settings.metric is not None:
             return self._metric(model)
@@ -462,6 +481,12 @@ class _Search:
         return _number(self._settings.metric(model), "metric")
 
     def _built(self, plan: Plan) -> ModelProto:
+        """Return the quantized model of a plan.
+
+        Args:
+            plan: a plan of the graph. Tensors whose range is not measured under their format stay
+                float.
+        """
         ranges: Ranges = {}
         changes: dict[Use, Entry] = {}
         for use, entry in plan.entries.items():

@@ -182,6 +182,7 @@ def _ends(
 
 
 def _scale_bits(low: float, high: float) -> str:
+    """Return the scale of a symmetric int8 range as TensorRT writes it, 8 hexadecimal digits."""
     return struct.pack(">f", max(-low, high) / _LARGEST_CODE).hex()
 
 
@@ -194,6 +195,15 @@ def _lines(text: str) -> list[str]:
 
 
 def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
+    """Return the ranges in TensorRT's calibration cache, by tensor name.
+
+    Args:
+        path: the file, for messages.
+        text: its content, with the title in the first line.
+
+    Raises:
+        ConfigError: a line is no name with a scale.
+    """
     found = {}
     for number, line in enumerate(_lines(text)[1:], 2):
         if not line.strip():
@@ -209,6 +219,15 @@ def _read_tensorrt(path: str | Path, text: str) -> dict[str, tuple[float, float]
 
 
 def _read_table(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
+    """Return the ranges in onnxruntime's table of greatest values, by tensor name.
+
+    Args:
+        path: the file, for messages.
+        text: its content, a name and a number a line.
+
+    Raises:
+        ConfigError: a line is no name with a number.
+    """
     found = {}
     for number, line in enumerate(_lines(text), 1):
         name, _, value = line.rpartition(" ")
@@ -224,6 +243,15 @@ def _read_onnxruntime(
     path: str | Path,
     document: Any,
 ) -> dict[str, tuple[float, float]]:
+    """Return the ranges in onnxruntime's JSON document, by tensor name.
+
+    Args:
+        path: the file, for messages.
+        document: its content.
+
+    Raises:
+        ConfigError: the document has another structure.
+    """
     # A TensorsData document has the tensors under ``data``; without it they are at the root.
     entries = document.get("data", document)
     found = {}

@@ -132,6 +132,18 @@ def _open(
     lean: bool = False,
     optimize: bool = True,
 ) -> Any:
+    """Open a session on a model, with function bodies for vendors' operators.
+
+    Args:
+        source: the model or its file, loaded if the model lacks no body.
+        model: the model.
+        what: as in ``open_session``.
+        lean: as in ``open_session``.
+        optimize: as in ``open_session``.
+
+    Raises:
+        ModelError: onnxruntime cannot load the model; the message names nodes.
+    """
     whole = with_bodies(model)
     try:
         return open_session(
@@ -198,6 +210,7 @@ def agree(first: Any, second: Any) -> bool:
 
 
 def _arrays_agree(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    """Return whether two arrays have equal shapes and types, and values equal up to rounding."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     # Strings and bfloat16, for example, have no NaN that numpy could compare.

@@ -158,6 +158,14 @@ class _Descent:
         start: Scales,
         limits: Limits,
     ) -> None:
+        """Start without measured errors.
+
+        Args:
+            errors: measures local errors of scales.
+            strides: the factor between adjacent scales of each use; only uses in it are searched.
+            start: the scales at step 0.
+            limits: constraints that tie uses to a common scale.
+        """
         self._errors, self.strides, self._start = errors, strides, start
         self._known: dict[Use, dict[int, Doubles]] = {use: {} for use in strides}
         # Tied uses give the same tuple, which counts once.
@@ -239,6 +247,7 @@ class _Descent:
         return least if is_better(list(totals[least]), list(totals[0])) else 0
 
     def _totals(self, group: Sequence[Use]) -> dict[int, Doubles]:
+        """Return the errors of a group by step, summed over its uses; (samples,) each."""
         steps = sorted(self._known[group[0]])
         return {
             step: np.sum([self._known[use][step] for use in group], axis=0)

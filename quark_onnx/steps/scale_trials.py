@@ -143,6 +143,12 @@ class ScaleTrial:
         return _Quantized(session, results, judged)
 
     def _one(self, model: _Quantized, place: int) -> float:
+        """Return the mean log noise-to-signal ratio over the outputs on a sample.
+
+        Args:
+            model: the quantized model.
+            place: index of the sample.
+        """
         values = model.values(self._samples[place])
         errors = []
         for output, reference in self._references[place]:
@@ -306,5 +312,6 @@ def _with_outputs(graph: Graph, tensors: list[str]) -> ModelProto:
 
 
 def _measurable(value: Any) -> bool:
+    """Return whether an output is a finite float array with a signal."""
     floating = isinstance(value, np.ndarray) and value.dtype.kind == "f"
     return bool(floating and np.isfinite(value).all() and value.any())

@@ -84,6 +84,12 @@ def _spare_bodies(
     again: Sequence[SubgraphPlan],
     before: Sequence[SubgraphPlan],
 ) -> list[SubgraphPlan]:
+    """Let moving operators of bodies read floats, nested bodies included.
+
+    Args:
+        again: the new plans of bodies.
+        before: the earlier plans of the same bodies, in the same order.
+    """
     found = list[SubgraphPlan]()
     # both plans have the same bodies
     for new, old in zip(again, before, strict=True):

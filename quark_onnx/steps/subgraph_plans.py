@@ -257,6 +257,7 @@ def _spare_carried(plan: PlanBuilder, body: Body) -> None:
 
 
 def _playable(graph: Graph, node: Node) -> bool:
+    """Return whether the bodies of a node can be run step by step, outside of onnxruntime."""
     if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
         return False
     inputs = flattened(body.model.graph.input for body in bodies(graph, node))
@@ -273,6 +274,12 @@ def _is_exchanged(kind: TypeProto) -> bool:
 
 
 def _control(node: Node, scopes: dict[str, Scope]) -> Control:
+    """Return a control-flow node with bodies, for the run step by step.
+
+    Args:
+        node: the If, Loop or Scan.
+        scopes: the observations of its bodies, by attribute name.
+    """
     if node.kind == "Loop":
         # Trailing optional inputs (trip count, condition) may be missing; readers expect both.
         inputs = node.inputs + ("",) * (2 - len(node.inputs))
