@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
@@ -20,10 +20,23 @@ from quark_onnx.steps.unsigned_codes import (
 
 def open_equivalent(model: ModelProto) -> Session:
     """Open a session with the results of a quantized model, on the kernels that are fastest."""
-    unsigned = in_unsigned_codes(Graph.of(model))
+    # Most models have none, and a search opens many: reading the graph takes longer than this.
+    unsigned = in_unsigned_codes(Graph.of(model)) if _quantizes_to_int8(model) else None
     equivalent = model if unsigned is None else unsigned.to_model()
     session: Session = open_session(equivalent, what="the quantized model")
     return session
+
+
+def _quantizes_to_int8(model: ModelProto) -> bool:
+    """Return whether a QuantizeLinear of the main graph has a constant int8 zero point."""
+    signed = set[str]()
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.INT8:
+            signed.add(tensor.name)
+    return any(
+        node.op_type == "QuantizeLinear" and not signed.isdisjoint(node.input[2:])
+        for node in model.graph.node
+    )
 
 
 def graph_to_measure(graph: Graph, plan: Plan, params: Params) -> Graph:
