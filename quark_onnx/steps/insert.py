@@ -994,6 +994,14 @@ class _LiveWriter(_Writer):
         # The live scale is unknown, and any code of the storage type may occur.
         return dtype.storable
 
+    def _apart(self, source: str, use: Use, scale: _Scale, result: str) -> str:
+        if scale.scale not in self.names.values():
+            return super()._apart(source, use, scale, result)
+        # The bound of the Min would be that of the first scale, and clip at greater ones. Models
+        # with live scales run without the fusions that the Min prevents.
+        self.graph.add("Identity", [source], [result], name=f"{result}_Identity")
+        return result
+
     def _end(self, use: Use, scale: _Scale, code: int) -> str:
         if scale.scale not in self.names.values():
             return super()._end(use, scale, code)

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto
 from onnx.reference import ReferenceEvaluator
 
 from calibrators import fake_quantize
+from calibrators.onnx_runtime.session import open_session
 from quark_onnx import Override, QConfig, QuantizationSpec
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, Use
@@ -413,6 +414,29 @@ def test_a_graph_whose_scales_are_inputs_computes_the_same() -> None:
     np.testing.assert_allclose(
         run(live.to_model(), {**feeds, **scales})[0], expected, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("factor", [0.5, 1, 4])
+def test_live_scales_of_small_formats_reach_all_codes(factor: float) -> None:
+    """The Min that keeps such pairs from being fused has the range of the first scale."""
+    model = parse(
+        "g (float[2,4] x) => (float[2,4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
+    stages = Stages.of(model, QConfig(activation=QuantizationSpec("int4"), weight=None))
+    use = Use("x")
+    live, names = insert_live(stages.graph, stages.plan, stages.params, [use])
+    start = stages.params.table[use]
+    stages.params.table[use] = start.with_scale(factor * start.scale)
+    feeds = {"x": 10 * normal(2, 4)}
+    expected = insert(stages.graph, stages.plan, stages.params)
+    results = [
+        open_session(graph.to_model(), optimize=False).run(None, inputs)[0]
+        for graph, inputs in (
+            (expected, feeds),
+            (live, {**feeds, names[use]: stages.params.table[use].scale}),
+        )
+    ]
+    np.testing.assert_array_equal(*results)
 
 
 def test_codes_are_those_of_the_onnx_operators() -> None:
