@@ -334,6 +334,8 @@ def _moving(graph: Graph, node: Node) -> Literal[True]:
     codes_places = filter(node.input, _CODES.get(node.kind, ()))
     codes = {place: node.inputs[place] for place in codes_places}
     only_if(all(map(graph.is_constant, codes.values())))
+    # Bounds are decoded here, and not at runtime.
+    only_if(not codes or all(map(graph.is_constant, scale_and_zero)))
     values = dict[int, str]()
     for place, code in codes.items():
         values[place] = _decoded(graph, code, scale_and_zero)

@@ -373,6 +373,33 @@ def test_codes_that_move_get_pairs(quantized: ModelProto) -> None:
     assert back.steps[1].outputs[0].sqnr > 25  # type: ignore[operator]
 
 
+def test_bounds_of_codes_with_a_computed_scale_stay() -> None:
+    """The float value of a bound is not known before the model runs."""
+    model = parse(
+        """g (uint8[1,4] a, float[1,4] f, float v) => (uint8[1,4] y, uint8[1,4] c) {
+            y = QLinearMatMul (a, s, z, w, s, z, s, z)
+            t = Abs (v) q = QuantizeLinear (f, t, z) c = Clip (q, low, high)
+        }""",
+        s=np.float32(0.1),
+        z=np.uint8(0),
+        w=np.arange(16, dtype=np.uint8).reshape(4, 4),
+        low=np.uint8(3),
+        high=np.uint8(200),
+    )
+    found = Counter(
+        node.op_type for node in convert(model, "qoperator-to-qdq").model.graph.node
+    )
+    assert found["MatMul"] == 1 and "QLinearMatMul" not in found
+    feeds = {
+        "a": np.uint8([[1, 2, 3, 4]]),
+        "f": np.float32([[0.1, 5, 90, 500]]),
+        "v": np.array(-1, np.float32),
+    }
+    converted = convert(model, "qoperator-to-qdq").model
+    for first, second in zip(run(model, feeds), run(converted, feeds), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
 def test_integer_operators_without_quantization_stay() -> None:
     model = parse("g (int8[N] x) => (int8[N] y) { y = Identity (x) }")
     assert convert(model, "qoperator-to-qdq").steps[0].notes == []
