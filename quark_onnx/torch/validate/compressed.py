@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.containers import present_values
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.compressed_arguments import (
+    Group,
+    argument_findings,
+    arguments_of,
+)
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
     QUANTIZATION,
@@ -15,8 +20,6 @@ from quark_onnx.torch.validate.fields import (
     FieldCheck,
     field_findings,
     is_given,
-    is_integer,
-    is_positive,
     is_set,
     is_unset,
     meets,
@@ -73,19 +76,6 @@ _ACTIVATIONS = (
     "float-quantized",
     "nvfp4-pack-quantized",
 )
-#: ``QuantizationStrategy`` in quantization/quant_args.py of compressed-tensors 0.20.
-_STRATEGIES = (
-    "tensor",
-    "channel",
-    "group",
-    "block",
-    "token",
-    "tensor_group",
-    "attn_head",
-)
-
-Group = dict[str, Any]
-
 #: An empty object gives no layer a scheme.
 _GROUPS_CHECK = FieldCheck(
     "ct-groups",
@@ -160,7 +150,7 @@ def _group_findings(
     for key in ("weights", "input_activations", "output_activations"):
         # null stands for a tensor that is not quantized
         if isinstance(group.get(key), dict):
-            yield from _argument_findings(f"{place}.{key}", group[key])
+            yield from argument_findings(f"{place}.{key}", group[key])
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -210,7 +200,7 @@ def _scheme_findings(
         group: the group.
     """
     # compressed_tensors_moe.py has no class for experts with static integer activations
-    inputs = object_of(_arguments(group.get("input_activations")))
+    inputs = object_of(arguments_of(group.get("input_activations")))
     if module.experts and meets(inputs, _STATIC_INT8):
         text = f"{_describe(group)}: experts have no static integers"
         yield broken("ct-scheme", module.name, text)
@@ -226,7 +216,7 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """
     dtype = checkpoint.dtype
     for place, group in _groups(checkpoint.quantization):
-        weight = _arguments(group.get("weights"))
+        weight = arguments_of(group.get("weights"))
         # ``config_findings`` has reported a group without weights
         if weight is None:
             continue
@@ -382,12 +372,12 @@ class Scheme:
         # a scheme without formats looks at the arguments alone
         if self.formats and form not in self.formats:
             return False
-        weight = _arguments(group.get("weights"))
+        weight = arguments_of(group.get("weights"))
         return (
             # the arguments have their defaults by now, as in QuantizationArgs
             meets(object_of(weight), self.weight)
-            and self._takes_inputs(_arguments(group.get("input_activations")))
-            and self._takes_outputs(_arguments(group.get("output_activations")))
+            and self._takes_inputs(arguments_of(group.get("input_activations")))
+            and self._takes_outputs(arguments_of(group.get("output_activations")))
         )
 
     def _takes_inputs(self, inputs: Group | None) -> bool:
@@ -493,8 +483,8 @@ def scheme_in_vllm(group: Group, form: str | None) -> str:
     for scheme in SCHEMES:
         if scheme.takes(group, form):
             return scheme.name.format(
-                weight=_arguments(group.get("weights")),
-                inputs=_arguments(group.get("input_activations")),
+                weight=arguments_of(group.get("weights")),
+                inputs=arguments_of(group.get("input_activations")),
             )
     return ""
 
@@ -509,8 +499,8 @@ def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
     Returns:
         (out, in) of the float weight, and the slots by tensor name.
     """
-    arguments = _arguments(group["weights"])
-    inputs = _arguments(group.get("input_activations"))
+    arguments = arguments_of(group["weights"])
+    inputs = arguments_of(group.get("input_activations"))
     assert arguments is not None
     # fp4 is packed into uint8, two values in a byte, integers into int32
     if meets(arguments, {"type": "float", "num_bits": 4}):
@@ -640,7 +630,7 @@ def _scale_shapes(arguments: Group, shape: Shape) -> tuple[Shape, ...]:
 
 def slot_names(group: Group) -> tuple[str, ...]:
     """Return the names of the tensors with a layer's quantized values."""
-    arguments = _arguments(group["weights"])
+    arguments = arguments_of(group["weights"])
     assert arguments is not None
     # 8-bit integers may be packed four in an int32
     packed = arguments["num_bits"] < 8 or group.get("format") == "pack-quantized"
@@ -672,120 +662,6 @@ def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
     return dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional)
 
 
-def _arguments(found: Any) -> Group | None:
-    """Return QuantizationArgs with defaults.
-
-    Args:
-        found: the arguments of a tensor as they stand in the file.
-
-    Returns:
-        A new dict; None if the tensor is not quantized, or if the value is no object.
-    """
-    # null, or a malformed value, which ``config_findings`` reports
-    if not isinstance(found, dict):
-        return None
-    size = found.get("group_size")
-    # ``validate_model_after`` of QuantizationArgs infers the strategy from group_size
-    guessed = "tensor"
-    if size is not None:
-        guessed = "group" if size > 0 else "channel"
-    defaults = {
-        "num_bits": 8,
-        "type": "int",
-        "symmetric": True,
-        "group_size": None,
-        "dynamic": False,
-    }
-    # an explicit null of strategy counts as missing
-    return {**defaults, **found, "strategy": found.get("strategy") or guessed}
-
-
-@dataclass(frozen=True)
-class _Requirement:
-    """Requirement of QuantizationArgs, which relates several fields.
-
-    Attributes:
-        place: the end of the place of a finding.
-        holds: predicate of the arguments.
-        found: text of the finding, with the arguments in braces.
-    """
-
-    place: str
-    holds: Callable[[Group], bool]
-    found: str
-
-
-def _has_numbers(arguments: Group) -> bool:
-    """Return whether the type of the numbers is known."""
-    known = arguments["type"] in ("int", "float")
-    return known and is_integer(arguments["num_bits"])
-
-
-def _has_group_size(arguments: Group) -> bool:
-    """Return whether there is a group size exactly where the strategy has groups."""
-    grouped = arguments["strategy"] in ("group", "tensor_group")
-    # a size of -1 means a scale for each output, and goes with channel
-    return grouped == is_positive(arguments["group_size"])
-
-
-def _has_blocks(arguments: Group) -> bool:
-    """Return whether a strategy with blocks has their sizes."""
-    blocks = arguments["strategy"] == "block"
-    return not blocks or isinstance(arguments["block_structure"], list)
-
-
-def _is_ordered_statically(arguments: Group) -> bool:
-    """Return whether columns are stored in their original order (no group-wise actorder)."""
-    order = arguments["actorder"]
-    # true is the old spelling of "group"
-    return order is not True and str(order).lower() not in ("group", "dynamic")
-
-
-#: The validators of QuantizationArgs in compressed-tensors 0.20, quantization/quant_args.py. The
-#: first that fails is reported.
-_REQUIREMENTS = (
-    _Requirement("", _has_numbers, "type {type!r}, num_bits {num_bits!r}"),
-    _Requirement(
-        ".strategy",
-        lambda arguments: arguments["strategy"] in _STRATEGIES,
-        "{strategy!r}",
-    ),
-    _Requirement(".group_size", _has_group_size, "{group_size!r}, with {strategy}"),
-    _Requirement(
-        ".block_structure",
-        _has_blocks,
-        "{block_structure!r}, with block",
-    ),
-    _Requirement(
-        ".dynamic",
-        lambda arguments: arguments["strategy"] != "token" or arguments["dynamic"],
-        "token needs dynamic",
-    ),
-    _Requirement(
-        ".actorder",
-        _is_ordered_statically,
-        "{actorder!r}, which was given up; static is read",
-    ),
-)
-
-
-def _argument_findings(place: str, found: Group) -> Iterator[Finding]:
-    """Yield the first unmet requirement of a tensor's arguments.
-
-    Args:
-        place: place of the arguments for the finding.
-        found: the arguments as they stand in the file.
-    """
-    # keys without a default in ``_arguments``, which the requirements read
-    absent = {"block_structure": None, "actorder": None}
-    arguments = {**absent, **object_of(_arguments(found))}
-    for requirement in _REQUIREMENTS:
-        if not requirement.holds(arguments):
-            text = requirement.found.format(**arguments)
-            yield broken("ct-arguments", f"{place}{requirement.place}", text)
-            return
-
-
 def _groups(entries: dict[str, Any]) -> Iterator[tuple[str, Group]]:
     """Yield the places and the groups of the configuration."""
     for name, group in objects_in(entries.get("config_groups")).items():
@@ -811,7 +687,7 @@ def _describe(group: Group) -> str:
     """Return the number formats of a group in a few words."""
     parts = []
     for what, key in (("weight", "weights"), ("input", "input_activations")):
-        arguments = _arguments(group.get(key))
+        arguments = arguments_of(group.get(key))
         if arguments is not None:
             parts.append(f"{what} {_words(arguments)}")
     return ", ".join(parts)

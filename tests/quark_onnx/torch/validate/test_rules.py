@@ -1032,28 +1032,7 @@ CASES = (
     Case(
         "ct-arguments", "refused", drafts.compressed, arguments(actorder="group"), BOTH
     ),
-    Case(
-        "ct-scheme",
-        "refused",
-        lambda: drafts.compressed("float-quantized"),
-        arguments(symmetric=False, zp_dtype=None)
-        and group(
-            input_activations={
-                "num_bits": 8,
-                "type": "int",
-                "strategy": "token",
-                "dynamic": True,
-                "symmetric": True,
-            },
-            weights={
-                "num_bits": 8,
-                "type": "float",
-                "strategy": "channel",
-                "symmetric": True,
-                "dynamic": True,
-            },
-        ),
-    ),
+    Case("ct-scheme", "refused", drafts.compressed, arguments(dynamic=True)),
     Case(
         "ct-sparsity",
         "refused",
