@@ -142,7 +142,7 @@ def _has_float_bits(arguments: Group) -> bool:
     """Return whether floats have a width with a known type of zero points."""
     if arguments["type"] != "float" or arguments["zp_dtype"] is not None:
         return True
-    return arguments["num_bits"] in _FLOAT_BITS
+    return bool(arguments["num_bits"] in _FLOAT_BITS)
 
 
 def _is_symmetric_or_not(arguments: Group) -> bool:
@@ -164,7 +164,7 @@ def _has_group_size(arguments: Group) -> bool:
 
 def _names_its_strategy(arguments: Group) -> bool:
     """Return whether a group size of 0 comes with a strategy, which it does not stand for."""
-    return arguments["group_size"] != 0 or arguments["strategy_is_given"]
+    return bool(arguments["group_size"] != 0 or arguments["strategy_is_given"])
 
 
 def _has_blocks(arguments: Group) -> bool:
@@ -187,11 +187,16 @@ def _has_blocks(arguments: Group) -> bool:
 def _is_dynamic_or_static(arguments: Group) -> bool:
     """Return whether the strategy allows scales from the data, or from calibration."""
     dynamic, strategy = arguments["dynamic"], arguments["strategy"]
+    allowed: tuple[str, ...]
     if dynamic == "local":
-        return strategy == "tensor_group"
-    if not isinstance(dynamic, bool):
-        return False
-    return strategy in _DYNAMIC if dynamic else strategy != "token"
+        allowed = ("tensor_group",)
+    elif dynamic is True:
+        allowed = _DYNAMIC
+    elif dynamic is False:
+        allowed = tuple(excluding(_STRATEGIES, ("token",)))
+    else:
+        allowed = ()
+    return strategy in allowed
 
 
 def _is_ordered_statically(arguments: Group) -> bool:
