@@ -51,6 +51,11 @@ class DecodedTensor(StoredTensor):
         return self.stored
 
     def read(self) -> Any:
+        """Compute the tensor from its stored tensors, which are read on each call.
+
+        Raises:
+            ModelError: a file cannot be read, or a stored tensor is missing.
+        """
         return self.decode()
 
 

@@ -112,6 +112,11 @@ class TensorSpec(QuantizationSpec):
 
     @property
     def grid(self) -> Grid:
+        """The integer codes, the zero-point rule, and AMD Quark's rule for symmetric scales.
+
+        The codes of signed symmetric integers share the range evenly (``Grid.even``): the greatest
+        magnitude lies half a step beyond ``qmax``.
+        """
         grid = super().grid
         # On a signed symmetric grid, the scale is 2 * amax / (qmax - qmin): amax / 127.5 for int8.
         signed = isinstance(self.dtype, Integer) and grid.qmin < 0

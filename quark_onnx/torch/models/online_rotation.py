@@ -106,6 +106,7 @@ class OnlineRotation(nn.Module):
         return result
 
     def extra_repr(self) -> str:
+        """Return the number of rotated channels, for the printed module."""
         return f"rotates {self.turning.size} channels"
 
 

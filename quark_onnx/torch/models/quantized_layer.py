@@ -80,6 +80,7 @@ class Rounding(_Coded):
         )
 
     def extra_repr(self) -> str:
+        """Return the specification of the activation, for the printed module."""
         return str(self.spec)
 
 
@@ -329,6 +330,7 @@ class QuantizedLayer(_Coded):
         return paddings
 
     def extra_repr(self) -> str:
+        """Return kind, shape and weight specification of the layer, for the printed module."""
         return f"{self.kind} {list(self.shape)}, weight={self.spec.weight}"
 
 

@@ -110,6 +110,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: int) -> str:
+    """Format a number of bytes: in GiB with one decimal from 1 GiB on, otherwise in whole MiB."""
     if count >= 1 << 30:
         return f"{count / 2**30:.1f} GiB"
     return f"{count / 2**20:.0f} MiB"

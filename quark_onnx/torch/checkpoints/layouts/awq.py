@@ -44,9 +44,19 @@ class AwqLayout(Layout):
     parts: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
 
     def refusal(self, spec: LayerSpec) -> str:
+        """Return why a layer is not weight-only with 4-bit integers; empty if it is.
+
+        The integers have per-group or per-channel scales. Signed and unsigned integers, with or
+        without zero points, are supported: all are stored as unsigned codes with zero points.
+        """
         return small_integers(spec)
 
     def adapted(self, config: TorchConfig) -> TorchConfig:
+        """Return the configuration with weight scales in float16, the type of ``scales`` in files.
+
+        Codes are then chosen for the scales that are stored. A type of scales that a user has
+        chosen stays, and ``stored`` rounds such scales to float16.
+        """
         return with_scales(config, "float16")
 
     def check_layer(
@@ -56,6 +66,11 @@ class AwqLayout(Layout):
         spec: LayerSpec,
         shape: tuple[int, ...],
     ) -> None:
+        """Raise ConfigError unless a layer is a Linear that packs without padding.
+
+        The number of inputs must be a multiple of the group size, and the number of outputs a
+        multiple of 8, since ``qweight`` packs eight outputs to an int32.
+        """
         check_linear(self.name, name, kind, spec, shape)
         # Eight nibbles fill an int32, and the outputs are packed without padding.
         if shape[0] % 8:
@@ -70,6 +85,15 @@ class AwqLayout(Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
+        """Return the keys of AutoAWQ's version "gemm", which vLLM's auto_awq.py reads.
+
+        All layers share ``group_size``; -1 stands for one scale per output. ``zero_point`` is true
+        also for symmetric codes. ``modules_to_not_convert`` lists the float layers, or is null.
+
+        Raises:
+            ConfigError: layers differ in group size, no layer is quantized, or the name of a float
+                layer is part of the name of a quantized layer.
+        """
         check_parts_of_names(self.name, quantized, floats)
         # A group size of -1 means one scale for an output.
         sizes = group_sizes(quantized, ungrouped=-1)
@@ -83,6 +107,16 @@ class AwqLayout(Layout):
         }
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        """Return a weight as unsigned 4-bit codes with inputs first, in AutoAWQ's order of nibbles.
+
+        Returns:
+            ``qweight``: int32 (inputs, outputs / 8); ``qzeros``: int32 (groups, outputs / 8), which
+            holds 8 for symmetric codes; ``scales``: float16 (groups, outputs). Per-channel scales
+            are a single group.
+
+        Raises:
+            ConfigError: float16 cannot represent the scales.
+        """
         codes, zero = unsigned(weight)
         return {
             # Shape (inputs, outputs / 8): eight neighbouring outputs share an int32.
@@ -99,6 +133,13 @@ class AwqLayout(Layout):
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> Quantized:
+        """Return the weight from ``qweight``, ``qzeros`` and ``scales``, outputs first.
+
+        Zero points become None if all are 0 after conversion to the codes of ``spec.weight``.
+
+        Raises:
+            ModelError: one of the three tensors is missing.
+        """
         assert spec.weight is not None
         words = part_of(parts, "qweight")
         zeros = part_of(parts, "qzeros")
@@ -114,6 +155,17 @@ class AwqLayout(Layout):
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        """Return the configuration of AutoAWQ's ``quantization_config``, and the layout.
+
+        The weights are read as asymmetric uint4, also those written from symmetric codes. A name in
+        ``modules_to_not_convert`` becomes a glob that matches the name within longer names, as
+        clients do.
+
+        Raises:
+            ConfigError: ``bits`` is not 4, ``version`` is not "gemm" (in any letter case),
+                ``group_size`` is neither -1 nor positive, or ``modules_to_not_convert`` is not a
+                list of names.
+        """
         # AutoAWQ's own files have GEMM, and config.json has gemm.
         bits, version = found.get("bits"), str(found.get("version", "gemm")).lower()
         if bits != 4 or version != "gemm":

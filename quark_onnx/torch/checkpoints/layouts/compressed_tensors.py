@@ -154,11 +154,18 @@ class CompressedTensorsLayout(Layout):
     )
 
     def refusal(self, spec: LayerSpec) -> str:
+        """Return why ``format_of`` finds no format for a layer; empty if there is one.
+
+        The formats are those that vLLM reads: integers of up to 8 bits, E4M3 with per-tensor or
+        per-channel scales, NVFP4, MXFP4 and MXFP8, each with the inputs that vLLM multiplies with
+        such weights.
+        """
         if format_of(spec):
             return ""
         return "vLLM reads none of its formats with such weights, inputs and outputs"
 
     def cache_refusal(self, spec: TensorSpec) -> str:
+        """Return why keys and values cannot be stored; empty for E4M3 with per-tensor scales."""
         whole = spec.dtype.name == "fp8e4m3" and spec.per_tensor
         return "" if whole else "it has fp8e4m3 for keys and values"
 
@@ -169,6 +176,10 @@ class CompressedTensorsLayout(Layout):
         spec: LayerSpec,
         shape: tuple[int, ...],
     ) -> None:
+        """Raise ConfigError unless a layer is a Linear whose inputs fill whole groups.
+
+        Among the outputs, only those of ``k_proj`` and ``v_proj`` may be quantized.
+        """
         check_linear(self.name, name, kind, spec, shape)
 
     def quantization_config(
@@ -177,6 +188,16 @@ class CompressedTensorsLayout(Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
+        """Return the configuration that ``CompressedTensorsConfig`` of vLLM and transformers reads.
+
+        Layers with equal specification are one entry of ``config_groups``. The largest group has
+        the target "Linear"; other groups, and the float layers in ``ignore``, are exact names.
+        ``format`` is "mixed-precision" if the groups have different formats. ``config`` contributes
+        ``kv_cache_scheme`` only.
+
+        Raises:
+            ConfigError: no layer is quantized.
+        """
         # outputs are the KV cache, which has a key of its own
         members = grouped(
             (spec.with_(output=None), name) for name, spec in quantized.items()
@@ -207,9 +228,38 @@ class CompressedTensorsLayout(Layout):
         }
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        """Return the tensors of the format that ``format_of`` names for the layer.
+
+        Returns:
+            By format:
+
+            - pack-quantized: ``weight_packed`` int32 (outputs, ceil(inputs * bits / 32)),
+              ``weight_scale`` (outputs, groups), ``weight_shape`` (2,), and for asymmetric integers
+              ``weight_zero_point`` int32 (ceil(outputs * bits / 32), groups). A per-tensor scale is
+              repeated for each output.
+            - int-quantized: ``weight`` int8 (outputs, inputs), ``weight_scale`` (outputs, 1) or
+              (1,).
+            - float-quantized: ``weight`` E4M3 (outputs, inputs), ``weight_scale`` (outputs, 1) or
+              (1,).
+            - mxfp8-quantized: ``weight`` E4M3 (outputs, inputs), ``weight_scale`` E8M0 as uint8
+              (outputs, blocks).
+            - mxfp4-pack-quantized: ``weight_packed`` uint8 (outputs, inputs / 2), ``weight_scale``
+              E8M0 as uint8 (outputs, blocks).
+            - nvfp4-pack-quantized: ``weight_packed`` uint8 (outputs, inputs / 2), ``weight_scale``
+              E4M3 (outputs, blocks), ``weight_global_scale`` float32 (1,), the reciprocal of the
+              global scale.
+        """
         return _STORED[format_of(spec.with_(output=None))](weight)
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        """Return the tensors of a static activation scale, each of shape (1,).
+
+        Returns:
+            For NVFP4, ``input_global_scale``: the reciprocal of the global scale, in float32.
+            Otherwise ``input_scale``, and for asymmetric integers ``input_zero_point`` in int8.
+            The zero point of unsigned codes is shifted, since the layout has signed codes. ``side``
+            takes the place of "input" in the names.
+        """
         assert rounding.scale is not None
         if is_two_level(rounding.spec):
             # Only the global scale is static; block scales of activations are computed at runtime.
@@ -230,6 +280,11 @@ class CompressedTensorsLayout(Layout):
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> Quantized:
+        """Return the weight from the tensors of its format; the inverse of ``stored``.
+
+        Raises:
+            ModelError: a tensor is missing, or packed words do not hold the codes of ``shape``.
+        """
         assert spec.weight is not None
         form = format_of(spec.with_(output=None))
         return _RESTORED[form](parts, spec.weight, shape, dtype)
@@ -240,6 +295,14 @@ class CompressedTensorsLayout(Layout):
         spec: TensorSpec,
         get: Callable[[str], Any],
     ) -> Params:
+        """Return an activation scale of shape (), and its zero point for asymmetric integers.
+
+        The scale of NVFP4 is the reciprocal of the stored ``input_global_scale``. Zero points
+        belong to signed codes, as stored; a zero point of 0 becomes None.
+
+        Raises:
+            ModelError: the scale is missing.
+        """
         if is_two_level(spec):
             end = f"{side}_global_scale"
             return Params(_inverse(needed(get(end), end)).reshape(()))
@@ -250,10 +313,25 @@ class CompressedTensorsLayout(Layout):
         return Params(needed(get(end), end).reshape(()), zero)
 
     def key(self, name: str) -> str:
+        """Return the name of a tensor in files; scales of keys and values are renamed.
+
+        ``ATTENTION.k_proj.output_scale`` becomes ``ATTENTION.k_scale``, and that of ``v_proj``
+        ``ATTENTION.v_scale``. Other names stay.
+        """
         return cache_key(name)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        """Return the configuration of compressed-tensors, and the layout.
+
+        The group with the target "Linear" is the default; without such a group, layers that no
+        group names stay float. Integers are signed. ``output_activations`` and ``format`` are not
+        read.
+
+        Raises:
+            ConfigError: ``config_groups`` is missing, a target or an entry of ``ignore`` is a
+                regular expression ("re:..."), or another entry is not supported.
+        """
         floats = names_in(found, "ignore")
         # Without a group for the class Linear, layers that no group names stay float.
         default, own = LayerSpec(), list[tuple[str, LayerSpec]]()

@@ -73,6 +73,11 @@ class Fp8Layout(Layout):
     excluded: ClassVar[str] = "ignored_layers"
 
     def refusal(self, spec: LayerSpec) -> str:
+        """Return why a layer has no fp8 scheme; empty if supported.
+
+        Supported are E4M3 weights with a per-tensor scale, and E4M3 inputs with a static per-tensor
+        scale or dynamic per-token scales. Weight-only layers and quantized outputs are refused.
+        """
         if spec.weight is None or spec.input is None or spec.output is not None:
             return "it has weights and inputs, both"
         if not _is_whole(spec.weight):
@@ -84,6 +89,7 @@ class Fp8Layout(Layout):
         )
 
     def cache_refusal(self, spec: TensorSpec) -> str:
+        """Return why keys and values cannot be stored; empty for E4M3 with per-tensor scales."""
         return "" if _is_whole(spec) else "it has fp8e4m3 for keys and values"
 
     def check_layer(
@@ -93,6 +99,10 @@ class Fp8Layout(Layout):
         spec: LayerSpec,
         shape: tuple[int, ...],
     ) -> None:
+        """Raise ConfigError unless a layer is a Linear.
+
+        Among the outputs, only those of ``k_proj`` and ``v_proj`` may be quantized.
+        """
         check_linear(self.name, name, kind, spec, shape)
 
     def quantization_config(
@@ -101,6 +111,15 @@ class Fp8Layout(Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
+        """Return the configuration of method "fp8", which vLLM's fp8.py reads.
+
+        ``activation_scheme`` is "static" or "dynamic", for all layers. ``ignored_layers`` lists the
+        float layers; transformers has the name ``modules_to_not_convert``. ``kv_cache_scheme`` is
+        "static" if keys and values are quantized: vLLM does not read the entry, but ``read`` does.
+
+        Raises:
+            ConfigError: layers differ in ``activation_scheme``, or no layer is quantized.
+        """
         kinds = {name: _activation_scheme(spec) for name, spec in quantized.items()}
         return {
             "quant_method": "fp8",
@@ -111,6 +130,16 @@ class Fp8Layout(Layout):
         }
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        """Return an E4M3 weight with its per-tensor scale.
+
+        Returns:
+            ``weight``: E4M3 (outputs, inputs); ``weight_scale``: (), a factor, which the layout of
+            transformers names ``weight_scale_inv``.
+
+        Raises:
+            ConfigError: the input has no quantization, because calibration data never reached the
+                layer.
+        """
         if spec.input is None:
             raise ConfigError(
                 f"it was not run on the data, and the layout {self.name!r} has no place"
@@ -120,6 +149,11 @@ class Fp8Layout(Layout):
         return {"weight": weight.matrix, self.weight_scale: weight.scale}
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        """Return the static scale of an input, or of the keys or values that a layer outputs.
+
+        The scale of an input is ``input_scale``, or ``activation_scale`` for transformers. The
+        scale of an output is ``output_scale``, which ``key`` renames.
+        """
         # The scales of keys and values have no names of their own in this layout until ``key``.
         return {self.input_scale if side == "input" else "output_scale": rounding.scale}
 
@@ -130,6 +164,11 @@ class Fp8Layout(Layout):
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> Quantized:
+        """Return the weight from ``weight`` and its scale, under the name of either client.
+
+        Raises:
+            ModelError: the weight, or both ``weight_scale`` and ``weight_scale_inv``, are missing.
+        """
         assert spec.weight is not None
         # vLLM and transformers have different names for the scale.
         scale = parts.get("weight_scale", parts.get("weight_scale_inv"))
@@ -150,6 +189,13 @@ class Fp8Layout(Layout):
         spec: TensorSpec,
         get: Callable[[str], Any],
     ) -> Params:
+        """Return a static scale of shape (): ``input_scale`` or ``activation_scale`` for an input.
+
+        The scale of keys or values is asked for as ``output_scale``, the name before ``key``.
+
+        Raises:
+            ModelError: the scale is missing.
+        """
         if side != "input":
             return Params(needed(get("output_scale"), "output_scale").reshape(()))
         scale = get("input_scale")
@@ -159,10 +205,24 @@ class Fp8Layout(Layout):
         return Params(needed(scale, "input_scale").reshape(()))
 
     def key(self, name: str) -> str:
+        """Return the name of a tensor in files; scales of keys and values are renamed.
+
+        ``ATTENTION.k_proj.output_scale`` becomes ``ATTENTION.k_scale``, and that of ``v_proj``
+        ``ATTENTION.v_scale``. Other names stay.
+        """
         return cache_key(name)
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        """Return the configuration of method "fp8", of vLLM or of transformers, and the layout.
+
+        A "dynamic" ``activation_scheme`` stands for per-token scales. ``modules_to_not_convert``
+        counts only if ``ignored_layers`` is missing or empty.
+
+        Raises:
+            ConfigError: ``activation_scheme`` is neither "static" nor "dynamic", weights have block
+                scales (``weight_block_size``), or the list of float layers is malformed.
+        """
         scheme, block = found.get("activation_scheme"), found.get("weight_block_size")
         if scheme not in ("static", "dynamic") or block is not None:
             raise ConfigError(
@@ -190,6 +250,10 @@ class FinegrainedFp8Layout(Fp8Layout):
     excluded: ClassVar[str] = "modules_to_not_convert"
 
     def cache_refusal(self, spec: TensorSpec) -> str:
+        """Return why keys and values cannot be stored; never empty.
+
+        ``FP8Linear`` of transformers has no scales of keys and values.
+        """
         return Layout.cache_refusal(self, spec)
 
     def quantization_config(
@@ -198,6 +262,14 @@ class FinegrainedFp8Layout(Fp8Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
+        """Return the configuration that quantizer_finegrained_fp8.py of transformers reads.
+
+        ``weight_block_size`` is null, which stands for per-tensor scales.
+
+        Raises:
+            ConfigError: the name of a float layer is part of the name of a quantized layer, layers
+                differ in ``activation_scheme``, or no layer is quantized.
+        """
         # transformers looks for the names of float layers within other names.
         check_parts_of_names(self.name, quantized, floats)
         return super().quantization_config(quantized, floats, config)

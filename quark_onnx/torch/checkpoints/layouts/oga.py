@@ -54,6 +54,11 @@ class OgaLayout(QuarkLayout):
             )
 
     def refusal(self, spec: LayerSpec) -> str:
+        """Return why a layer is not weight-only with 4-bit integers in blocks; empty if it is.
+
+        Blocks have one of the sizes of the operator MatMulNBits: 16, 32, 64, 128 or 256 inputs.
+        Per-channel scales are refused.
+        """
         sizes = ", ".join(map(str, _SIZES))
         reason = small_integers(spec)
         if not reason and (spec.weight is None or spec.weight.group not in _SIZES):
@@ -61,6 +66,7 @@ class OgaLayout(QuarkLayout):
         return reason
 
     def cache_refusal(self, spec: TensorSpec) -> str:
+        """Return why keys and values cannot be stored; never empty, unlike for AMD Quark."""
         return Layout.cache_refusal(self, spec)
 
     def check_layer(
@@ -70,6 +76,11 @@ class OgaLayout(QuarkLayout):
         spec: LayerSpec,
         shape: tuple[int, ...],
     ) -> None:
+        """Raise ConfigError unless the model builder has a quantized form of a layer.
+
+        The layer must be a Linear with whole blocks, and have the name of a projection in a
+        Llama's attention or MLP (also ``qkv_proj`` and ``gate_up_proj``), or ``lm_head``.
+        """
         check_linear(self.name, name, kind, spec, shape)
         # The head is the only layer outside of decoder blocks that the builder quantizes.
         if name != _HEAD and not _LAYERS.fullmatch(name):
@@ -85,6 +96,16 @@ class OgaLayout(QuarkLayout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
+        """Return AMD Quark's configuration, which onnxruntime-genai's quantized_model.py reads.
+
+        ``global_quant_config`` is uint4 with zero points in blocks, whatever the integers of
+        ``quantized``, since ``stored`` converts them. ``lm_head`` has an entry of
+        ``layer_quant_config`` if its block size differs. ``config`` is not used.
+
+        Raises:
+            ConfigError: a layer other than ``lm_head`` stays float, layers of decoder blocks differ
+                in block size, or none of them is quantized.
+        """
         for lost in excluding(floats, [_HEAD]):
             raise ConfigError(
                 f"{lost} stays float, and the model builder of onnxruntime-genai takes"
@@ -103,6 +124,16 @@ class OgaLayout(QuarkLayout):
         )
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        """Return a weight as unsigned 4-bit codes with zero points, inputs first.
+
+        Returns:
+            ``weight``: int32 (inputs, ceil(outputs / 8)), nibbles in AutoAWQ's order;
+            ``weight_scale``: (blocks, outputs), of unchanged dtype; ``weight_zero_point``: int32
+            (blocks, ceil(outputs / 8)), which holds 8 for symmetric codes.
+
+        Raises:
+            ConfigError: float16 cannot represent the scales.
+        """
         in_half(weight.scale)  # the builder computes in float16
         # Signed codes move up by 8, as do their zero points.
         codes, zero = unsigned(weight)

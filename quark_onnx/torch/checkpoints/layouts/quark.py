@@ -76,11 +76,17 @@ class QuarkLayout(Layout):
         )
 
     def refusal(self, spec: LayerSpec) -> str:
+        """Return why AMD Quark has no serialized form of a weight; empty if it has one.
+
+        Block floating point (MX6, MX9, BFP16) and MXINT8 have none. Inputs and outputs may have any
+        format.
+        """
         if spec.weight is None or has_place(spec.weight):
             return ""
         return "it has no codes for them"
 
     def cache_refusal(self, spec: TensorSpec) -> str:
+        """Return an empty string: scales of keys and values of any format can be stored."""
         return ""
 
     def check_layer(
@@ -90,6 +96,11 @@ class QuarkLayout(Layout):
         spec: LayerSpec,
         shape: tuple[int, ...],
     ) -> None:
+        """Raise ConfigError if the codes of a layer do not fill whole bytes.
+
+        Only formats that pack codes into bytes have such layers: 3-bit integers, uint2, and block
+        formats with elements of 4 or 6 bits. Layers of every class are supported.
+        """
         if spec.weight is not None:
             check_shape(name, spec.weight, shape)
 
@@ -99,6 +110,14 @@ class QuarkLayout(Layout):
         floats: Sequence[str],
         config: TorchConfig,
     ) -> dict[str, Any]:
+        """Return the configuration of AMD Quark 0.13, which vLLM's quark.py and amd-quark read.
+
+        The entries of layers follow from ``config``; ``quantized`` is not used. ``exclude`` has the
+        exact names of ``floats``, and ``export`` has ``pack_method`` and ``weight_format``.
+
+        Raises:
+            ConfigError: AMD Quark does not know the rule for the shared exponents of an input.
+        """
         found = quark_json.to_json(config, floats, self.pack_method)
         # ``to_json`` writes the entry for codes.
         found["export"]["weight_format"] = self.weight_format
@@ -124,11 +143,27 @@ class QuarkLayout(Layout):
         return f"{found['attention']}.{found['end']}"
 
     def stored(self, weight: Quantized, spec: LayerSpec) -> dict[str, Any]:
+        """Return the tensors of a weight: packed codes, or dequantized floats for "fake_quantized".
+
+        Names are ``weight``, ``weight_scale``, for integers ``weight_zero_point``, and
+        ``weight_scale_2`` for a second level of scales; int4fp8 has ``weight_zero_point_2``. The
+        modules ``checkpoints.quark_tensors`` and ``rounded_floats`` describe the shapes of each
+        number format. For example, packed 4-bit integers with per-group scales are int32 (inputs,
+        ceil(outputs / 8)).
+        """
         if self._is_fake:
             return stored_floats(weight)
         return stored(weight, self.pack_method)
 
     def stored_scale(self, side: str, rounding: Rounding) -> dict[str, Any]:
+        """Return the tensors of a static activation scale, as amd-quark names them.
+
+        Returns:
+            For NVFP4, the global scale as ``input_scale_2``, or ``input_scale`` in
+            "fake_quantized" checkpoints. For integers, ``input_scale`` in float32 and
+            ``input_zero_point`` in the dtype of codes, also if the zero point is 0. Otherwise
+            ``input_scale``. ``side`` takes the place of "input" in the names.
+        """
         assert rounding.scale is not None
         spec = rounding.spec
         if is_two_level(spec):
@@ -151,6 +186,13 @@ class QuarkLayout(Layout):
         shape: tuple[int, ...],
         dtype: torch.dtype,
     ) -> Quantized:
+        """Return the weight from packed codes, or from the floats of "fake_quantized".
+
+        Dequantized floats are rounded again with the stored scales, which restores the codes.
+
+        Raises:
+            ModelError: a tensor is missing, or a dequantized weight has another shape.
+        """
         assert spec.weight is not None
         if self._is_fake:
             return restored_floats(parts, spec.weight, shape, dtype)
@@ -162,6 +204,11 @@ class QuarkLayout(Layout):
         spec: TensorSpec,
         get: Callable[[str], Any],
     ) -> Params:
+        """Return an activation scale of shape (), and its zero point; None for a zero point of 0.
+
+        Raises:
+            ModelError: the scale is missing.
+        """
         end = f"{side}_scale{self._second(spec)}"
         # Zero points that are all 0 become None, as in a quantized model.
         zero = get(f"{side}_zero_point")
@@ -172,6 +219,16 @@ class QuarkLayout(Layout):
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> tuple[TorchConfig, Layout]:
+        """Return the configuration of AMD Quark, and the layout with its two settings.
+
+        Without an ``export`` entry, as in earlier releases, nibbles are in AutoAWQ's order
+        ("reorder") and weights are codes ("real_quantized"). The result is a ``QuarkLayout`` also
+        for checkpoints of ``OgaLayout``, whose ``quant_method`` is the same.
+
+        Raises:
+            ConfigError: an entry is not supported, or ``pack_method`` or ``weight_format`` is
+                unknown.
+        """
         config, method = quark_json.from_json(found)
         export = object_in(found, "export")
         # Configurations of earlier releases may lack the entry.
