@@ -53,11 +53,35 @@ _ORDERS = ("weight", "static")
 #: Types of torch that scales and zero points may have.
 _TORCH_TYPES = frozenset(
     {
-        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-        *("bfloat16", "float16", "float32", "float64", "half", "float", "double"),
-        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
-        *("float8_e8m0fnu", "bool", "int", "long", "short"),
+        "bfloat16",
+        "bool",
+        "double",
+        "float",
+        "float16",
+        "float32",
+        "float64",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+        "half",
+        "int",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "long",
+        "short",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
     }
+)
+#: Texts that stand for true and false.
+_SWITCHES = frozenset(
+    {"yes", "no", "true", "false", "on", "off", "y", "n", "t", "f", "0", "1"}
 )
 
 
@@ -110,10 +134,12 @@ def _switch(value: Any) -> Any:
     return value
 
 
-def _inferred_strategy(group_size: Any) -> str:
+def _inferred_strategy(group_size: Any) -> str | None:
     """Return the strategy that a group size stands for, as ``validate_model_after``."""
     if group_size is None:
         return "tensor"
+    if group_size == 0:
+        return None
     # a size of -1 means a scale for each output
     return "group" if is_positive(group_size) else "channel"
 
@@ -146,10 +172,10 @@ def _has_float_bits(arguments: Group) -> bool:
 
 
 def _is_symmetric_or_not(arguments: Group) -> bool:
+    """Return whether the symmetry is a boolean, or a text or number that stands for one."""
     value = arguments["symmetric"]
-    words = ("yes", "no", "true", "false", "on", "off", "y", "n", "t", "f", "0", "1")
     if isinstance(value, str):
-        return value.lower() in words
+        return value.lower() in _SWITCHES
     return isinstance(value, bool) or value in (0, 1)
 
 
@@ -157,14 +183,9 @@ def _has_group_size(arguments: Group) -> bool:
     """Return whether there is a group size exactly where the strategy has groups."""
     size = arguments["group_size"]
     grouped = arguments["strategy"] in _GROUPED
-    # a size of -1 goes with channel; 0 without a strategy stands for none
+    # a size of -1 goes with channel; 0 is accepted next to a strategy without groups
     is_none = size is None or (type(size) is int and size in (-1, 0))
     return is_positive(size) if grouped else is_none
-
-
-def _names_its_strategy(arguments: Group) -> bool:
-    """Return whether a group size of 0 comes with a strategy, which it does not stand for."""
-    return bool(arguments["group_size"] != 0 or arguments["strategy_is_given"])
 
 
 def _has_blocks(arguments: Group) -> bool:
@@ -174,9 +195,8 @@ def _has_blocks(arguments: Group) -> bool:
         return sizes is None
     if isinstance(sizes, str):
         # the old spelling "128x128"
-        return len(parts := sizes.split("x")) == 2 and all(
-            part.strip().isdecimal() and int(part) > 0 for part in parts
-        )
+        parts = map(str.strip, sizes.split("x"))
+        sizes = [int(part) if part.isdecimal() else 0 for part in parts]
     return (
         isinstance(sizes, list)
         and len(sizes) == 2
@@ -236,7 +256,6 @@ _REQUIREMENTS = (
         "{strategy!r}",
     ),
     _Requirement(".group_size", _has_group_size, "{group_size!r}, with {strategy}"),
-    _Requirement(".group_size", _names_its_strategy, "0, without a strategy"),
     _Requirement(
         ".block_structure", _has_blocks, "{block_structure!r}, with {strategy}"
     ),
@@ -268,10 +287,7 @@ def argument_findings(place: str, found: Group) -> Iterator[Finding]:
     if unknown:
         yield broken("ct-arguments", f"{place}.{unknown[0]}", "no such argument")
         return
-    arguments = {
-        **(arguments_of(found) or {}),
-        "strategy_is_given": found.get("strategy") is not None,
-    }
+    arguments = arguments_of(found) or {}
     for requirement in _REQUIREMENTS:
         if not requirement.holds(arguments):
             text = requirement.found.format(**arguments)
