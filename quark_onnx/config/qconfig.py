@@ -137,31 +137,53 @@ _VENDOR_EXPONENTS = {
 
 
 def _optimizers(value: Any) -> tuple[Any, ...]:
-    """Return optimizers from one or several, as objects or as texts.
+    """Return optimizers from one or several, as objects, texts or mappings.
 
     Args:
-        value: an optimizer or a text, or a list or tuple of these.
+        value: an optimizer, a text or a mapping, or a list or tuple of these.
 
     Raises:
         ConfigError: the value or an item is something else, or a text names no optimizer.
     """
     # An optimizer has a stage, a list of optimizers has none.
-    given = (value,) if isinstance(value, str) or hasattr(value, "stage") else value
+    single = isinstance(value, str | dict) or hasattr(value, "stage")
+    given = (value,) if single else value
     if not isinstance(given, list | tuple):
         raise ConfigError(
             f"optimizers is {short(value)}; it must be a list of"
             f" optimizers{nearest('', OPTIMIZERS)}",
         )
     # All texts are parsed before objects are checked.
-    optimizers = tuple(map(_optimizer, given))
+    optimizers = tuple(map(optimizer_of, given))
     for item in optimizers:
         _check_optimizer(item)
     return optimizers
 
 
-def _optimizer(item: object) -> object:
-    """Return the optimizer of a text, or the object as it is."""
-    return parse_optimizer(item) if isinstance(item, str) else item
+def optimizer_of(item: object) -> object:
+    """Return the optimizer of a text or a mapping, or the object as it is.
+
+    Args:
+        item: an optimizer; a text ``"name:setting=value,..."``; or a mapping with the key "name"
+            and the settings, which may then be lists and mappings.
+
+    Raises:
+        ConfigError: there is no such optimizer, or no such setting.
+    """
+    if isinstance(item, str):
+        return parse_optimizer(item)
+    if not isinstance(item, dict):
+        return item
+    settings = settings_of(item, "an optimizer")
+    if "name" not in settings:
+        raise ConfigError(f"an optimizer has no name: {short(item)}; give its name")
+    name = settings.pop("name")
+    require(isinstance(name, str), "name of an optimizer", name, "a text")
+    for setting, value in settings.items():
+        if isinstance(value, list):
+            # Optimizers are hashable values.
+            settings[setting] = tuple(value)
+    return _made(name, settings)
 
 
 def _check_optimizer(item: object) -> None:
@@ -183,7 +205,11 @@ def parse_optimizer(text: str) -> Any:
     Raises:
         ConfigError: there is no such optimizer, or no such setting.
     """
-    name, settings = parse_call(text, "optimizer")
+    return _made(*parse_call(text, "optimizer"))
+
+
+def _made(name: str, settings: dict[str, Any]) -> Any:
+    """Return the optimizer of a name with the given settings."""
     cls = OPTIMIZERS[name]
     # A misspelled setting gets a suggestion here, in place of a TypeError of the constructor.
     check_names(settings, cls)
@@ -215,8 +241,8 @@ class QConfig:
         safe: keep operators float that degrade with few bits: the decoding of detectors, where
             coordinates need more bits and boxes and scores would share a scale, and the residual
             stream around layer normalizations.
-        optimizers: optimizers in order; each is its own configuration, or a text such as
-            ``"cle:relu6=bound"``.
+        optimizers: optimizers in order; each is its own configuration, a text such as
+            ``"cle:relu6=bound"``, or a mapping with its ``name`` and settings.
         equalize: run ``cle`` if the structure of the model calls for it: depthwise convolutions
             read activations without an upper bound, activations or weights with one scale have at
             most 8 bits, and ``optimizers`` has no rewrite of the float graph. It is kept only if

@@ -99,6 +99,9 @@ def format_call(value: Any) -> str:
     """Return the text of an object with a name, without default settings."""
     settings = list[str]()
     for name, setting in changed_settings(value).items():
+        if callable(setting):
+            # Without the address, which differs between processes, as models hold this text.
+            setting = getattr(setting, "__qualname__", type(setting).__qualname__)
         settings.append(f"{name}={setting}")
     if not settings:
         return str(value.name)

@@ -13,8 +13,12 @@ from quark_onnx.errors import ConfigError
 
 #: Most bytes of a file: five times a file with an override for each of 10,000 nodes.
 _BYTES = 1 << 22
-#: Most values of a file with expanded aliases: a hundred times those of the largest in use.
+#: Most values that aliases add to those written out: a hundred times those of the largest in use.
 _VALUES = 100_000
+#: More than any file of that many bytes can hold, for a node that contains itself.
+_ENDLESS = _BYTES + _VALUES
+#: The tag of the key ``<<``, which may stand beside keys of the mapping that it merges.
+_MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: Path) -> Any:
@@ -43,10 +47,34 @@ class _Loader(yaml.SafeLoader):
     YAML would take the last of duplicate keys.
     """
 
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        """Return the node of a mapping, unless a key is given twice."""
+        # Before construction, which adds the keys that ``<<`` merges, and the mapping overrides.
+        node = super().compose_mapping_node(anchor)
+        seen = set[Any]()
+        for key_node, _ in node.value:
+            # Other keys, such as lists, are refused by the base class: they have no hash.
+            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == _MERGE:
+                continue
+            # Compared as values: "1" and "0x1" are the same key.
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"{short(key)} is given twice",
+                    node.start_mark,
+                )
+            seen.add(key)
+        return node
+
     def construct_document(self, node: yaml.Node) -> Any:
         """Construct a document, unless the aliases expand too far."""
         # Aliases of aliases multiply: a file of a kilobyte may stand for billions of values.
-        if _expanded(node, {}) > _VALUES:
+        known: dict[int, int] = {}
+        expanded = _expanded(node, known)
+        # Each node is written out once; the size of the file limits their number.
+        if expanded - len(known) > _VALUES:
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
@@ -54,24 +82,6 @@ class _Loader(yaml.SafeLoader):
                 node.start_mark,
             )
         return super().construct_document(node)
-
-    def construct_mapping(
-        self,
-        node: yaml.MappingNode,
-        deep: bool = False,
-    ) -> dict[Any, Any]:
-        """Construct a mapping, unless a key is given twice."""
-        # Compared as values: "1" and "0x1" are the same key.
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for place, key in enumerate(keys):
-            if key in keys[:place]:
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"{short(key)} is given twice",
-                    node.start_mark,
-                )
-        return super().construct_mapping(node, deep)
 
 
 def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
@@ -85,7 +95,7 @@ def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
     """
     if id(node) not in known:
         # Provisional: a node that is met again before its count is known contains itself.
-        known[id(node)] = _VALUES + 1
+        known[id(node)] = _ENDLESS + 1
         parts: list[yaml.Node] = []
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:

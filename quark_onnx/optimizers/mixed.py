@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from calibrators import Best, MinMSE
 from calibrators.base import is_number
 from quark_onnx.config import Override, QConfig, QuantizationSpec, name_tuple
+from quark_onnx.config.spec import spec_of
 from quark_onnx.dtypes import INT8, INT16, UINT8, UINT16, Integer
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers.base import register, require_number, require_whole
@@ -45,8 +46,8 @@ class AutoMixedPrecision:
         samples: number of samples on which the error is measured.
         share: greatest share of the nodes (with such weights, for "8bit_weights") to raise, even if
             the target is missed then; or to lower.
-        activation: quantization of changed activations; None follows from the configuration and
-            ``to``.
+        activation: quantization of changed activations: a ``QuantizationSpec``, or a mapping of its
+            settings; None follows from the configuration and ``to``.
         weight: quantization of changed weights; None likewise.
         metric: maps a model to a number, the higher the better; None for the signal-to-noise ratio.
         distance: maps the outputs of the float model and those of the quantized one, a list of
@@ -88,10 +89,14 @@ class AutoMixedPrecision:
                 " most 1",
             )
         for name in ("activation", "weight"):
-            if not isinstance(getattr(self, name), QuantizationSpec | None):
+            spec = getattr(self, name)
+            if isinstance(spec, dict):
+                # The dataclass is frozen, and files give all settings of a spec as a mapping.
+                spec = spec_of(spec, None, f"{name} of {self.name}")
+                object.__setattr__(self, name, spec)
+            if not isinstance(spec, QuantizationSpec | None):
                 raise ConfigError(
-                    f"{name} of {self.name} is {getattr(self, name)!r}; it must be a"
-                    " QuantizationSpec or None",
+                    f"{name} of {self.name} is {spec!r}; it must be a QuantizationSpec or None",
                 )
         self._check_goal()
         for name in ("nodes", "op_types", "exclude"):

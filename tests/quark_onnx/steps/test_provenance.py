@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,9 @@ from onnx import ModelProto
 
 import quark_onnx
 from quark_onnx import QConfig, quantize_static, quantize_weights
+from quark_onnx.optimizers import AutoMixedPrecision
+from quark_onnx.optimizers.mixed import Outputs
+from quark_onnx.steps.provenance import described
 from tests.models import conv_relu, samples
 
 
@@ -71,3 +75,15 @@ def test_the_float_model_stays_as_it_is() -> None:
 def test_a_file_says_it_too(tmp_path: Path) -> None:
     quantize_weights(float_model(), "W8", tmp_path / "out.onnx")
     assert onnx.load(tmp_path / "out.onnx").producer_name == "quark_onnx"
+
+
+def test_functions_among_the_settings_are_named_without_their_address() -> None:
+    def distance(outputs: Outputs, others: Outputs) -> float:
+        return float(len(outputs) - len(others))
+
+    for function, name in ((distance, "distance"), (partial(distance, []), "partial")):
+        optimizer = AutoMixedPrecision(target=1, distance=function)
+        text = described(QConfig(optimizers=(optimizer,)))["optimizers"]
+        assert "0x" not in text
+        assert text.startswith("auto_mixed_precision:target=1,distance=")
+        assert text.endswith(name)
