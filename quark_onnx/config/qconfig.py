@@ -472,7 +472,8 @@ class QConfig:
 
         ``calibrator`` applies to the activations, ``per_channel`` to the weights. ``activation``,
         ``weight`` and ``embedding`` accept what YAML accepts: a ``QuantizationSpec``, the name of a
-        number format, or a dictionary of changes.
+        number format, or a dictionary of changes. Items of ``overrides`` and ``tensors`` may be
+        dictionaries, too; specs of overrides change those that the copy has for other nodes.
 
         Args:
             **changes: settings by name, including the two shortcuts.
@@ -498,6 +499,15 @@ class QConfig:
                 )
             changes[target] = spec.with_(**{name: changes.pop(name)})
         check_names(changes, type(self))
+        # Last: mappings of overrides change the specs that the configuration gets in this call.
+        if isinstance(changes.get("overrides"), list | tuple):
+            activation = changes.get("activation", self.activation)
+            weight = changes.get("weight", self.weight)
+            changes["overrides"] = tuple(
+                override_of(item, activation, weight) for item in changes["overrides"]
+            )
+        if isinstance(changes.get("tensors"), list | tuple):
+            changes["tensors"] = tuple(map(tensor_override_of, changes["tensors"]))
         return replace(self, **changes)
 
     def _changed_spec(self, name: str, data: object) -> QuantizationSpec | None:
@@ -611,19 +621,6 @@ def from_dict(data: dict[str, Any]) -> QConfig:
     )
     # Python callers may pass a QConfig as the preset.
     base: QConfig = preset if isinstance(preset, QConfig) else PRESETS[preset]
-    if "overrides" in changes:
-        require(
-            isinstance(changes["overrides"], list | tuple),
-            "overrides",
-            changes["overrides"],
-            "a list",
-        )
-        changes["overrides"] = tuple(
-            override_of(item, base.activation, base.weight)
-            for item in changes["overrides"]
-        )
-    if isinstance(changes.get("tensors"), list | tuple):
-        changes["tensors"] = tuple(map(tensor_override_of, changes["tensors"]))
     return base.with_(**changes)
 
 

@@ -93,7 +93,7 @@ def test_one_name_is_a_list_of_one() -> None:
             "bias is None; it must be true, false or one of: int32, int16",
         ),
         ({"safe": 1}, "safe is 1; it must be true or false"),
-        ({"overrides": ["x"]}, "overrides holds 'x', which is not an Override"),
+        ({"overrides": ["x"]}, "an override is 'x'; it must be a mapping of settings"),
         ({"search": True}, "search is True; it must be a number of samples, 0 or more"),
         ({"search": -1}, "search is -1; it must be a number of samples, 0 or more"),
         ({"min_sqnr": "30"}, "min_sqnr is '30'; it must be a number of decibels"),

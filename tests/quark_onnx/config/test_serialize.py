@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -87,11 +89,9 @@ def test_a_whole_file(tmp_path: Path) -> None:
         """,
         encoding="utf-8",
     )
-    base = QConfig.of("A8W8")
+    base = QConfig.of("A8W8").with_(calibrator=Percentile(99.9), per_channel=True)
     assert base.activation is not None
     assert load_yaml(path) == base.with_(
-        calibrator=Percentile(99.9),
-        per_channel=True,
         overrides=(
             Override("/head/*", keep=True),
             Override(
@@ -396,3 +396,56 @@ def measure(model: object) -> float:
 def test_what_no_text_describes_is_refused(optimizer: Any) -> None:
     with pytest.raises(ConfigError, match=f"{optimizer.name}.* cannot be written"):
         to_yaml(QConfig(optimizers=(optimizer,)))
+
+
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"activation": "int16"},
+    {"activation": {"reduce_range": True}, "calibrator": "minmax"},
+    {"weight": {"dtype": "int16", "per_channel": False}},
+    {"weight": "int8", "per_channel": True},
+    {"embedding": {"dtype": "int8"}},
+    {"exclude": ["a"], "optimizers": "cle"},
+    {"tensors": [{"tensors": "x", "low": 0, "high": 1}]},
+    {"overrides": [{"nodes": "x", "weight": {"dtype": "int8"}}], "weight": "int16"},
+    {"overrides": [{"nodes": "x", "activation": {"dtype": "int16"}}]},
+    {"overrides": [{"nodes": "x", "activation": "uint8"}], "activation": None},
+)
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_dictionary_changes_a_preset_as_with_does(
+    name: str, changes: dict[str, Any]
+) -> None:
+    # Presets are shared values: neither they nor the dictionary may change.
+    preset = to_yaml(PRESETS[name])
+    given = deepcopy(changes)
+    try:
+        expected = PRESETS[name].with_(**changes)
+    except ConfigError as error:
+        with pytest.raises(ConfigError, match=re.escape(str(error))):
+            from_dict({"preset": name, **changes})
+    else:
+        assert from_dict({"preset": name, **changes}) == expected
+        assert from_dict({"preset": PRESETS[name], **changes}) == expected
+    assert to_yaml(PRESETS[name]) == preset
+    assert changes == given
+
+
+def test_overrides_change_the_specs_of_their_own_configuration() -> None:
+    config = from_dict(
+        {
+            "activation": {"dtype": "int16", "symmetric": True},
+            "calibrator": "entropy",
+            "weight": {"reduce_range": True},
+            "overrides": [
+                {"nodes": "x", "activation": {"reduce_range": True}},
+                {"nodes": "y", "weight": "int16"},
+            ],
+        }
+    )
+    assert config.activation is not None
+    assert config.weight is not None
+    first, second = config.overrides
+    assert first.activation == config.activation.with_(reduce_range=True)
+    assert second.weight == config.weight.with_(dtype="int16")
