@@ -36,10 +36,12 @@ class Draft:
         tensors: settings of single tensors, as onnxruntime's TensorQuantOverrides.
         options: extra options as given by the script.
         constant_matmul: True to keep a MatMul without a constant factor in float.
+        bodies: True to quantize the bodies of If, Loop and Scan.
         algorithms: algorithms with AMD's names.
         accuracy_level: attribute of MatMulNBits.
         samples: maximum number of calibration samples; None for all.
-        random_shapes: shapes of random calibration data by input; None if data is given.
+        random: True to calibrate on random data where none is given.
+        random_shapes: shapes of random calibration data by input.
         random_ranges: ranges of random calibration data by input.
         shapes: sizes that inputs get before quantization.
         opset: opset to which the model is converted before quantization; None to keep it.
@@ -61,6 +63,7 @@ class Draft:
     input_nodes: Sequence[str] = ()
     output_nodes: Sequence[str] = ()
     constant_matmul: bool = False
+    bodies: bool = True
     float_results: Sequence[str] = ()
     float_nodes: Sequence[str] = ()
     everywhere: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +74,8 @@ class Draft:
     algorithms: list[AlgoConfig] = field(default_factory=list)
     accuracy_level: int = 0
     samples: int | None = None
-    random_shapes: Mapping[str, Sequence[int]] | None = None
+    random: bool = False
+    random_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     random_ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     opset: int | None = None

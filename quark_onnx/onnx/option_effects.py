@@ -178,10 +178,13 @@ def weight_method(draft: Draft, method: object) -> None:
         draft.weight = draft.weight.with_(calibrator=MinMSE())
 
 
+def bodies(draft: Draft, wanted: object) -> None:
+    # None is what scripts write for an option that is not set.
+    draft.bodies = wanted is None or bool(wanted)
+
+
 def random(draft: Draft, wanted: object) -> None:
-    # Not None means random data; shapes from another option stay.
-    if wanted and draft.random_shapes is None:
-        draft.random_shapes = {}
+    draft.random = bool(wanted)
 
 
 def random_shapes(draft: Draft, shapes: Mapping[str, Sequence[int]] | None) -> None:

@@ -160,10 +160,11 @@ ROWS: tuple[Option, ...] = (
         _ANY,
         "every operator that has a rule is quantized",
     ),
-    _not_needed(
+    _obeyed(
+        # Not set, it means True here, and False for AMD Quark.
         "EnableSubgraph",
-        (False, None),
-        "bodies of If, Loop and Scan are quantized by default",
+        effects.bodies,
+        "`bodies`; bodies of If, Loop and Scan are quantized by default",
     ),
     _not_needed(
         # AMD Quark lets Transpose, Reshape and the like stay float behind a float input.

@@ -128,6 +128,7 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         bias=draft.bias,
         form="operators" if draft.dynamic else draft.form,
         contrib=bool(draft.contrib),
+        bodies=draft.bodies,
         accuracy_level=draft.accuracy_level,
         target=draft.target,
         fix_sizes=False,  # AMD Quark keeps a dynamic batch unless FixShapes is set
@@ -391,7 +392,7 @@ def _data(draft: Draft, data: Any) -> Any:
     """
     # Given data wins over UseRandomData, which presets such as VINT8 set.
     if data is None:
-        if draft.random_shapes is None:
+        if not draft.random:
             raise ConfigError(
                 "there is no calibration data: pass calibration_data_reader or"
                 " calibration_data_path, or set the extra option UseRandomData",

@@ -35,7 +35,7 @@ from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.options import ROWS, TABLE
 from quark_onnx.onnx.quantization.config.algorithm import AdaQuantConfig
 from quark_onnx.onnx.run import native
-from tests.models import parse
+from tests.models import loop, parse
 from tests.quark_onnx.amd_quark.networks import (
     Reader,
     classifier,
@@ -214,11 +214,59 @@ def test_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ModelQuantizer(limited).quantize_model(model, calibration_data_reader=reader)
     assert reader.next <= 4
     draft = draft_of(UseRandomData=True, RandomDataReaderInputShape={"x": [3, 4, 8, 8]})
-    assert draft.random_shapes == {"x": [3, 4, 8, 8]}
+    assert draft.random and draft.random_shapes == {"x": [3, 4, 8, 8]}
     drawn = RandomDataReader(model, {"x": [3, 4, 8, 8]}, {"x": [-2.0, 5.0]}).get_next()
     assert drawn is not None
     assert drawn["x"].shape == (3, 4, 8, 8)
     assert drawn["x"].min() >= -2 and drawn["x"].max() < 5 and drawn["x"].max() > 4
+
+
+@pytest.mark.parametrize(
+    "wanted", [{}, {"UseRandomData": False}, {"UseRandomData": None}]
+)
+@pytest.mark.parametrize(
+    "details",
+    [
+        {"RandomDataReaderInputShape": {"x": [3, 4, 8, 8]}},
+        {"RandomDataReaderInputDataRange": {"x": [-2.0, 5.0]}},
+    ],
+)
+def test_random_data_is_drawn_only_if_it_is_asked_for(
+    wanted: dict[str, Any], details: dict[str, Any]
+) -> None:
+    """As ``get_data_reader`` of AMD Quark 0.13, which reads UseRandomData alone."""
+    layer = QLayerConfig(Int8Spec(), weight=Int8Spec())
+    for options in (wanted | details, details | wanted):
+        with pytest.raises(ConfigError, match=r"there is no calibration data"):
+            ModelQuantizer(QConfig(layer, extra_options=options)).quantize_model(
+                classifier()
+            )
+
+
+@pytest.mark.parametrize(
+    ("options", "quantized"),
+    [
+        ({}, True),
+        ({"EnableSubgraph": None}, True),
+        ({"EnableSubgraph": True}, True),
+        ({"EnableSubgraph": False}, False),
+    ],
+)
+def test_bodies(
+    options: dict[str, Any], quantized: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loop()
+    result = ModelQuantizer(
+        QConfig(
+            QLayerConfig(Int8Spec(), weight=Int8Spec()),
+            extra_options=options,
+        )
+    ).quantize_model(model, calibration_data_reader=Reader(model))
+    assert result is not None
+    [node] = [node for node in result.graph.node if node.op_type == "Loop"]
+    [body] = [attribute.g for attribute in node.attribute]
+    assert ("DequantizeLinear" in {node.op_type for node in body.node}) is quantized
+    assert "has no effect" not in caplog.text
 
 
 def test_files(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_quark_parameters_become_a_draft() -> None:
         CLEConfig,
         AdaRoundConfig,
     ]
-    assert draft.random_shapes == {}
+    assert draft.random
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_quark_scale_types(scale_type: str, pow2: bool) -> None:
         {"global_config": {"input_tensors": tensor, "weight": tensor}}, random=False
     )
     assert draft.activation is not None and draft.activation.pow2 is pow2
-    assert draft.random_shapes is None
+    assert not draft.random
 
 
 @pytest.mark.parametrize(
