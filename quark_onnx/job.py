@@ -615,6 +615,7 @@ class Job:
             corrected,
             # Another function is no reference for the errors of these outputs.
             self.reference if self.keeps_function else None,
+            ranges,
         )
         notes += _moved(count, "by the error of the layers behind")
         resolved = ResolvedPlan(plan, params)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators import Grid, QParams
 from quark_onnx.dtypes import Scaled
+from quark_onnx.graph import Graph
+from quark_onnx.graph.model_file import LEAST, hold_raw
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,10 @@ class EncodedConstants:
     """
 
     _known: dict[str, tuple[Encoding, TensorProto]] = field(default_factory=dict)
+    # By the name of the codes: the codes, and a tensor that refers to an array with them.
+    _held: dict[str, tuple[TensorProto, TensorProto, NDArray[Any]]] = field(
+        default_factory=dict
+    )
 
     def find(self, name: str, encoding: Encoding) -> TensorProto | None:
         """Return the stored codes; None if they are not known or are of something else.
@@ -63,3 +72,38 @@ class EncodedConstants:
         # One entry per name bounds the memory; the encoding keeps its objects alive, so that
         # identities hold.
         self._known[name] = (encoding, codes)
+
+    def share(self, graph: Graph) -> None:
+        """Let a graph refer to arrays with its large codes.
+
+        Sessions on such graphs read the arrays, instead of a copy of the codes each. The arrays
+        last as long as these codes are the latest.
+
+        Args:
+            graph: a graph with codes of ``find``, and with constants of its own; changed in place.
+        """
+        for name, (_, codes) in self._known.items():
+            if graph.initializers.get(name) is not codes:
+                continue
+            held = self._held_codes(name, codes)
+            if held is not None:
+                graph.initializers[name] = held
+
+    def _held_codes(self, name: str, codes: TensorProto) -> TensorProto | None:
+        """Return a tensor that refers to an array; None for a small one or one of 4 bits.
+
+        Args:
+            name: name under which the codes are stored.
+            codes: the latest codes.
+        """
+        known = self._held.get(name)
+        if known is not None and known[0] is codes:
+            return known[1]
+        if codes.ByteSize() < LEAST:
+            return None
+        held = TensorProto(name=name, data_type=codes.data_type, dims=codes.dims)
+        array = hold_raw(held, np.frombuffer(codes.raw_data, np.uint8))
+        if array is None:
+            return None
+        self._held[name] = (codes, held, array)
+        return held

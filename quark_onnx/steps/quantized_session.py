@@ -53,6 +53,7 @@ def graph_to_measure(graph: Graph, plan: Plan, params: Params) -> Graph:
     define_functions(result)
     if faster_unsigned():
         use_unsigned_codes(result)
+    params.encoded.share(result)
     return result
 
 

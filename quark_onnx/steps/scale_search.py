@@ -18,12 +18,16 @@ a range keeps its shape.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators import Statistic
 from quark_onnx.errors import ConstraintError, ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Plan, Quantize, Use
@@ -33,11 +37,15 @@ from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.local import LocalErrors
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.scale_trials import ScaleTrial
+from quark_onnx.steps.tensor_errors import TensorErrors
 
 logger = logging.getLogger(__name__)
 
 Scales = dict[Use, NDArray[np.float32]]
 Doubles = NDArray[np.float64]
+
+#: For scales whose statistics are unknown.
+NO_RANGES: Mapping[Use, Statistic] = MappingProxyType({})
 
 #: The step of power-of-two scales, and of float scales.
 _OCTAVE, _QUARTER = 2.0, 2**0.25
@@ -60,6 +68,7 @@ def search(  # noqa: PLR0913
     show: bool | None,
     corrected: Graph | None = None,
     reference: Reference | None = None,
+    ranges: Mapping[Use, Statistic] = NO_RANGES,
 ) -> int:
     """Move the scales of activations in ``params``.
 
@@ -71,10 +80,11 @@ def search(  # noqa: PLR0913
         params: the scales.
         limits: constraints of a target; tied scales move along with the scale under trial.
         samples: a few samples. Local errors are measured on the first half, output errors on
-            the second.
+            the second; an even number in the first, as two run at a time.
         show: whether to show a progress bar, as ``Progress`` takes it.
         corrected: the graph with the biases of the quantized model, if they differ.
         reference: the float model, if the graph computes its outputs.
+        ranges: the statistics of calibration; scales that they rule out are not measured.
 
     Returns:
         The number of moved scales.
@@ -88,7 +98,7 @@ def search(  # noqa: PLR0913
         return 0
     start = {use: np.asarray(known.scale) for use, known in params.table.items()}
     # Two halves: a move that fits the first by chance must hold on the second.
-    half = max(1, len(samples) // 2)
+    half = _first_half(len(samples))
     try:
         errors = LocalErrors(graph, plan, params, uses, samples[:half])
         descent = _Descent(
@@ -96,6 +106,7 @@ def search(  # noqa: PLR0913
             {use: _stride(graph, plan, use) for use in errors.uses},
             start,
             limits,
+            TensorErrors(plan, params, ranges),
         )
         with Progress(
             show,
@@ -137,6 +148,12 @@ def search(  # noqa: PLR0913
     return len(moved)
 
 
+def _first_half(count: int) -> int:
+    """Return the number of samples for local errors, even unless there are fewer than 4."""
+    half = max(1, count // 2)
+    return half - half % 2 if half > 1 else half
+
+
 def _warn_of_failure(error: Exception) -> None:
     """Log why scales are not searched; without a search they are valid, too."""
     logger.warning(
@@ -157,6 +174,7 @@ class _Descent:
         strides: dict[Use, float],
         start: Scales,
         limits: Limits,
+        tensor_errors: TensorErrors,
     ) -> None:
         """Start without measured errors.
 
@@ -165,8 +183,10 @@ class _Descent:
             strides: the factor between adjacent scales of each use; only uses in it are searched.
             start: the scales at step 0.
             limits: constraints that tie uses to a common scale.
+            tensor_errors: rules scales out that need not be measured.
         """
         self._errors, self.strides, self._start = errors, strides, start
+        self._tensor_errors = tensor_errors
         self._known: dict[Use, dict[int, Doubles]] = {use: {} for use in strides}
         # Tied uses give the same tuple, which counts once.
         groups = dict.fromkeys(
@@ -239,9 +259,11 @@ class _Descent:
             group: uses with a common scale, measured by ``run``.
 
         Returns:
-            The step; 0 where no step is significantly better.
+            The step; 0 where no step is significantly better, or was worth measuring.
         """
         totals = self._totals(group)
+        if not totals:
+            return 0
         # Among equal errors, the step nearest to the start.
         least = min(totals, key=lambda step: (totals[step].mean(), abs(step)))
         return least if is_better(list(totals[least]), list(totals[0])) else 0
@@ -264,21 +286,40 @@ class _Descent:
             group: uses with a common scale.
 
         Returns:
-            The steps; empty if the minimum is bracketed, or at the farthest step.
+            The steps; empty if the minimum is bracketed, or at the farthest step or the last one
+            that is promising.
         """
         known = self._known[group[0]]
         # The start and one step to both sides bracket the minimum of most scales.
         if not known:
-            return [-1, 0, 1]
+            sides = [step for step in (-1, 1) if self._is_promising(group, step)]
+            # Without an alternative, the error at the start is of no use.
+            return sorted([0, *sides]) if sides else []
         totals = self._totals(group)
         least = min(totals, key=lambda step: (totals[step].mean(), abs(step)))
         # 6 steps of an octave, 24 of a quarter.
         farthest = round(_FARTHEST / np.log2(self.strides[group[0]]))
+        further = range(0)
         if least == max(known):
-            return list(range(least + 1, min(2 * least + 1, farthest) + 1))
-        if least == min(known):
-            return list(range(least - 1, max(2 * least - 1, -farthest) - 1, -1))
-        return []
+            further = range(least + 1, min(2 * least + 1, farthest) + 1)
+        elif least == min(known):
+            further = range(least - 1, max(2 * least - 1, -farthest) - 1, -1)
+        return list(takewhile(partial(self._is_promising, group), further))
+
+    def _is_promising(self, group: Sequence[Use], step: int) -> bool:
+        """Return whether a step may have less error than the one before it.
+
+        Args:
+            group: uses with a common scale.
+            step: number of strides from the start, not 0.
+        """
+        nearer = step - 1 if step > 0 else step + 1
+        return not all(
+            self._tensor_errors.is_hopeless(
+                use, self.scale(use, nearer), self.scale(use, step)
+            )
+            for use in group
+        )
 
 
 @dataclass(frozen=True)
