@@ -26,7 +26,7 @@ from quark_onnx.torch.validate.fields import (
     one_of,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
-from quark_onnx.torch.validate.header import FLOATS, Tensor
+from quark_onnx.torch.validate.header import FLOATS, Tensor, integers_of
 from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import (
     Module,
@@ -268,13 +268,12 @@ def _tensor_findings(
         module: the layer; its weight is a matrix.
         group: the group of the layer, with valid arguments of its weight.
     """
-    weight = module.weight
-    assert weight is not None
-    size, slots = slots_of(group, weight)
+    demanded = size_of(module.name, checkpoint.text_config)
+    size, slots = slots_of(group, module, demanded)
     yield from quantized_findings(
         module,
         size,
-        size_of(module.name, checkpoint.text_config),
+        demanded,
         {**slots, **_kv_slots(checkpoint.quantization, module)},
         group["weights"].get("group_size"),
     )
@@ -489,24 +488,32 @@ def scheme_in_vllm(group: Group, form: str | None) -> str:
     return ""
 
 
-def slots_of(group: Group, weight: Tensor) -> tuple[Shape, Slots]:
+def slots_of(
+    group: Group,
+    module: Module,
+    demanded: Shape | None = None,
+) -> tuple[Shape, Slots]:
     """Return a layer's (out, in) by its weight's shape, and required tensors.
 
     Args:
         group: the group of the layer, with valid arguments of its weight.
-        weight: the stored weight, packed or with a byte for each value.
+        module: the layer; its weight is a matrix, packed or with a byte for each value.
+        demanded: (out, in) by the configuration; None if unknown.
 
     Returns:
         (out, in) of the float weight, and the slots by tensor name.
     """
     arguments = arguments_of(group["weights"])
     inputs = arguments_of(group.get("input_activations"))
+    weight = module.weight
     assert arguments is not None
+    assert weight is not None
     # fp4 is packed into uint8, two values in a byte, integers into int32
     if meets(arguments, {"type": "float", "num_bits": 4}):
         return _fp4_slots(arguments, inputs, weight)
     if weight.name.endswith("weight_packed"):
-        return _packed_slots(arguments, inputs, weight)
+        into = _packed_inputs(arguments, module, demanded)
+        return _packed_slots(arguments, inputs, weight, into)
     return _byte_slots(arguments, inputs, weight)
 
 
@@ -543,10 +550,42 @@ def _fp4_slots(
     }
 
 
+def _packed_inputs(
+    arguments: Group,
+    module: Module,
+    demanded: Shape | None,
+) -> int:
+    """Return the number of inputs of a packed layer, without the padding of the last int32.
+
+    Args:
+        arguments: arguments of the weight, with defaults.
+        module: the layer; its packed weight has the shape (out, ceil(in * bits / 32)).
+        demanded: (out, in) by the configuration; None if unknown.
+    """
+    candidates = list[int]()
+    # weight_shape has the number itself, unless the checkpoint is not written yet
+    if "weight_shape" in module.tensors:
+        candidates += integers_of(module.tensors["weight_shape"])[1:]
+    # groups are whole, and more than a padding
+    if arguments["strategy"] == "group" and "weight_scale" in module.tensors:
+        shape = module.tensors["weight_scale"].shape
+        candidates.append(shape[-1] * arguments["group_size"] if shape else 0)
+    if demanded is not None:
+        candidates.append(demanded[1])
+    columns = module.tensors["weight_packed"].shape[1]
+    bits: int = arguments["num_bits"]
+    for into in candidates:
+        if ceil_div(into * bits, 32) == columns:
+            return into
+    # as many as fit
+    return columns * 32 // bits
+
+
 def _packed_slots(
     arguments: Group,
     inputs: Group | None,
     weight: Tensor,
+    into: int,
 ) -> tuple[Shape, Slots]:
     """Return the size and slots of integers packed in int32.
 
@@ -554,14 +593,13 @@ def _packed_slots(
         arguments: arguments of the weight, with defaults.
         inputs: arguments of the inputs, with defaults; None for weights alone.
         weight: the packed weight, of shape (out, ceil(in * bits / 32)).
+        into: the number of inputs.
 
     Returns:
         (out, in), and the slots by tensor name.
     """
     rows, columns = weight.shape
-    bits = arguments["num_bits"]
-    # weights are (out, ceil(in * bits / 32)); values of 3, 5, 6 or 7 bits do not fill an int32
-    into, groups = columns * 32 // bits, 1
+    bits, groups = arguments["num_bits"], 1
     if arguments["strategy"] == "group":
         groups = into // arguments["group_size"]
     return (rows, into), {

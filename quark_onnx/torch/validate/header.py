@@ -158,6 +158,25 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
 
 
+def integers_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the values of a small integer tensor.
+
+    Args:
+        tensor: a tensor of any type.
+
+    Returns:
+        The values in the order of the file; empty for a planned tensor, and for a type other than
+        I32 and I64.
+    """
+    if tensor.planned or tensor.dtype not in ("I32", "I64"):
+        return ()
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        data = stream.read(tensor.size)
+    values = np.frombuffer(data, f"<i{BITS[tensor.dtype] // 8}")
+    return tuple(map(int, values))
+
+
 def single_value(tensor: Tensor) -> float | None:
     """Return the value of a float tensor with one element; None for other tensors."""
     if tensor.count != 1 or tensor.dtype not in FLOATS:

@@ -522,12 +522,12 @@ def test_tensors_of_compressed_tensors(kind: str, symmetric: bool) -> None:
     types |= {torch.float32: "F32", torch.int64: "I64"}
     tensors = {
         name: Tensor(
-            f"layer.{name}", types[value.dtype], tuple(value.shape), Path(), 0, 0
+            f"layer.{name}", types[value.dtype], tuple(value.shape), Path(), 0, 0, True
         )
         for name, value in made.items()
     }
     found = Module("layer", tensors)
-    assert found.weight is not None
-    size, slots = slots_of_group({"weights": weights, "format": kind}, found.weight)
+    group = {"weights": weights, "format": kind}
+    size, slots = slots_of_group(group, found, (out, into))
     assert size == (out, into)
     assert [str(finding) for finding in slot_findings(found, slots)] == []
