@@ -61,7 +61,7 @@ from quark_onnx.torch.pipelines.block import (
     quantize_data_free,
 )
 from quark_onnx.torch.pipelines.report import TorchReport
-from quark_onnx.torch.pipelines.resume import BlockJournal, StoredBlock
+from quark_onnx.torch.pipelines.resume import BlockJournal, Lengths, StoredBlock
 from quark_onnx.torch.runtime.devices import room_for_states
 from quark_onnx.torch.runtime.memory import release_memory
 
@@ -511,10 +511,10 @@ class FileRun:
                 # blocks that an earlier run has finished are read from the journal, until the first
                 # missing one
                 if found is None:
+                    # the entries from here on belong to the block; filling it finds kept codes
+                    before = Lengths.of(self.report)
                     self._fill(name, part)
                     self._read_ahead(ahead, names[index + 1 : index + 2])
-                    # the outcomes from here on belong to the block
-                    before = len(self.report.outcomes)
                     for done in quantize_block(
                         self.model,
                         name,

@@ -19,6 +19,7 @@ from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.checkpoints.atomic_file import State, put_in_place, save
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import Layers
 from quark_onnx.torch.pipelines.report import TorchReport
@@ -30,25 +31,49 @@ _OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.val
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """Number of entries in the lists of a report, to which each block appends.
+
+    Attributes:
+        outcomes: number of results of algorithms.
+        notes: number of notes.
+        kept_codes: number of layers that keep the checkpoint's codes.
+    """
+
+    outcomes: int
+    notes: int
+    kept_codes: int
+
+    @classmethod
+    def of(cls, report: TorchReport) -> Lengths:
+        """Count the entries of a report."""
+        return cls(len(report.outcomes), len(report.notes), len(report.kept_codes))
+
+
+@dataclass(frozen=True)
 class StoredBlock:
     """Report entries of a finished block.
 
     Attributes:
         unreached: names of layers that were not activated during calibration.
         outcomes: results of algorithms on the block's layers.
+        notes: notes for the user on the block's layers.
+        kept_codes: names of layers that keep the checkpoint's codes.
     """
 
     unreached: Sequence[str] = ()
     outcomes: Sequence[Outcome] = ()
+    notes: Sequence[str] = ()
+    kept_codes: Sequence[str] = ()
 
     @classmethod
-    def of(cls, layers: Layers, report: TorchReport, before: int) -> StoredBlock:
+    def of(cls, layers: Layers, report: TorchReport, before: Lengths) -> StoredBlock:
         """Collect the report entries of layers that have just been quantized.
 
         Args:
             layers: the layers with their specs.
             report: the report.
-            before: the number of outcomes in the report before the block.
+            before: the number of the report's entries before the block.
         """
         unreached = [
             # ``TorchReport.weight_only`` replaces the spec of a layer without a scale
@@ -56,20 +81,28 @@ class StoredBlock:
             for name, (_, spec) in layers.items()
             if report.quantized[name] != spec
         ]
-        return cls(unreached, report.outcomes[before:])
+        return cls(
+            unreached,
+            report.outcomes[before.outcomes :],
+            report.notes[before.notes :],
+            report.kept_codes[before.kept_codes :],
+        )
 
     def tell(self, report: TorchReport) -> None:
         """Add the entries to the report of a resumed run."""
         for name in self.unreached:
-            # writes the note and the spec again, as in the run that stopped
-            report.weight_only(name)
+            # the spec alone: the note of ``weight_only`` is among the notes
+            report.quantized[name] = LayerSpec(report.quantized[name].weight)
         report.outcomes += self.outcomes
+        report.notes += self.notes
+        report.kept_codes += self.kept_codes
 
     @classmethod
     def read(cls, text: str) -> StoredBlock:
         """Parse the JSON of ``text``."""
         found = json.loads(text)
-        return cls(found["unreached"], [Outcome(**each) for each in found["outcomes"]])
+        outcomes = [Outcome(**each) for each in found.pop("outcomes")]
+        return cls(outcomes=outcomes, **found)
 
     def text(self) -> str:
         """Return the entries as JSON."""

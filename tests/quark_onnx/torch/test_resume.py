@@ -5,6 +5,7 @@ What is damaged or of another run is not believed.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -29,18 +30,23 @@ class Killed(BaseException):
 
 
 def run(
-    source: Path, output: Path, resume: Path | None, data: Any = None
-) -> dict[str, bytes]:
-    """The bytes of all files of a run."""
-    quantize_checkpoint(
+    source: Path,
+    output: Path,
+    resume: Path | None,
+    data: Any = None,
+    config: TorchConfig = FP8,
+) -> dict[str, bytes | str]:
+    """The bytes of all files of a run, and its report."""
+    report = quantize_checkpoint(
         source,
         data or tokens(1, 2),
-        FP8,
+        config,
         output,
         writing=Writing(resume=resume),
         progress=False,
     )
-    return {file.name: file.read_bytes() for file in output.iterdir()}
+    files = {file.name: file.read_bytes() for file in output.iterdir()}
+    return {**files, "report": json.dumps(report.to_dict())}
 
 
 def killed_behind(
@@ -49,6 +55,7 @@ def killed_behind(
     output: Path,
     resume: Path,
     monkeypatch: pytest.MonkeyPatch,
+    config: TorchConfig = FP8,
 ) -> None:
     """Run until so many blocks are done."""
     done = list[None]()
@@ -61,7 +68,7 @@ def killed_behind(
     with monkeypatch.context() as patch:
         patch.setattr(file_run, "release_memory", counted)
         with pytest.raises(Killed):
-            run(source, output, resume)
+            run(source, output, resume, config=config)
     assert not output.exists()
 
 
@@ -98,6 +105,40 @@ def test_experts_that_no_token_reached_are_described_after_all(
     wanted = run(source, tmp_path / "whole", None)
     killed_behind(0, source, tmp_path / "out", tmp_path / "resume", monkeypatch)
     assert run(source, tmp_path / "out", tmp_path / "resume") == wanted
+
+
+def test_notes_of_finished_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers that GPTQ does not reach, and experts that take the scale of others."""
+    source = saved(made(torch_families.config_of("qwen3_moe")), tmp_path / "model")
+    for scheme_name in ("fp8", "nvfp4"):
+        folder = tmp_path / scheme_name
+        config = TorchConfig(
+            scheme(scheme_name), exclude=("lm_head",), algorithms=("gptq",)
+        )
+        wanted = run(source, folder / "whole", None, config=config)
+        assert "the greatest of the other experts" in str(wanted["report"])
+        assert "not reached by the data: gptq" in str(wanted["report"])
+        out, resume = folder / "out", folder / "resume"
+        killed_behind(0, source, out, resume, monkeypatch, config)
+        assert run(source, out, resume, config=config) == wanted
+
+
+def test_kept_codes_of_finished_blocks(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that has the format already, and is quantized once more."""
+    writing = Writing(layout="compressed-tensors")
+    quantize_checkpoint(
+        source, tokens(), FP8, tmp_path / "fp8", writing=writing, progress=False
+    )
+    wanted = run(tmp_path / "fp8", tmp_path / "whole", None)
+    assert '"kept_codes": []' not in str(wanted["report"])
+    killed_behind(
+        1, tmp_path / "fp8", tmp_path / "out", tmp_path / "resume", monkeypatch
+    )
+    assert run(tmp_path / "fp8", tmp_path / "out", tmp_path / "resume") == wanted
 
 
 def test_another_model_of_the_same_shape_is_refused(
