@@ -306,9 +306,11 @@ def untied(content: dict[str, Any]) -> dict[str, Any]:
     """
     separate = {"tie_word_embeddings": False}
     found = content | separate
-    # Models of several modalities repeat the setting for their text model.
-    if "text_config" in content:
-        found["text_config"] = content["text_config"] | separate
+    # Models of several modalities repeat the setting for their text model. Some that have no such
+    # part write null.
+    text_config = content.get("text_config")
+    if text_config is not None:
+        found["text_config"] = text_config | separate
     return found
 
 

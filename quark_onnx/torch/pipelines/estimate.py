@@ -443,10 +443,7 @@ def _probabilities(
     """
     if all(spec.probabilities is None for _, spec in chosen.values()):
         return 0
-    config = source.model.config
-    heads = int(
-        getattr(getattr(config, "text_config", config), "num_attention_heads", 0) or 0,
-    )
+    heads = _whole(_text(source.model), "num_attention_heads")
     # samples that a block runs at once
     rows = max(1, AT_ONCE // max(length, 1))
     # probabilities are (rows, heads, length, length); softmax computes them in float32

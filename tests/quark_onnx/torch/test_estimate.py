@@ -29,7 +29,8 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.algorithm_order import algorithm
 from quark_onnx.torch.config.schemes import scheme
-from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
+from quark_onnx.torch.config.torch_config import Attention, TorchConfig
 from quark_onnx.torch.pipelines.estimate import Estimate, Speed, estimate, shapes_of
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
@@ -283,6 +284,25 @@ def test_hidden_states_of_a_multimodal_model(
     width = source.model.config.text_config.hidden_size
     value = next(source.model.parameters()).dtype.itemsize
     assert many - few == pytest.approx((1 << 22) * width * value, rel=0.1)
+
+
+def test_a_model_whose_text_config_is_null(tmp_path: Path) -> None:
+    """Its own sizes count, also for quantized probabilities."""
+    folder = saved(made(llama()), tmp_path / "source")
+    config = TorchConfig(
+        LayerSpec(), attention=Attention(TensorSpec("fp8e4m3"), TensorSpec("fp8e4m3"))
+    )
+    found = list[int]()
+    for change in ({}, {"text_config": None}):
+        path = folder / "config.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(content | change), encoding="utf-8")
+        source = FloatCheckpoint(folder)
+        chosen = chosen_layers(source.model, config)[0]
+        speed = Instant(source)
+        found.append(estimate(source, chosen, 4096, samples=8, speed=speed).memory)
+    # probabilities take 16 MB at least; the process itself takes more now and then
+    assert abs(found[0] - found[1]) < 8 << 20
 
 
 def test_writing_takes_time_where_reading_takes_none(tmp_path: Path) -> None:

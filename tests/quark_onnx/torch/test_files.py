@@ -45,6 +45,18 @@ def source_of(folder: Path, **settings: Any) -> Path:
     return folder
 
 
+def test_a_tied_head_of_a_model_whose_text_config_is_null(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source", tie_word_embeddings=True)
+    content = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    content["text_config"] = None
+    (source / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    whole = TorchConfig(scheme("int8_per_channel"))
+    quantize_checkpoint(source, tokens(), whole, tmp_path / "out", progress=False)
+    written = (tmp_path / "out" / "config.json").read_text(encoding="utf-8")
+    assert json.loads(written)["tie_word_embeddings"] is False
+    assert json.loads(written)["text_config"] is None
+
+
 def test_what_is_not_quantized_is_copied(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
     before = contents(source)
