@@ -7,8 +7,13 @@ from collections.abc import Container, Iterable
 
 from quark_onnx.containers import among
 
-#: Last parts of the names of fused layers, which have a common parent and a common input.
-FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+#: Last parts of the names of fused layers, which have a common parent and a common input, by the
+#: last part of the name of their fused layer in vLLM (``packed_modules_mapping`` of its models).
+FUSED_NAMES = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+FUSED = tuple(FUSED_NAMES.values())
 # "model.layers.0.mlp.experts.3.up_proj": the prefix up to "experts", a number, the layer.
 _EXPERT = re.compile(r"(?P<experts>(.*\.)?experts)\.\d+\.(?P<layer>\w+)")
 #: Layers of an expert with the same input as the gate.

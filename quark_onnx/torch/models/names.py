@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,6 +89,31 @@ def input_hooks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def is_named_in_transformers(name: str, pattern: str) -> bool:
+    """Return whether an entry of ``modules_to_not_convert`` names a layer in transformers.
+
+    ``should_convert_module`` in quantizers/quantizers_utils.py of transformers 5.24 takes an entry
+    for a regular expression that matches the layer or a module around it, or for the end of the
+    layer's name.
+
+    Args:
+        name: name of the layer.
+        pattern: the entry.
+
+    Raises:
+        re.error: the entry is no regular expression, which transformers does not load either.
+
+    >>> is_named_in_transformers("model.layers.1.mlp.fc1", "model.layers.1")
+    True
+    >>> is_named_in_transformers("model.layers.1.mlp.gate_proj", "model.layers.1.mlp.gate")
+    False
+    """
+    # behind a dot, in front of one, or at the end of the name
+    boundary = r"(?:(?<=\.)|(?=\.|$))"
+    found = re.match(f"(?:{pattern}){boundary}", name)
+    return found is not None or name.endswith(pattern)
 
 
 def within(name: str, block: str) -> bool:

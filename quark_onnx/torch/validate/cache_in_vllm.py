@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from quark_onnx.containers import grouped_by, present, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.compressed import rounds_outputs_in_vllm
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
     FieldCheck,
@@ -125,10 +126,15 @@ def _scheme_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def _unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield scales with AMD Quark's name in a checkpoint of compressed-tensors."""
+    """Yield scales of outputs that vLLM does not read in a checkpoint of compressed-tensors."""
+    if checkpoint.method != "compressed-tensors":
+        return
     # the mapper of CompressedTensorsConfig has k_scale and v_scale, not output_scale
-    names = [*checkpoint.modules_with("output_scale")]
-    if names and checkpoint.method == "compressed-tensors":
+    names = list[str]()
+    for name, module in checkpoint.modules_with("output_scale").items():
+        if not rounds_outputs_in_vllm(checkpoint, module):
+            names.append(name)
+    if names:
         text = f"no loader finds the {len(names)} scales that are called so"
         yield broken("kv-scales-loader", f"{names[0]}.output_scale", text)
 

@@ -16,7 +16,7 @@ from quark_onnx.torch.validate.fields import is_names
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
 from quark_onnx.torch.validate.json_values import object_of
-from quark_onnx.torch.validate.modules import Module, modules_of
+from quark_onnx.torch.validate.modules import Module, fused_parts, modules_of
 from quark_onnx.torch.validate.rules import broken
 
 CONFIG = "config.json"
@@ -111,6 +111,17 @@ class Checkpoint:
         # modules hold their tensors by current names, whatever the file calls them
         module = self.modules.get(parent, _NO_MODULE)
         return module.tensors.get(end)
+
+    def names_in_vllm(self, module: Module) -> list[str]:
+        """Return the names by which vLLM looks up whether a layer is excluded.
+
+        Returns:
+            The name of the fused layer, if the layer is part of one, and then its own. An entry for
+            the fused layer excludes all its parts; ``find_matching_patterns`` and
+            ``is_layer_skipped`` of vLLM look for it first.
+        """
+        fused_name, _ = fused_parts(module, self.modules)
+        return [*filter(None, [fused_name]), module.name]
 
     @property
     def architecture(self) -> str:

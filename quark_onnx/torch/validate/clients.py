@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -82,8 +83,6 @@ _QUARK_NEEDS = (
     "amd-quark 0.12 or later with a C++ compiler, or quark_onnx.torch.transformers",
 )
 _GPTQMODEL = (packed.gptqmodel_config_findings,)
-_COMPRESSED = (compressed.config_findings,)
-_FP8 = (native_fp8.config_findings,)
 
 #: Layouts by the client's name and the configuration's quant_method.
 LAYOUTS: dict[str, dict[str, Layout]] = {
@@ -99,20 +98,20 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             quark_vllm.quark_schemes_in_vllm,
         ),
         "compressed-tensors": Layout(
-            _COMPRESSED,
+            (compressed.vllm_config_findings,),
             (
                 compressed.vllm_findings,
-                compressed.layer_findings,
+                compressed.vllm_layer_findings,
                 cache_in_vllm.static_cache_findings,
             ),
-            compressed.schemes,
+            compressed.schemes_in_vllm,
         ),
         "awq": Layout(
             (packed.awq_config_findings,),
             (
                 packed.fused_findings,
                 packed.awq_expert_findings,
-                packed.awq_layer_findings,
+                packed.vllm_awq_findings,
             ),
             packed.schemes,
         ),
@@ -122,7 +121,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             packed.schemes,
         ),
         "fp8": Layout(
-            _FP8,
+            (native_fp8.vllm_config_findings,),
             (
                 model.name_findings,
                 native_fp8.vllm_findings,
@@ -140,15 +139,18 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             _QUARK_NEEDS,
         ),
         "compressed-tensors": Layout(
-            _COMPRESSED,
-            (compressed.transformers_findings, compressed.layer_findings),
-            compressed.schemes,
+            (compressed.transformers_config_findings,),
+            (
+                compressed.transformers_findings,
+                compressed.transformers_layer_findings,
+            ),
+            compressed.schemes_in_transformers,
             # quantizer_compressed_tensors.py of transformers refuses earlier releases
             ("compressed-tensors 0.15 or later",),
         ),
         "awq": Layout(
             _GPTQMODEL,
-            (packed.awq_layer_findings,),
+            (packed.transformers_awq_findings,),
             packed.schemes,
             ("gptqmodel",),
         ),
@@ -159,7 +161,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
             ("gptqmodel",),
         ),
         "fp8": Layout(
-            _FP8,
+            (native_fp8.transformers_config_findings,),
             (native_fp8.transformers_findings,),
             native_fp8.schemes,
             ("accelerate",),
@@ -209,7 +211,14 @@ _UNCHECKED = {
     ),
 }
 #: Exceptions for values of a type that no tool writes; clients fail with the same exceptions.
-_MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_MALFORMED = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    re.error,
+)
 #: Clients by name, with the release whose sources the rules mirror.
 RELEASES = {
     "vllm": VLLM,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quark_onnx.containers import present_values
@@ -13,6 +13,16 @@ from quark_onnx.torch.validate.compressed_arguments import (
     argument_findings,
     arguments_of,
 )
+from quark_onnx.torch.validate.compressed_groups import (
+    Finder,
+    group_in_transformers,
+    group_in_vllm,
+    groups_in_vllm,
+    groups_of,
+    ignored,
+    is_ignored_in_vllm,
+    is_of_attention,
+)
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
     QUANTIZATION,
@@ -20,6 +30,7 @@ from quark_onnx.torch.validate.fields import (
     FieldCheck,
     field_findings,
     is_given,
+    is_object,
     is_set,
     is_unset,
     meets,
@@ -27,7 +38,7 @@ from quark_onnx.torch.validate.fields import (
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor, integers_of
-from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
+from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
     Module,
     excluded_findings,
@@ -36,7 +47,7 @@ from quark_onnx.torch.validate.modules import (
     shards,
     size_of,
 )
-from quark_onnx.torch.validate.quark_config import is_glob, matches_any
+from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     SCALAR,
@@ -90,6 +101,17 @@ _FORMAT_CHECK = FieldCheck(
     lambda form: isinstance(form, str | None),
     "{format!r}",
 )
+#: ``_validate_attention_scheme`` in quantization/lifecycle/initialize.py of compressed-tensors.
+_ATTENTION_CHECKS = (
+    FieldCheck("ct-attention", "weights", lambda weights: weights is None),
+    FieldCheck(
+        "ct-attention",
+        "input_activations",
+        is_object,
+        absent=NO_KEY_OR_NULL,
+    ),
+    FieldCheck("ct-attention", "output_activations", lambda outputs: outputs is None),
+)
 #: The format is optional in compressed-tensors.
 _FORMAT_IN_VLLM_CHECK = FieldCheck(
     "ct-format",
@@ -99,9 +121,29 @@ _FORMAT_IN_VLLM_CHECK = FieldCheck(
 )
 
 
-def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors in the configuration, for any client."""
+def vllm_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the configuration, for vLLM."""
     entries = checkpoint.quantization
+    yield from _config_findings(entries)
+    for place, group in groups_in_vllm(entries):
+        yield from _group_findings(entries, place, group)
+        # vLLM reads the arguments of the weights of every group
+        if not isinstance(group.get("weights"), dict):
+            yield broken("ct-groups", place, "it lacks the object weights")
+
+
+def transformers_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the configuration, for transformers."""
+    entries = checkpoint.quantization
+    yield from _config_findings(entries)
+    for place, group in groups_of(entries):
+        yield from _group_findings(entries, place, group)
+        if is_of_attention(group):
+            yield from field_findings(group, place, _ATTENTION_CHECKS)
+
+
+def _config_findings(entries: dict[str, Any]) -> Iterator[Finding]:
+    """Yield errors outside of the groups, for any client."""
     yield from field_findings(entries, QUANTIZATION, [_GROUPS_CHECK])
     # vLLM raises only if sparsity_config has targets (``_parse_sparsity_config``)
     targets = object_of(entries.get("sparsity_config")).get("targets")
@@ -109,11 +151,9 @@ def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield broken(
             "ct-sparsity", f"{QUANTIZATION}.sparsity_config", f"it targets {targets}"
         )
-    for place, group in _groups(entries):
-        yield from _group_findings(entries, place, group)
     yield from name_list_findings(entries, "ignore")
     yield from field_findings(entries, QUANTIZATION, [_FORMAT_CHECK])
-    for name in filter(is_glob, _ignored(entries)):
+    for name in filter(is_glob, ignored(entries)):
         yield broken(
             "exclude-pattern", f"{QUANTIZATION}.ignore", f"{name!r} is no exact name"
         )
@@ -132,16 +172,10 @@ def _group_findings(
         group: an entry of config_groups, as it stands in the file.
 
     Yields:
-        For a group without targets or weights one finding alone, as the other checks read both.
+        For a group without targets one finding alone.
     """
-    targets, weights = group.get("targets"), group.get("weights")
-    # the checks below read both
-    if not isinstance(targets, list) or not isinstance(weights, dict):
-        yield broken(
-            "ct-groups",
-            place,
-            "it lacks the list targets or the object weights",
-        )
+    if not isinstance(group.get("targets"), list):
+        yield broken("ct-groups", place, "it lacks the list targets")
         return
     # null means the same as a missing format: that of the checkpoint holds
     form = present_values(group).get("format", entries.get("format"))
@@ -151,13 +185,15 @@ def _group_findings(
         # null stands for a tensor that is not quantized
         if isinstance(group.get(key), dict):
             yield from argument_findings(f"{place}.{key}", group[key])
+        elif group.get(key) is not None:
+            yield broken("ct-arguments", f"{place}.{key}", repr(group[key]))
 
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the schemes of the layers, for vLLM.
 
     Args:
-        checkpoint: a checkpoint whose groups ``config_findings`` has accepted.
+        checkpoint: a checkpoint whose groups ``vllm_config_findings`` has accepted.
 
     Yields:
         Malformed entries, fused layers that are ignored in part, and groups without a scheme: one
@@ -172,11 +208,11 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         )
     # vLLM asks for each part of a fused layer, and refuses a layer that is ignored in part
     for name, modules in shards(checkpoint.modules):
-        out = [_ignores(entries, module.name) for module in modules]
+        out = [is_ignored_in_vllm(checkpoint, module) for module in modules]
         yield from partial_findings(name, out, "ignored")
     first = dict[tuple[str, bool], tuple[Module, Group]]()
     for module in checkpoint.linears:
-        found = group_of(entries, module)
+        found = group_in_vllm(checkpoint, module)
         if found is not None:
             place, group = found
             # experts have classes of their own, all other layers of a group share a scheme
@@ -215,9 +251,9 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         checkpoint: the checkpoint; a model without a dtype passes the check of the dtype.
     """
     dtype = checkpoint.dtype
-    for place, group in _groups(checkpoint.quantization):
+    for place, group in groups_of(checkpoint.quantization):
         weight = arguments_of(group.get("weights"))
-        # ``config_findings`` has reported a group without weights
+        # such a group quantizes activations alone
         if weight is None:
             continue
         form = _form(checkpoint.quantization, group)
@@ -229,10 +265,25 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             yield broken("ct-bfloat16", f"{place}.format", text)
 
 
-def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors in the tensors of the layers, for any client."""
+def vllm_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the tensors of the layers, for vLLM."""
+    return _layer_findings(checkpoint, group_in_vllm)
+
+
+def transformers_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the tensors of the layers, for transformers."""
+    return _layer_findings(checkpoint, group_in_transformers)
+
+
+def _layer_findings(checkpoint: Checkpoint, group_of: Finder) -> Iterator[Finding]:
+    """Yield errors in the tensors of the layers.
+
+    Args:
+        checkpoint: the checkpoint.
+        group_of: finds the group of a layer in the client.
+    """
     for module in checkpoint.layers:
-        found = group_of(checkpoint.quantization, module)
+        found = group_of(checkpoint, module)
         if found is None:
             text = f"no group is for it, and its weight is {module.weight}"
             yield from excluded_findings(module, text)
@@ -274,45 +325,39 @@ def _tensor_findings(
         module,
         size,
         demanded,
-        {**slots, **_kv_slots(checkpoint.quantization, module)},
+        {
+            **slots,
+            **_output_slots(group),
+            **_kv_slots(checkpoint.quantization, module),
+        },
         group["weights"].get("group_size"),
     )
 
 
-def schemes(checkpoint: Checkpoint) -> Iterator[str]:
+def schemes_in_vllm(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the number formats of every quantized layer in vLLM."""
+    return _schemes(checkpoint, group_in_vllm)
+
+
+def schemes_in_transformers(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield the number formats of every quantized layer in transformers."""
+    return _schemes(checkpoint, group_in_transformers)
+
+
+def _schemes(checkpoint: Checkpoint, group_of: Finder) -> Iterator[str]:
     """Yield the number formats of every quantized layer.
+
+    Args:
+        checkpoint: the checkpoint.
+        group_of: finds the group of a layer in the client.
 
     Yields:
         Texts such as "weight int4 group 128"; layers without a group are left out.
     """
     for module in checkpoint.quantized_linears:
-        found = group_of(checkpoint.quantization, module)
+        found = group_of(checkpoint, module)
         if found is not None:
             yield _describe(found[1])
-
-
-def group_of(entries: dict[str, Any], module: Module) -> tuple[str, Group] | None:
-    """Return the group of a layer with its place; None if the layer is ignored.
-
-    A target with the layer's name has priority over a class name.
-
-    Args:
-        entries: the quantization_config.
-        module: the layer.
-
-    Returns:
-        The place for findings and the group; None also if no group names the layer.
-    """
-    if _ignores(entries, module.name):
-        return None
-    # the names first: an entry for a single layer overrides that of the class
-    for name in (module.name, "Linear"):
-        for place, group in _groups(entries):
-            # a group without weights has a finding of its own
-            whole = isinstance(group.get("weights"), dict)
-            if whole and matches_any(name, strings_of(group.get("targets"))):
-                return place, group
-    return None
 
 
 _INT8 = {"type": "int", "num_bits": 8}
@@ -390,6 +435,8 @@ class Scheme:
         return self.outputs is None or meets(object_of(outputs), self.outputs)
 
 
+#: Name of the scheme of integers whose inputs and outputs are static int8.
+_INT8_AROUND = "int8 around"
 #: Conditions that any inputs meet, also those that are not quantized.
 _ANY: Conditions = {}
 #: In the order of ``_get_scheme_from_parts`` in vllm/model_executor/layers/quantization/
@@ -414,7 +461,7 @@ SCHEMES = (
         {**_E4M3, **_DYNAMIC_TOKEN, **_SYMMETRIC},
     ),
     Scheme(
-        "int8 around",
+        _INT8_AROUND,
         _GROUPED_INTEGERS,
         _STATIC_INT8,
         ("pack-quantized", "int-quantized"),
@@ -690,6 +737,33 @@ def _input_slots(inputs: Group | None) -> dict[str, Slot]:
     }
 
 
+def _output_slots(group: Group) -> Slots:
+    """Return the slots of calibrated output scales; empty without static outputs."""
+    outputs = arguments_of(group.get("output_activations"))
+    if outputs is None or outputs["dynamic"]:
+        return {}
+    # optional: most schemes of vLLM do not read them, which is a finding of ``cache_in_vllm``
+    return {
+        "output_scale": replace(SCALE, needed=False),
+        "output_zero_point": Slot(("I8",), SCALAR, needed=False),
+    }
+
+
+def rounds_outputs_in_vllm(checkpoint: Checkpoint, module: Module) -> bool:
+    """Return whether vLLM's scheme of a layer reads the scale of its output.
+
+    Args:
+        checkpoint: the checkpoint.
+        module: the layer.
+    """
+    found = group_in_vllm(checkpoint, module)
+    if found is None:
+        return False
+    _, group = found
+    form = _form(checkpoint.quantization, group)
+    return scheme_in_vllm(group, form) == _INT8_AROUND
+
+
 def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
     """Return the slots of the scales of the cache below queries, keys and values."""
     is_cached = isinstance(entries.get("kv_cache_scheme"), dict)
@@ -700,25 +774,10 @@ def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:
     return dict.fromkeys(("output_scale", "k_scale", "v_scale"), optional)
 
 
-def _groups(entries: dict[str, Any]) -> Iterator[tuple[str, Group]]:
-    """Yield the places and the groups of the configuration."""
-    for name, group in objects_in(entries.get("config_groups")).items():
-        # the order of the file decides where several groups match a layer
-        yield f"{QUANTIZATION}.config_groups.{name}", group
-
-
-def _ignored(entries: dict[str, Any]) -> list[str]:
-    return strings_of(entries.get("ignore"))
-
-
 def _form(entries: dict[str, Any], group: Group) -> str | None:
     """Return the format of a group, or else that of the checkpoint."""
     # vLLM and compressed-tensors prefer the format of the group
     return group.get("format") or entries.get("format")
-
-
-def _ignores(entries: dict[str, Any], name: str) -> bool:
-    return matches_any(name, _ignored(entries))
 
 
 def _describe(group: Group) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.containers import subset
-from quark_onnx.torch.models.fused_groups import FUSED
+from quark_onnx.torch.models.fused_groups import FUSED, FUSED_NAMES
 from quark_onnx.torch.validate.fields import is_positive
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
@@ -156,6 +156,30 @@ def _fused_names(module: Module) -> list[str]:
     groups = [",".join(names) for names in FUSED if module.last in names]
     # for example "model.layers.0.self_attn.{q_proj,k_proj,v_proj}"
     return [f"{module.parent}.{{{group}}}" for group in groups]
+
+
+def fused_parts(
+    module: Module,
+    modules: Mapping[str, Module],
+) -> tuple[str, list[str]]:
+    """Return the fused layer that vLLM makes of a layer and others.
+
+    Args:
+        module: the layer.
+        modules: all modules by name.
+
+    Returns:
+        The name of the fused layer, such as "model.layers.0.self_attn.qkv_proj", and the names of
+        its parts. The name is empty if the layer is no part of a fused one, or if the model lacks
+        one of the parts.
+    """
+    for fused_name, lasts in FUSED_NAMES.items():
+        parts = [f"{module.parent}.{last}" for last in lasts]
+        # experts of a block are one module in vLLM, by whatever name
+        whole = not module.experts and all(part in modules for part in parts)
+        if module.last in lasts and whole:
+            return f"{module.parent}.{fused_name}", parts
+    return "", []
 
 
 def partial_findings(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import filterfalse
 from typing import Any
 
 from quark_onnx.containers import subset
+from quark_onnx.torch.models.names import is_named_in_transformers
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
@@ -15,7 +17,7 @@ from quark_onnx.torch.validate.fields import (
     meets,
     one_of,
 )
-from quark_onnx.torch.validate.finding import Finding
+from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.json_values import strings_of
 from quark_onnx.torch.validate.modules import (
@@ -26,7 +28,7 @@ from quark_onnx.torch.validate.modules import (
     shards,
     size_of,
 )
-from quark_onnx.torch.validate.quark_config import is_glob
+from quark_onnx.torch.validate.quark_config import is_glob, is_regular
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     SCALAR,
@@ -68,17 +70,32 @@ _STATIC_BLOCKS = {
 }
 
 
-def config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors in the configuration."""
-    entries = checkpoint.quantization
+def vllm_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the configuration, for vLLM."""
+    yield from _config_findings(checkpoint.quantization)
+    for name in filter(_is_pattern, _excluded_in_vllm(checkpoint.quantization)):
+        place = f"{QUANTIZATION}.ignored_layers"
+        yield broken("exclude-pattern", place, f"{name!r} is no exact name")
+
+
+def transformers_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the configuration, for transformers."""
+    yield from _config_findings(checkpoint.quantization)
+    patterns = _excluded_in_transformers(checkpoint.quantization) or []
+    for pattern in filterfalse(is_regular, patterns):
+        place = f"{QUANTIZATION}.modules_to_not_convert"
+        text = f"{pattern!r} is no regular expression"
+        yield broken("exclude-pattern", place, text, REFUSED)
+
+
+def _config_findings(entries: dict[str, Any]) -> Iterator[Finding]:
+    """Yield errors in the configuration, for any client."""
     yield from field_findings(entries, QUANTIZATION, _CHECKS)
     if meets(entries, _STATIC_BLOCKS):
         place = f"{QUANTIZATION}.activation_scheme"
         yield broken("fp8-config", place, "static, with weight_block_size")
-    yield from name_list_findings(entries, "ignored_layers")
-    for name in filter(_is_pattern, _excluded(entries)):
-        place = f"{QUANTIZATION}.ignored_layers"
-        yield broken("exclude-pattern", place, f"{name!r} is no exact name")
+    for key in ("ignored_layers", "modules_to_not_convert"):
+        yield from name_list_findings(entries, key)
 
 
 def _is_pattern(name: str) -> bool:
@@ -88,19 +105,19 @@ def _is_pattern(name: str) -> bool:
 
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in fused layers and in their tensors."""
-    entries = checkpoint.quantization
-    names = _excluded(entries)
-    block = entries.get("weight_block_size")
+    block = checkpoint.quantization.get("weight_block_size")
     for name, modules in shards(checkpoint.modules):
-        # no parents: vLLM compares the name of each part of a fused layer
-        out = [module.name in names for module in modules]
+        out = [is_excluded_in_vllm(checkpoint, module) for module in modules]
         yield from partial_findings(name, out, "in ignored_layers")
         # layers that are left out stay float, and have no blocks
         if block and not any(out):
             yield from _block_findings(block[0], modules)
     # vLLM creates the parameter under one of the two names
     end = "weight_scale_inv" if block else "weight_scale"
-    yield from _layer_findings(checkpoint, {end}, "input_scale")
+    for module in checkpoint.layers:
+        # vLLM keeps heads float, whatever the list says
+        is_out = module.is_head or is_excluded_in_vllm(checkpoint, module)
+        yield from _layer_findings(checkpoint, module, is_out, {end}, "input_scale")
 
 
 def _block_findings(rows: int, modules: list[Module]) -> Iterator[Finding]:
@@ -136,11 +153,13 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             old[0],
             f"{len(old)} scales are called so, and are not found",
         )
-    yield from _layer_findings(
-        checkpoint,
-        {"weight_scale_inv", "weight_scale"},
-        "activation_scale",
-    )
+    scales = {"weight_scale_inv", "weight_scale"}
+    # a head is a layer as any other, unless there is no list
+    for module in checkpoint.matrices:
+        is_out = _is_excluded_in_transformers(checkpoint, module)
+        yield from _layer_findings(
+            checkpoint, module, is_out, scales, "activation_scale"
+        )
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
@@ -153,29 +172,27 @@ def schemes(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _layer_findings(
     checkpoint: Checkpoint,
+    module: Module,
+    is_out: bool,
     scales: set[str],
     inputs: str,
 ) -> Iterator[Finding]:
-    """Yield layers with weights or tensors unlike the configuration.
+    """Yield errors in a layer whose weight or tensors are unlike the configuration.
 
     Args:
         checkpoint: the checkpoint.
+        module: the layer.
+        is_out: whether the client keeps the layer float.
         scales: names under which the client finds the scales of a weight.
         inputs: name under which the client finds the scale of the inputs.
     """
-    excluded = _excluded(checkpoint.quantization)
-    # an entry may name a whole block or the layers of an attention
-    parents = tuple(f"{name}." for name in excluded)
-    for module in checkpoint.layers:
-        is_out = module.name in excluded or module.name.startswith(parents)
-        stored = f"its weight is {module.weight}"
-        # heads are float in both clients
-        if is_out or (module.is_head and module.is_quantized):
-            yield from excluded_findings(module, f"it is excluded, and {stored}")
-        elif module.is_quantized:
-            yield from _tensors(checkpoint, module, scales, inputs)
-        else:
-            yield from included_findings(module, f"{stored}, not F8_E4M3")
+    stored = f"its weight is {module.weight}"
+    if is_out:
+        yield from excluded_findings(module, f"it is excluded, and {stored}")
+    elif module.is_quantized:
+        yield from _tensors(checkpoint, module, scales, inputs)
+    else:
+        yield from included_findings(module, f"{stored}, not F8_E4M3")
 
 
 def _tensors(
@@ -216,8 +233,46 @@ def _tensors(
     yield from slot_findings(module, slots)
 
 
-def _excluded(entries: dict[str, Any]) -> list[str]:
-    """Return the names of float layers, under the key of vLLM or of transformers."""
+def _excluded_in_vllm(entries: dict[str, Any]) -> list[str]:
+    """Return the names of float layers that ``Fp8Config.from_config`` of vLLM reads."""
     return strings_of(
         entries.get("ignored_layers") or entries.get("modules_to_not_convert"),
     )
+
+
+def is_excluded_in_vllm(checkpoint: Checkpoint, module: Module) -> bool:
+    """Return whether vLLM keeps a layer float, by ``is_layer_skipped`` of quant_utils.py.
+
+    Entries are exact names of layers, of fused layers, or of parts of experts.
+    """
+    excluded = _excluded_in_vllm(checkpoint.quantization)
+    names = checkpoint.names_in_vllm(module)
+    if any(name in excluded for name in names):
+        return True
+    # vLLM looks for the module of the experts, or another layer below one, within the entries
+    name = module.experts or module.name
+    is_within = (name in entry for entry in excluded)
+    return len(names) == 1 and "experts" in name and any(is_within)
+
+
+def _excluded_in_transformers(entries: dict[str, Any]) -> list[str] | None:
+    """Return the entries for float layers that ``FineGrainedFP8Config`` of transformers reads.
+
+    Returns:
+        The entries; None without a list, for which transformers keeps the head float.
+    """
+    for key in ("modules_to_not_convert", "ignored_layers"):
+        # an empty list counts, null does not
+        if entries.get(key) is not None:
+            return strings_of(entries[key])
+    return None
+
+
+def _is_excluded_in_transformers(checkpoint: Checkpoint, module: Module) -> bool:
+    """Return whether transformers keeps a layer float."""
+    patterns = _excluded_in_transformers(checkpoint.quantization)
+    if patterns is None:
+        return module.is_head
+    # other entries have a finding of their own
+    regular = filter(is_regular, patterns)
+    return any(is_named_in_transformers(module.name, pattern) for pattern in regular)

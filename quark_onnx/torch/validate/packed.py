@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from itertools import filterfalse, product
 from typing import Any
 
 from quark_onnx.containers import subset
+from quark_onnx.torch.models.names import is_named_in_transformers
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY,
@@ -18,12 +20,14 @@ from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
+    Module,
     excluded_findings,
     fused,
     included_findings,
     partial_findings,
     size_of,
 )
+from quark_onnx.torch.validate.quark_config import is_regular
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     Shape,
@@ -73,25 +77,58 @@ def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
         yield broken(rule, f"{QUANTIZATION}.version", repr(version))
 
 
-def awq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors in the tensors of AutoAWQ."""
-    names = checkpoint.quantization.get("modules_to_not_convert") or []
-    # parts of names, as ``match_mode="substring"`` of vLLM's auto_awq.py
-    skipped = [*map(str, names)]
-    for module in checkpoint.linears:
-        if _has_part(module.name, skipped):
-            text = f"modules_to_not_convert names it: {module.weight}"
-            yield from excluded_findings(module, text)
-        # without a list, clients find float layers by the files
-        elif skipped and not module.is_quantized:
-            text = f"its weight is {module.weight}"
-            yield from included_findings(module, text, REFUSED)
+def vllm_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the tensors of AutoAWQ, for vLLM."""
+    # without a list, vLLM finds float layers by the files
+    layers = checkpoint.linears if _skipped(checkpoint) else []
+    for module in layers:
+        yield from _listed_findings(module, is_skipped_in_vllm(checkpoint, module))
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 
-def _has_part(name: str, parts: Iterable[str]) -> bool:
-    """Return whether a name contains one of some parts."""
-    return any(part in name for part in parts)
+def transformers_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the tensors of AutoAWQ, for transformers."""
+    skipped = _skipped(checkpoint)
+    for pattern in filterfalse(is_regular, skipped):
+        place = f"{QUANTIZATION}.modules_to_not_convert"
+        text = f"{pattern!r} is no regular expression"
+        yield broken("exclude-pattern", place, text, REFUSED)
+    regular = list(filter(is_regular, skipped))
+    for module in checkpoint.linears:
+        named = (is_named_in_transformers(module.name, pattern) for pattern in regular)
+        yield from _listed_findings(module, any(named))
+    yield from _tensor_findings(checkpoint, _awq_slots)
+
+
+def is_skipped_in_vllm(checkpoint: Checkpoint, module: Module) -> bool:
+    """Return whether vLLM keeps a layer of AutoAWQ float, by a part of its name.
+
+    Parts of the name of its fused layer count as well: "v_proj" is a part of "qkv_proj".
+    """
+    # ``match_mode="substring"`` of auto_awq.py
+    names = checkpoint.names_in_vllm(module)
+    return any(part in name for part, name in product(_skipped(checkpoint), names))
+
+
+def _skipped(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of float layers in a configuration of AutoAWQ."""
+    names = checkpoint.quantization.get("modules_to_not_convert") or []
+    return [*map(str, names)]
+
+
+def _listed_findings(module: Module, is_out: bool) -> Iterator[Finding]:
+    """Yield a layer that is quantized though it is excluded, or float though it is not.
+
+    Args:
+        module: the layer.
+        is_out: whether the client keeps the layer float.
+    """
+    if is_out:
+        text = f"modules_to_not_convert names it: {module.weight}"
+        yield from excluded_findings(module, text)
+    elif not module.is_quantized:
+        text = f"its weight is {module.weight}"
+        yield from included_findings(module, text, REFUSED)
 
 
 def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

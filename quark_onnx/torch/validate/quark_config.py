@@ -114,20 +114,33 @@ class QuarkConfig:
             for pattern in self.exclude
         )
 
-    def excludes_in_vllm(self, module: Module) -> bool:
+    def excludes_in_vllm(self, module: Module, fused_name: str) -> bool:
         """Return whether vLLM keeps a layer float, by exact name or regular expression.
 
         The experts of a mixture have a common entry.
+
+        Args:
+            module: the layer.
+            fused_name: name of the fused layer of which it is a part; empty if it is none.
         """
         # vLLM asks once for all experts of a block
         name = module.experts or module.name
-        if matches_any(name, self.exclude):
+        if matches_any(name, self.exclude) or self.excludes_fused(fused_name):
             return True
         # a single expert that is excluded excludes them all
         inside = f"{module.experts}."
         # ``should_ignore_layer`` with check_children
         is_inside = (pattern.startswith(inside) for pattern in self.exclude)
         return bool(module.experts) and any(is_inside)
+
+    def excludes_fused(self, fused_name: str) -> bool:
+        """Return whether vLLM keeps all parts of a fused layer float, by its own name.
+
+        Args:
+            fused_name: name of the fused layer, such as "model.layers.0.self_attn.qkv_proj"; empty
+                for a layer that is not fused.
+        """
+        return bool(fused_name) and matches_any(fused_name, self.exclude)
 
     def layer(self, name: str) -> Layer:
         """Return a layer's configuration in amd-quark: the first matching pattern."""
@@ -183,6 +196,15 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(
         pattern == name or is_regular_match(pattern, name) for pattern in patterns
     )
+
+
+def is_regular(pattern: str) -> bool:
+    """Return whether a pattern is a regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
 
 
 def different(first: Layer, second: Layer) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from fnmatch import filter as fnmatch_filter
@@ -26,12 +25,19 @@ from quark_onnx.torch.validate.fields import (
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
 from quark_onnx.torch.validate.header import single_value
 from quark_onnx.torch.validate.json_values import object_of
-from quark_onnx.torch.validate.modules import Module, excluded_findings, fused, size_of
+from quark_onnx.torch.validate.modules import (
+    Module,
+    excluded_findings,
+    fused,
+    fused_parts,
+    size_of,
+)
 from quark_onnx.torch.validate.quark_config import (
     Layer,
     QuarkConfig,
     different,
     is_glob,
+    is_regular,
     listed,
     overrides_in_vllm,
     same,
@@ -162,7 +168,7 @@ def _pattern_findings(checkpoint: Checkpoint, pattern: str) -> Iterator[Finding]
     """
     place = f"{QUANTIZATION}.exclude"
     # vLLM compiles the expression when it creates the first layer
-    if pattern.startswith("re:") and not _is_regular(pattern[3:]):
+    if pattern.startswith("re:") and not is_regular(pattern[3:]):
         yield broken("quark-exclude", place, f"{pattern!r} is no regular expression")
     # amd-quark writes patterns that users gave; vLLM compares the pattern as an exact name
     if is_glob(pattern):
@@ -197,7 +203,9 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in the layers and their tensors."""
     config = QuarkConfig(checkpoint.quantization)
     for name, modules in fused(checkpoint.modules):
-        yield from _fused_findings(config, name, modules)
+        fused_name, _ = fused_parts(modules[0], checkpoint.modules)
+        if not config.excludes_fused(fused_name):
+            yield from _fused_findings(config, name, modules)
         # vLLM keeps a second scale for each expert, so that experts may differ
         if not modules[0].experts:
             yield from _second_scale_findings(name, modules)
@@ -496,8 +504,9 @@ def _layer_findings(
         config: its configuration.
         module: a Linear layer with a weight; routers that vLLM keeps float are not checked.
     """
+    fused_name, _ = fused_parts(module, checkpoint.modules)
     # a pattern of amd-quark means a float layer in the file, even where vLLM does not read it
-    if config.excludes(module.name) or config.excludes_in_vllm(module):
+    if config.excludes(module.name) or config.excludes_in_vllm(module, fused_name):
         yield from excluded_findings(module, f"it is excluded, and {_stored(module)}")
         return
     layer = config.layer_in_vllm(module)
@@ -556,15 +565,6 @@ def _differing_keys(first: Layer, second: Layer) -> str:
             differ += [f"{key}.{name}" for name in different(one[0], other[0])]
     names = differ or different(first, second)
     return f"the configurations differ in {', '.join(names)}"
-
-
-def _is_regular(pattern: str) -> bool:
-    """Return whether a pattern is a regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True
 
 
 def _short(value: object) -> str:

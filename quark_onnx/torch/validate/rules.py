@@ -449,6 +449,13 @@ _OTHER = {
         _AGAIN,
         _CT,
     ),
+    "ct-attention": Rule(
+        REFUSED,
+        "groups of attention have input_activations, and neither weights nor"
+        " output_activations",
+        _AGAIN,
+        f"{_COMPRESSED}, quantization/lifecycle/initialize.py",
+    ),
     "ct-scheme": Rule(
         REFUSED,
         "there is a scheme for the types of weights and activations",

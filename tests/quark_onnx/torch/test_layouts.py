@@ -5,6 +5,7 @@ What they refuse.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 from quark_onnx.torch.formats.bit_packing import pack_words, unpack_words
+from quark_onnx.torch.models.names import is_named_in_transformers
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
@@ -644,18 +646,68 @@ def test_other_families(tmp_path: Path) -> None:
 
 
 def test_names_that_are_parts_of_others(tmp_path: Path) -> None:
+    """AutoAWQ's readers look for parts of names; transformers reads fp8 with a rule of its own."""
     quantized = {"model.layers.0.mlp.gate_proj": scheme("uint4_wo_32")}
-    for layout in ("awq", "finegrained-fp8"):
-        with pytest.raises(
-            ConfigError,
-            match=(
-                r"mlp.gate stays float, and its name is a part of"
-                r" model.layers.0.mlp.gate_proj"
-            ),
-        ):
-            layout_named(layout).quantization_config(
-                quantized, ["model.layers.0.mlp.gate"], TorchConfig()
-            )
+    floats = ["model.layers.0.mlp.gate"]
+    with pytest.raises(
+        ConfigError,
+        match=(
+            r"mlp.gate stays float, and its name is a part of"
+            r" model.layers.0.mlp.gate_proj"
+        ),
+    ):
+        layout_named("awq").quantization_config(quantized, floats, TorchConfig())
+    layout_named("finegrained-fp8").quantization_config(
+        {"model.layers.0.mlp.gate_proj": scheme("fp8")}, floats, TorchConfig()
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    list(
+        itertools.product(
+            [
+                *("lm_head", "fc1", "1.fc1", "gate", "mlp.gate", "mlp", "layers.1", ""),
+                *("model.layers.1", "model.layers.1.mlp.gate", "model.layers.1."),
+                *(
+                    "model.layers.*",
+                    "model|lm_head",
+                    r"model\.layers\.\d+\.fc1",
+                    "odel",
+                ),
+            ],
+            [
+                *(
+                    "lm_head",
+                    "model.lm_head",
+                    "model.layers.1.fc1",
+                    "model.layers.11.fc1",
+                ),
+                *(
+                    "model.layers.1.mlp.gate",
+                    "model.layers.1.mlp.gate_proj",
+                    "models.fc2",
+                ),
+                "model.layers.11.fc10",
+            ],
+        )
+    ),
+)
+def test_names_of_float_layers_in_transformers(pattern: str, name: str) -> None:
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    assert is_named_in_transformers(name, pattern) is not should_convert_module(
+        name, [pattern]
+    )
+
+
+def test_float_layers_whose_names_transformers_finds_elsewhere() -> None:
+    """The end of a name is compared without its dot."""
+    quantized = {"model.layers.11.fc1": scheme("fp8")}
+    with pytest.raises(ConfigError, match=r"1.fc1 stays float"):
+        layout_named("finegrained-fp8").quantization_config(
+            quantized, ["1.fc1"], TorchConfig()
+        )
 
 
 def test_the_head_of_oga_has_a_size_of_its_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -431,14 +432,21 @@ def check_parts_of_names(
     layout: str,
     quantized: Mapping[str, LayerSpec],
     floats: Sequence[str],
+    is_named: Callable[[str, str], bool] = operator.contains,
 ) -> None:
     """Raise ConfigError if a float layer's name is part of a quantized layer's name.
 
     Clients would take both layers for float.
+
+    Args:
+        layout: name of the layout.
+        quantized: the quantized layers.
+        floats: names of the float layers.
+        is_named: whether the name of a quantized layer, given first, is matched by that of a float
+            layer. By default clients look for the name of the float layer within other names.
     """
     for name, other in product(floats, quantized):
-        # Clients look for the name of a float layer within other names.
-        if name in other:
+        if is_named(other, name):
             raise ConfigError(
                 f"{name} stays float, and its name is a part of {other}: what reads the"
                 f" layout {layout!r} would take both for float; choose the layout"

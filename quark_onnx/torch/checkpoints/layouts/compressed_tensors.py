@@ -191,9 +191,9 @@ class CompressedTensorsLayout(Layout):
         """Return the configuration that ``CompressedTensorsConfig`` of vLLM and transformers reads.
 
         Layers with equal specification are one entry of ``config_groups``. The largest group has
-        the target "Linear"; other groups, and the float layers in ``ignore``, are exact names.
-        ``format`` is "mixed-precision" if the groups have different formats. ``config`` contributes
-        ``kv_cache_scheme`` only.
+        the target "Linear", and the names of heads. Other groups, and the float layers in
+        ``ignore``, are exact names. ``format`` is "mixed-precision" if the groups have different
+        formats. ``config`` contributes ``kv_cache_scheme`` only.
 
         Raises:
             ConfigError: no layer is quantized.
@@ -210,8 +210,9 @@ class CompressedTensorsLayout(Layout):
         # The name of a layer has priority over the name of its class. So the class stands for the
         # group that would be the longest list of names.
         largest = max(members, key=lambda spec: len(members[spec]))
-        del members[largest]
-        targets = members | {largest: ["Linear"]}
+        # vLLM has another class for heads, and finds them by name alone.
+        heads = list(filter(_is_head, members.pop(largest)))
+        targets = members | {largest: ["Linear", *heads]}
         groups = dict[str, Any]()
         for spec, names in targets.items():
             groups[f"group_{len(groups)}"] = _group(spec, names)
@@ -354,6 +355,11 @@ class CompressedTensorsLayout(Layout):
             kv_cache=None if cache is None else KVCache(cache),
         )
         return config, cls()
+
+
+def _is_head(name: str) -> bool:
+    """Return whether a layer computes the logits, by its name."""
+    return name.rpartition(".")[2] == "lm_head"
 
 
 def _group(spec: LayerSpec, targets: list[str]) -> dict[str, Any]:

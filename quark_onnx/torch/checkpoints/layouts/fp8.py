@@ -24,6 +24,7 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.names import is_named_in_transformers
 from quark_onnx.torch.models.quantized_layer import Rounding
 
 if TYPE_CHECKING:
@@ -267,9 +268,9 @@ class FinegrainedFp8Layout(Fp8Layout):
         ``weight_block_size`` is null, which stands for per-tensor scales.
 
         Raises:
-            ConfigError: the name of a float layer is part of the name of a quantized layer, layers
-                differ in ``activation_scheme``, or no layer is quantized.
+            ConfigError: transformers would take a quantized layer for one of the float layers by
+                its name, layers differ in ``activation_scheme``, or no layer is quantized.
         """
-        # transformers looks for the names of float layers within other names.
-        check_parts_of_names(self.name, quantized, floats)
+        # transformers matches the start of a name up to a dot, and its end.
+        check_parts_of_names(self.name, quantized, floats, is_named_in_transformers)
         return super().quantization_config(quantized, floats, config)

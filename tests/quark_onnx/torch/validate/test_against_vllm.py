@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,18 @@ from unittest.mock import MagicMock
 import pytest
 
 from quark_onnx.torch.validate import validate
+from quark_onnx.torch.validate.checkpoint import Checkpoint, read
 from quark_onnx.torch.validate.compressed import scheme_in_vllm as compressed_scheme
 from quark_onnx.torch.validate.compressed import slots_of as slots_of_group
+from quark_onnx.torch.validate.compressed_groups import (
+    group_in_vllm,
+    is_ignored_in_vllm,
+)
 from quark_onnx.torch.validate.header import Tensor
-from quark_onnx.torch.validate.modules import Module
+from quark_onnx.torch.validate.modules import Module, fused_parts
+from quark_onnx.torch.validate.native_fp8 import is_excluded_in_vllm
+from quark_onnx.torch.validate.packed import is_skipped_in_vllm
+from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.quark_schemes import scheme_in_vllm, slots_of
 from quark_onnx.torch.validate.slots import slot_findings
 from tests.quark_onnx.torch.validate import drafts
@@ -531,3 +540,124 @@ def test_tensors_of_compressed_tensors(kind: str, symmetric: bool) -> None:
     size, slots = slots_of_group(group, found, (out, into))
     assert size == (out, into)
     assert [str(finding) for finding in slot_findings(found, slots)] == []
+
+
+#: Layers of vLLM's Llama, with those of the checkpoint that they are made of.
+_PARTS = {
+    "self_attn.qkv_proj": FUSED["qkv_proj"],
+    "self_attn.o_proj": ["o_proj"],
+    "mlp.gate_up_proj": FUSED["gate_up_proj"],
+    "mlp.down_proj": ["down_proj"],
+}
+_ATTENTION0, _MLP0 = "model.layers.0.self_attn", "model.layers.0.mlp"
+_ENTRIES = [
+    *(f"{_ATTENTION0}.{name}" for name in ("q_proj", "k_proj", "v_proj", "qkv_proj")),
+    *(f"{_MLP0}.{name}" for name in ("gate_proj", "up_proj", "gate_up_proj")),
+    *(f"{_MLP0}.down_proj", _ATTENTION0, "v_proj", "up_proj", "proj", "lm_head"),
+    *(
+        "re:.*qkv_proj",
+        "re:.*[qkv]_proj",
+        "re:.*v_proj",
+        "re:.*gate.*",
+        "re:.*\\.up_proj",
+    ),
+]
+_LISTS = [
+    [],
+    *([one] for one in _ENTRIES),
+    *map(list, itertools.combinations(_ENTRIES, 2)),
+]
+
+
+def _ours(parts: list[str], is_out: Callable[[str], bool]) -> bool | None:
+    """Whether all parts of a layer are excluded, or none; None for some of them."""
+    found = set(map(is_out, parts))
+    return found.pop() if len(found) == 1 else None
+
+
+def _theirs(is_out: Callable[[], bool]) -> bool | None:
+    """Whether vLLM excludes a layer; None where it refuses."""
+    try:
+        return is_out()
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("layout", ["quark", "compressed-tensors", "fp8", "awq"])
+def test_names_of_excluded_layers(layout: str, tmp_path: Path) -> None:
+    """By their own names, those of fused layers, and patterns."""
+    matching = module("quantization.utils.config_utils").find_matching_patterns
+    skipped = module("quantization.utils.quant_utils").is_layer_skipped
+    drafted = {
+        "quark": drafts.quark(),
+        "compressed-tensors": drafts.compressed(),
+        "fp8": drafts.fp8(),
+        "awq": drafts.awq(),
+    }
+    checkpoint = read(drafted[layout].write(tmp_path / "draft"))
+    counts = dict.fromkeys((True, False, None), 0)
+    for entries, (name, parts) in itertools.product(_LISTS, _PARTS.items()):
+        layer_name = f"model.layers.0.{name}"
+        parent = layer_name.rpartition(".")[0]
+        checkpoint.quantization.update(
+            dict.fromkeys(
+                ("exclude", "ignore", "ignored_layers", "modules_to_not_convert"),
+                entries,
+            )
+        )
+
+        def ignored(entries: list[str] = entries, layer_name: str = layer_name) -> bool:
+            if layout in ("fp8", "awq"):
+                mode = {"fp8": "exact", "awq": "substring"}[layout]
+                return bool(skipped(layer_name, entries, FUSED, match_mode=mode))
+            found = [bool(each) for each in matching(layer_name, entries, FUSED)]
+            if any(found) and not all(found):
+                raise ValueError
+            return all(found)
+
+        theirs = _theirs(ignored)
+        ours = _ours(
+            [f"{parent}.{part}" for part in parts],
+            lambda part: _is_out(checkpoint, layout, part),
+        )
+        assert ours is theirs, (entries, layer_name)
+        counts[theirs] += 1
+    assert min(counts.values()) > 10
+
+
+def _is_out(checkpoint: Checkpoint, layout: str, name: str) -> bool:
+    layer = checkpoint.modules[name]
+    if layout == "compressed-tensors":
+        return is_ignored_in_vllm(checkpoint, layer)
+    if layout == "fp8":
+        return is_excluded_in_vllm(checkpoint, layer)
+    if layout == "awq":
+        return is_skipped_in_vllm(checkpoint, layer)
+    fused_name, _ = fused_parts(layer, checkpoint.modules)
+    return QuarkConfig(checkpoint.quantization).excludes_in_vllm(layer, fused_name)
+
+
+def test_targets_of_compressed_tensors(tmp_path: Path) -> None:
+    """A name, the names of all parts of a fused layer, a class: vLLM takes the first it finds."""
+    matched = module("quantization.compressed_tensors.utils").find_matched_target
+    draft = drafts.compressed()
+    checkpoint = read(draft.write(tmp_path / "draft"))
+    weights = draft.quantization["config_groups"]["group_0"]["weights"]
+    targets = [entry for entry in _ENTRIES if entry != "lm_head"]
+    chosen = set[str | None]()
+    for given in itertools.permutations([*targets, "Linear"], 2):
+        config = checkpoint.quantization
+        config["config_groups"] = {
+            target: {"targets": [target], "weights": weights} for target in given
+        }
+        for name, parts in _PARTS.items():
+            layer_name = f"model.layers.0.{name}"
+            kind = "RowParallelLinear" if len(parts) == 1 else "QKVParallelLinear"
+            theirs = matched(layer_name, type(kind, (), {})(), given, FUSED)
+            for part in parts:
+                layer = checkpoint.modules[f"{layer_name.rpartition('.')[0]}.{part}"]
+                found = group_in_vllm(checkpoint, layer)
+                ours = None if found is None else found[1]["targets"][0]
+                assert ours == theirs, (given, layer_name)
+            chosen.add(theirs)
+    assert len(chosen) >= 10

@@ -161,6 +161,20 @@ def group(**changes: object) -> Change:
     return lambda draft: draft.quantization["config_groups"]["group_0"].update(changes)
 
 
+#: Arguments of keys and values.
+CACHE = drafts.compressed_kv().quantization["kv_cache_scheme"]
+
+
+def more_groups(**entries: object) -> Change:
+    """One group more, in front of the others."""
+
+    def change(draft: Draft) -> None:
+        groups = draft.quantization["config_groups"]
+        draft.quantization["config_groups"] = {"more": entries, **groups}
+
+    return change
+
+
 def cache_scheme(**changes: object) -> Change:
     return lambda draft: draft.quantization["kv_cache_scheme"].update(changes)
 
@@ -1016,6 +1030,27 @@ CASES = (
         "ct-groups", "refused", drafts.compressed, quantization(config_groups={}), BOTH
     ),
     Case("ct-groups", "refused", drafts.compressed, group(targets=None), BOTH),
+    # transformers quantizes activations alone
+    Case(
+        "ct-groups",
+        "refused",
+        drafts.compressed,
+        more_groups(targets=["re:.*k_proj"], output_activations=CACHE),
+    ),
+    Case(
+        "ct-attention",
+        "refused",
+        drafts.compressed,
+        more_groups(targets=["LlamaAttention"], output_activations=CACHE),
+        HF,
+    ),
+    Case(
+        "ct-attention",
+        "refused",
+        drafts.compressed,
+        more_groups(targets=["LlamaAttention"], weights=CACHE, input_activations=CACHE),
+        HF,
+    ),
     Case(
         "ct-format", "refused", drafts.compressed, quantization(format="packed"), BOTH
     ),
@@ -1098,6 +1133,35 @@ CASES = (
         "exclude-pattern", "wrong", drafts.fp8, quantization(ignored_layers=["*head"])
     ),
     Case("exclude-pattern", "wrong", drafts.compressed, quantization(ignore=["*head"])),
+    Case(
+        "exclude-pattern",
+        "refused",
+        lambda: drafts.fp8((16, 16)),
+        quantization(ignored_layers=["*head", "lm_head"]),
+        HF,
+    ),
+    Case(
+        "exclude-pattern",
+        "refused",
+        drafts.awq,
+        quantization(modules_to_not_convert=["*head"]),
+        HF,
+    ),
+    Case(
+        "malformed",
+        "refused",
+        drafts.gptq,
+        quantization(dynamic={"+:*": {"group_size": 32}}),
+        BOTH,
+    ),
+    Case(
+        "float-included",
+        "wrong",
+        lambda: drafts.fp8((16, 16)),
+        quantization(ignored_layers=[]),
+        HF,
+        place="lm_head",
+    ),
 )
 #: Broken by checkpoints of other tests: those of files, and what no change of a whole one brings
 #: about.
