@@ -6,6 +6,9 @@ from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import is_control_tensor, rule
 
+#: The axes of an operand that an equation does not name.
+_ELLIPSIS = "..."
+
 
 @rule("Einsum")
 def einsum(node: Node, plan: PlanBuilder) -> None:
@@ -20,7 +23,10 @@ def einsum(node: Node, plan: PlanBuilder) -> None:
     for place, tensor in enumerate(node.inputs):
         along, axis = _axes(terms, result, place)
         if is_product and along is not None and plan.graph.is_constant(tensor):
-            plan.weight(node, tensor, axis=axis, along=along)
+            # Axes after an ellipsis are counted from the end; the rank of a constant is known.
+            rank = len(plan.graph.sizes(tensor))
+            channel_axis = None if axis is None else axis % rank
+            plan.weight(node, tensor, axis=channel_axis, along=along % rank)
         else:
             plan.activation(node, tensor, along=along)
     # Without a sum the result is an elementwise product, and rounded like that of a Mul.
@@ -38,7 +44,7 @@ def _axes(terms: list[str], result: str, place: int) -> tuple[int | None, int | 
         place: position of the operand among the inputs.
 
     Returns:
-        Each axis, or None where there is none.
+        Each axis, from the end (negative) after an ellipsis; None where there is none.
     """
     # An equation with fewer terms than inputs is not valid: nothing is known of the others.
     term = terms[place] if place < len(terms) else ""
@@ -53,27 +59,34 @@ def _axes(terms: list[str], result: str, place: int) -> tuple[int | None, int | 
 def _terms(node: Node) -> tuple[list[str], str]:
     """Return the indices of each operand and of the result.
 
-    Without an arrow, the result has the indices that occur once.
+    Without an arrow, the result has the axes of ellipses and the indices that occur once.
     """
     equation = str(node.attribute("equation", "")).replace(" ", "")
     operands, arrow, result = equation.partition("->")
     if not arrow:
         letters = sorted(set(operands) - set(",."))
-        result = "".join(letter for letter in letters if operands.count(letter) == 1)
+        once = [letter for letter in letters if operands.count(letter) == 1]
+        result = "".join(once)
+        if _ELLIPSIS in operands:
+            result = _ELLIPSIS + result
     return operands.split(","), result
 
 
 def _last_axis(term: str, letters: set[str]) -> int | None:
-    """Return the axis of the last index among some letters.
+    """Return the axis of the last index among some letters; None without any.
 
-    None after an ellipsis, which stands for any number of axes.
+    The axis is counted from the end, as a negative number, after an ellipsis, which stands for any
+    number of axes.
 
     Args:
         term: indices of an operand, which may have an ellipsis.
         letters: the indices to look for.
     """
-    before = term.partition(".")[0]
-    known = [letter for letter in term if letter in letters and letter in before]
-    if known:
-        return before.index(known[-1])
+    before, _, after = term.partition(_ELLIPSIS)
+    for axis in range(-1, -len(after) - 1, -1):
+        if after[axis] in letters:
+            return axis
+    for axis in range(len(before) - 1, -1, -1):
+        if before[axis] in letters:
+            return axis
     return None

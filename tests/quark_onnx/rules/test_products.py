@@ -246,7 +246,13 @@ def test_a_bias_is_added_to_an_einsum_before_rounding() -> None:
         ("nk,mk->nm", "N,6", (3, 6), 0, {"x": 1, "w": 1}),
         ("nk,km", "N,6", (6, 3), 1, {"x": 1, "w": 0}),
         (" b t k , h k d -> b h t d ", "2,5,6", (3, 6, 4), 2, {"x": 2, "w": 1}),
-        ("...k,km->...m", "2,5,6", (6, 3), 1, {"w": 0}),
+        ("...k,km->...m", "2,5,6", (6, 3), 1, {"x": 2, "w": 0}),
+        ("...ij,...jk->...ik", "5,6", (6, 3), 1, {"x": 1, "w": 0}),
+        ("...ij,...jk", "2,5,6", (2, 6, 3), 2, {"x": 2, "w": 1}),
+        ("...ij,...kj->...ik", "2,5,6", (1, 3, 6), 1, {"x": 2, "w": 2}),
+        ("i...j,j...k->i...k", "5,2,6", (6, 1, 3), 2, {"x": 2, "w": 0}),
+        ("j...,jk...->k...", "6,2", (6, 3, 1), 1, {"x": 0, "w": 0}),
+        ("...j,kj...->...k", "2,6", (3, 6, 1), 0, {"x": 1, "w": 1}),
     ],
 )
 def test_the_axes_of_an_equation(
@@ -260,7 +266,17 @@ def test_the_axes_of_an_equation(
     assert axes(text, w=weight(*shape)).items() >= summed.items()
 
 
-@pytest.mark.parametrize("equation", ["ij,ij->ij", "i,j->ij"])
+def test_an_ellipsis_of_an_unknown_rank() -> None:
+    text = (
+        'g (float x) => (float y) { [op] y = Einsum <equation = "...ij,...jk->...ik">'
+        " (x, w) }"
+    )
+    assert text_of(text, w=weight(6, 3)) == "  < x: Q\n  < w: W1\n"
+
+
+@pytest.mark.parametrize(
+    "equation", ["ij,ij->ij", "i,j->ij", "...i,...j", "...,...", "...i,i...->i..."]
+)
 def test_an_equation_without_a_sum_is_arithmetic(equation: str) -> None:
     x = "float[6,6]" if "ij," in equation else "float[6]"
     text = (

@@ -68,6 +68,12 @@ case(
     w=normal(4, 32, 8, scale=0.2),
 )
 case(
+    "Einsum of an ellipsis",
+    "g (float[2,5,32] x) => (float[2,5,8] y) { y = Einsum <equation ="
+    ' "...ij,...jk->...ik"> (x, w) }',
+    w=normal(1, 32, 8, scale=0.2),
+)
+case(
     "Attention",
     "g (float[2,8,32] x) => (float[2,8,32] y) { y = com.microsoft.Attention <num_heads"
     " = 4> (x, w, b) }",
