@@ -35,7 +35,8 @@ class Score:
     """A metric of the two models, as a share.
 
     Attributes:
-        name: ``top1``, ``top5``, ``map`` (IoU 0.5 to 0.95) or ``map50``.
+        name: ``top1``, ``top5`` (of scores, not of chosen classes), ``map`` (IoU 0.5 to 0.95) or
+            ``map50``.
         reference: value of the float model.
         other: value of the quantized model.
     """
@@ -228,6 +229,8 @@ class Scorer:
         self._index = 0
         # Ranks of the label in the float and in the quantized model, for each row.
         self._ranks: list[tuple[int, int]] = []
+        # Numbers of classes among which the label counts: top-1 and top-5.
+        self._depths: tuple[int, ...] = (1, 5)
         # For each image: true boxes (n, 5), and detections (n, 6) of both models.
         self._found: list[tuple[Floats, Floats, Floats]] = []
 
@@ -277,6 +280,9 @@ class Scorer:
         """
         before = _rows(expected[task.output])
         after = _rows(found[task.output])
+        # Rows of chosen classes have one axis, rows of scores two.
+        if before.ndim == 1:
+            self._depths = (1,)
         labels: list[int | None] = []
         for first, second in zip(before, after, strict=True):
             # One name for each row: the rows of a batch are samples.
@@ -328,7 +334,7 @@ class Scorer:
             return [
                 # ranks: (rows, 2), the number of classes before the label.
                 Score(f"top{k}", *map(float, (ranks < k).mean(axis=0)))
-                for k in (1, 5)
+                for k in self._depths
             ]
         truths, before, after = zip(*self._found, strict=True)
         reference, reference_at_50 = mean_average_precision(truths, before)
@@ -340,34 +346,33 @@ class Scorer:
 
 
 def _rows(value: NDArray[Any]) -> NDArray[Any]:
-    """Return scores by row; predicted classes become one-hot.
+    """Return scores by row, or the class by row where the model has chosen it.
 
     Args:
         value: scores of one sample, or of a batch; or integers, which are classes.
 
     Returns:
-        Scores, (rows, classes); one-hot rows end at the greatest predicted class.
+        Scores, (rows, classes); or classes, (rows,).
     """
     if value.dtype.kind in "iu":
-        predicted = value.reshape(-1).astype(np.int64)
-        # Only the class is known, so that the others share a score of 0.
-        rows = np.zeros((len(predicted), int(predicted.max(initial=0)) + 1))
-        rows[np.arange(len(predicted)), predicted] = 1
-        return rows
+        return value.reshape(-1)
     shape = squeezed(value)
     return value.reshape(-1, shape[-1])
 
 
-def _rank(scores: NDArray[Any], label: int) -> int:
+def _rank(row: Any, label: int) -> int:
     """Return the number of classes that are chosen before the label.
 
     Of equal scores the first class is chosen, as by argmax: scores of few bits are often equal.
     Unknown labels, and labels whose score is NaN, rank after every class.
 
     Args:
-        scores: scores of a row, (classes,).
+        row: scores, (classes,); or a chosen class, behind which the order is not known.
         label: index of the true class.
     """
+    scores = np.asarray(row)
+    if scores.ndim == 0:
+        return int(scores != label)
     # NaN compares false with every score, and would rank first.
     if not 0 <= label < len(scores) or np.isnan(scores[label]):
         # Beyond top-5 even for a model of few classes.

@@ -103,6 +103,24 @@ def test_of_equal_scores_the_first_class_is_chosen(tmp_path: Path) -> None:
     assert scores == pytest.approx({"top1": np.mean(hits), "top5": 2 / 3})
 
 
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_model_that_returns_classes_has_no_top_5(tmp_path: Path, keep: int) -> None:
+    """Nothing tells which class it would have chosen next, whatever the label's index."""
+    text = (
+        "g (float[N, 8] x) => (int64 classes)"
+        f" {{ classes = ArgMax <axis = 1, keepdims = {keep}> (x) }}"
+    )
+    other = text.replace("(x) }", "(n) }").replace("{ c", "{ n = Neg (x) c")
+    x = np.eye(8, dtype=np.float32)[[7, 6, 5, 3]]
+    # A small index, a right one, one beyond all classes, and a negative one.
+    file = written(tmp_path / "l.csv", "name,label\n0,1\n1,6\n2,900\n3,-1\n")
+    found = compare(parse(text), parse(other), [{"x": x}], labels=file)
+    assert found.labelled == 4
+    scores = {score.name: (score.reference, score.other) for score in found.scores}
+    # The least value of every row but the last is that of class 0.
+    assert scores == {"top1": (1 / 4, 0.0)}
+
+
 def test_names_in_quotes_may_contain_ends_of_lines(tmp_path: Path) -> None:
     text = 'name,label\n"a\u2028b.jpg",3\n"c\nd.jpg",0\n'
     labels = read_labels(written(tmp_path / "l.csv", text))
