@@ -619,6 +619,19 @@ def constants_in_loop() -> ModelProto:
         }}""")  # noqa: E501
 
 
+def in_constant_nodes(model: ModelProto) -> ModelProto:
+    """Return a copy whose initializers are Constant nodes, as some exporters write them."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    nodes = [
+        helper.make_node("Constant", [], [tensor.name], value=tensor)
+        for tensor in model.graph.initializer
+    ]
+    del copy.graph.initializer[:], copy.graph.node[:]
+    copy.graph.node.extend([*nodes, *model.graph.node])
+    return copy
+
+
 def literal(array: Array) -> str:
     """A float array as ONNX text writes it."""
     sizes = ",".join(map(str, array.shape))

@@ -19,6 +19,7 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
 from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.graph import Node, constants_of
 from quark_onnx.graph.io import load
 from quark_onnx.graph.node import makers_of
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
@@ -322,7 +323,7 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
     """Yield reasons that lie in the operators of a model with 8-bit activations."""
     # Types of weights and zero points; a dequantized weight of 4 bits has an initializer of that
     # type.
-    types = {tensor.data_type for tensor in model.graph.initializer}
+    types = {tensor.data_type for tensor in constants_of(model).values()}
     if types & _FOUR_BITS:
         yield (
             "4-bit weights: onnxruntime dequantizes those of convolutions in each run and"
@@ -356,13 +357,19 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
 
 def _has_wide_activations(model: ModelProto) -> bool:
     """Return whether activations have 16 bits."""
-    # The zero point, the third input, has the type of the codes.
-    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
-    return any(
-        kinds.get(node.input[2]) in _WIDE
-        for node in model.graph.node
-        if node.op_type == "QuantizeLinear" and len(node.input) > 2
-    )
+    constants = constants_of(model)
+    for proto in model.graph.node:
+        if proto.op_type != "QuantizeLinear" or proto.input[0] in constants:
+            continue
+        node = Node(proto)
+        # The zero point has the type of the codes; without one, an attribute may tell it.
+        zero_point = constants.get(node.input(2))
+        kind = node.attribute("output_dtype", 0)
+        if zero_point is not None:
+            kind = zero_point.data_type
+        if kind in _WIDE:
+            return True
+    return False
 
 
 def _unfused(model: ModelProto) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 from quark_onnx.graph.channels import channels_last
 from quark_onnx.graph.constants import (
+    constants_of,
     describe_closed,
     gather_constants,
     overridable,
@@ -36,6 +37,7 @@ __all__ = [
     "add_parameter",
     "cast_interface",
     "channels_last",
+    "constants_of",
     "describe_closed",
     "fixed",
     "gather_constants",

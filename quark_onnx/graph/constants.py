@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
-from quark_onnx.containers import among, names_of
+from quark_onnx.containers import among, by_name, names_of
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
@@ -51,14 +51,35 @@ def overridable(graph: Graph) -> list[str]:
     return among(names_of(graph.inputs), graph.initializers)
 
 
+def constants_of(model: ModelProto) -> dict[str, TensorProto]:
+    """Return the initializers of a model and the values of its Constant nodes, without bodies.
+
+    Args:
+        model: a model as its file has it, which need not be a ``Graph``.
+
+    Returns:
+        Tensors by the name that nodes read; the name in a tensor may be another one.
+    """
+    found: dict[str, TensorProto] = by_name(model.graph.initializer)
+    for proto in model.graph.node:
+        if proto.op_type == "Constant":
+            value = _value(Node(proto))
+            if value is not None:
+                found[proto.output[0]] = value
+    return found
+
+
 def store_constants(graph: Graph) -> int:
     """Convert the Constant nodes of a graph, without bodies, and return their number."""
     nodes = graph.nodes_of(("Constant",))
     # Strings and sparse tensors stay nodes.
     done = []
     for node in nodes:
-        tensor = _value(node)
-        if tensor is not None:
+        value = _value(node)
+        if value is not None:
+            # A copy, as the value belongs to the node.
+            tensor = TensorProto()
+            tensor.CopyFrom(value)
             tensor.name = node.outputs[0]
             graph.initializers[node.outputs[0]] = tensor
             done.append(node)
@@ -85,10 +106,8 @@ def _value(node: Node) -> TensorProto | None:
     """Return the tensor of a Constant node; None for strings and sparse tensors."""
     tensor = node.attribute("value")
     if tensor is not None:
-        # A copy, as the caller names the tensor.
-        copy = TensorProto()
-        copy.CopyFrom(tensor)
-        return copy
+        assert isinstance(tensor, TensorProto)
+        return tensor
     for name, dtype in _NUMBERS.items():
         value = node.attribute(name)
         if value is not None:

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import by_name
-from quark_onnx.graph import Node
+from quark_onnx.graph import Node, constants_of
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
 from quark_onnx.wording import counted
 
@@ -23,7 +22,7 @@ _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 def find_slow_depthwise(model: ModelProto) -> list[str]:
     """Return the names of 8-bit depthwise convolutions with different zero points per channel."""
-    constants = by_name(model.graph.initializer)
+    constants = constants_of(model)
     dequantized = {
         node.output[0]: node
         for node in model.graph.node
@@ -64,7 +63,7 @@ def _weight_of(
     Args:
         node: a node of any kind.
         dequantized: DequantizeLinear nodes by the name of their result.
-        constants: initializers by name.
+        constants: constants by name.
     """
     if node.op_type == "QLinearConv":
         return node.input[3], node.input[5]

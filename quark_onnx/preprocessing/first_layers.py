@@ -13,6 +13,7 @@ from onnx import ModelProto, NodeProto, helper
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.containers import by_name, names_of, subset
+from quark_onnx.graph import constants_of
 from quark_onnx.graph.node import makers_of
 from quark_onnx.graph.traversal import reach
 
@@ -184,7 +185,7 @@ def _first(model: ModelProto) -> list[_Layer]:
         output; without a Conv, an empty list.
     """
     graph = model.graph
-    constants = by_name(graph.initializer)
+    constants = constants_of(model)
 
     def constant(name: str) -> Floats | None:
         tensor = constants.get(name)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.containers import by_name, names_of
+from quark_onnx.containers import names_of
+from quark_onnx.graph import constants_of
 from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -71,7 +72,7 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
         Input name and table, (tokens, channels); None without a vocabulary of a size that can be
         checked.
     """
-    constants = by_name(model.graph.initializer)
+    constants = constants_of(model)
     # Older files list constants among the inputs.
     inputs = set(names_of(model.graph.input)) - constants.keys()
     for node in model.graph.node:

@@ -11,7 +11,8 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx.numpy_helper import to_array
 
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
-from quark_onnx.containers import by_name, names_of, present
+from quark_onnx.containers import names_of, present
+from quark_onnx.graph import constants_of
 from quark_onnx.registry import PRESETS
 from quark_onnx.report.verdict import Settings
 from quark_onnx.steps.provenance import PRODUCER
@@ -131,7 +132,7 @@ class _Pairs:
 
         Args:
             node: the node; its input is no constant.
-            constants: initializers by name.
+            constants: constants by name.
         """
         # Without a zero point, QuantizeLinear writes the type of ``output_dtype``, by default uint8
         # (ONNX specification of QuantizeLinear).
@@ -153,7 +154,7 @@ class _Pairs:
 
         Args:
             node: the node.
-            constants: initializers by name, with the codes among them.
+            constants: constants by name, with the codes among them.
         """
         bits = _BITS.get(constants[node.input[0]].data_type, 0)
         self.weights.add(bits)
@@ -166,7 +167,7 @@ class _Pairs:
 
 def _pairs_of(model: ModelProto) -> _Pairs:
     """Return the Q/DQ pairs of a model."""
-    constants = by_name(model.graph.initializer)
+    constants = constants_of(model)
     pairs = _Pairs()
     for node in model.graph.node:
         stored = bool(node.input) and node.input[0] in constants

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from quark_onnx.graph import Node
+from quark_onnx.graph import Node, constants_of
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
 from quark_onnx.report.verdict.verdict import NextStep
 
@@ -67,7 +67,9 @@ class _Structure:
     @classmethod
     def of(cls, model: ModelProto) -> _Structure:
         """Return the properties of a graph for advice."""
-        sizes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+        sizes = {
+            name: list(tensor.dims) for name, tensor in constants_of(model).items()
+        }
         kinds = Counter[str]()
         depthwise = 0
         products = 0

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from quark_onnx.containers import by_name, names_of
+from quark_onnx.containers import names_of
+from quark_onnx.graph import constants_of
 from quark_onnx.report.verdict.boxes import (
     DetectorLayout,
     detector_layout,
@@ -55,7 +56,7 @@ class Traits:
     def of(cls, model: ModelProto) -> Traits:
         """Return the properties of a model."""
         graph = model.graph
-        constants = by_name(graph.initializer)
+        constants = constants_of(model)
         tables = set[int]()
         probabilities = set[str]()  # results of a Softmax or Sigmoid
         for node in graph.node:

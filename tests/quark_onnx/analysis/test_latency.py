@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, numpy_helper, parser
 
 from quark_onnx import QConfig, QuantizationSpec, compare, quantize, quantize_static
 from quark_onnx.analysis import Latency, measure_latency
 from quark_onnx.analysis.latency import reasons
 from quark_onnx.errors import ConfigError, ModelError
-from tests.models import depthwise, normal, parse, samples, weight
+from tests.models import depthwise, in_constant_nodes, normal, parse, samples, weight
 
 CONV = parse(
     "g (float[N, 3, 8, 8] x) => (float y) { a = Conv (x, w)  y = Relu (a) }",
@@ -175,6 +175,41 @@ def test_unsigned_weights_have_one_zero_point() -> None:
     result = quantize_static(model, samples(model), "U8U8")
     [zero_point] = [t for t in result.graph.initializer if t.name == "w_zero_point"]
     assert numpy_helper.to_array(zero_point).tolist() == [128] * 4
+
+
+@pytest.mark.parametrize("preset", ["A16W8", "A8W8", "A8W4", "INT4", "DYNAMIC"])
+def test_constants_may_be_nodes(preset: str) -> None:
+    model = silu()
+    data = samples(model) if QConfig.of(preset).measures else None
+    quantized = quantize(model, data, preset).model
+    expected = list(reasons(quantized, 1.0))
+    assert list(reasons(in_constant_nodes(quantized), 1.0)) == expected
+
+
+@pytest.mark.parametrize("form", ["qdq", "operators"])
+def test_zero_points_of_depthwise_channels_may_be_nodes(form: str) -> None:
+    model = depthwise()
+    config = FREE.with_(form=form)
+    quantized = in_constant_nodes(quantize(model, samples(model), config).model)
+    found = " ".join(reasons(quantized, 1.0))
+    assert "1 depthwise convolution ('conv' the first)" in found
+
+
+@pytest.mark.parametrize(("kind", "wide"), [(5, True), (4, True), (2, False)])
+def test_the_type_of_codes_may_be_an_attribute(kind: int, wide: bool) -> None:
+    model = parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[N] x) => (float[N] y) <float s = {{0.1}}> {{
+            codes = QuantizeLinear <output_dtype = {kind}> (x, s)
+            y = DequantizeLinear (codes, s)
+        }}""")
+    assert ("16-bit activations" in " ".join(reasons(model, 1.0))) is wide
+
+
+def test_wide_weights_are_no_wide_activations() -> None:
+    weights = QConfig.of("INT16").weight
+    config = QConfig.of("A8W8").with_(weight=weights)
+    found = " ".join(reasons(quantize_static(CONV, SAMPLES, config), 1.0))
+    assert "16-bit" not in found
 
 
 def test_a_tiny_model_is_a_reason() -> None:

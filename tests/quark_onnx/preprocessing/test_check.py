@@ -27,7 +27,7 @@ from quark_onnx.preprocessing.pixels import (
 )
 from quark_onnx.preprocessing.search import Search
 from quark_onnx.steps.run import Reference
-from tests.models import normal, parse, weight
+from tests.models import in_constant_nodes, normal, parse, weight
 from tests.pictures import Images, pictures, trained
 
 
@@ -63,6 +63,8 @@ def test_the_advice_names_the_options() -> None:
     model = trained(SCALINGS[1])
     (finding,) = findings(model, pictures(16))
     assert "--mean 0.485 0.456 0.406 --std 0.229 0.224 0.225" in finding.advice
+    # Some exporters write weights as Constant nodes.
+    assert findings(in_constant_nodes(model), pictures(16)) == [finding]
 
 
 def test_a_wrong_layout_is_seen_in_the_inputs() -> None:
@@ -405,6 +407,8 @@ def test_wrong_tokens(
 ) -> None:
     found = token_findings(bert, [change(row) for row in sentences()], mask)
     assert found[0].cause == cause
+    rows = [change(row) for row in sentences()]
+    assert token_findings(in_constant_nodes(bert), rows, mask) == found
     assert text in " ".join(finding.evidence for finding in found)
 
 

@@ -24,7 +24,7 @@ from quark_onnx.report.verdict import (
     VerdictCollector,
     next_steps,
 )
-from tests.models import normal, parse, weight
+from tests.models import in_constant_nodes, normal, parse, weight
 
 ROOT = Path(__file__).parents[3]
 Arrays = dict[str, NDArray[Any]]
@@ -366,6 +366,10 @@ def test_advice(settings: Settings, options: list[str]) -> None:
     assert [
         step.options for step in next_steps(model, settings, "classifier")
     ] == options
+    nodes = in_constant_nodes(model)
+    assert next_steps(nodes, settings, "classifier") == next_steps(
+        model, settings, "classifier"
+    )
 
 
 @pytest.mark.parametrize("task", ["classifier", "detector"])
@@ -386,8 +390,15 @@ def test_advice_by_structure() -> None:
         w=weight(4, 1, 3, 3),
     )
     attention = parse("g (float[N, 8, 8] x) => (float y) { y = MatMul (x, x) }")
-    assert next_steps(depthwise, SETTINGS, "classifier")[0].options.startswith(
-        "--optimize cle"
+    for model in (depthwise, in_constant_nodes(depthwise)):
+        assert next_steps(model, SETTINGS, "classifier")[0].options.startswith(
+            "--optimize cle"
+        )
+    linear = parse(
+        "g (float[N, 8] x) => (float y) { y = MatMul (x, w) }", w=weight(8, 8)
+    )
+    assert next_steps(in_constant_nodes(linear), SETTINGS, "embedding") == next_steps(
+        linear, SETTINGS, "embedding"
     )
     assert (
         next_steps(attention, SETTINGS, "embedding")[0].options
