@@ -82,7 +82,13 @@ class PreprocessingCheck:
         self._task: Task | None = None
         self._given: Evidence | None = None
         self._feeds: list[Feeds] = []
-        self._rows = self._bytes = 0
+        # Rows of each sample's inputs.
+        self._counts: list[int] = []
+        self._bytes = 0
+        # Rows of evidence in the first 0, 1, 2, ... samples: a model may compute several rows of
+        # outputs for one of its inputs.
+        self._given_rows = [0]
+        self._labelled_rows = [0]
         self._unknown: list[Mapping[str, Any]] = []
         self._first_output: NDArray[Any] | None = None
         self._varies = False
@@ -114,15 +120,21 @@ class PreprocessingCheck:
                 self._task = find_task(self._model, given, outputs, self._asked)
                 self._given = evidence_for(self._task)
             self._watch(outputs)
+            # Outputs unlike those of the first sample are no evidence.
             if not self._task.reads(outputs):
-                labels = ()
-            # With labels, more rows are collected than evidence without labels needs.
-            elif self._given is not None and len(self._given) < _ROWS:
+                return
+            if self._given is not None:
                 self._given.add(outputs)
+                self._given_rows.append(len(self._given))
             self._add_labels(outputs, labels)
         self._feeds.append(given)
-        self._rows += _rows_of(given)
+        self._counts.append(_rows_of(given, outputs.get(self._task.output)))
         self._bytes += size
+
+    @property
+    def _rows(self) -> int:
+        """Return the number of rows of the samples' inputs."""
+        return sum(self._counts)
 
     @property
     def is_full(self) -> bool:
@@ -152,6 +164,7 @@ class PreprocessingCheck:
         if self._labelled is not None:
             self._labels.append(labels)
             self._labelled.add(outputs)
+            self._labelled_rows.append(len(self._labelled))
 
     def remember(self, feeds: Mapping[str, Any]) -> None:
         """Add a sample without outputs; the float model runs on demand.
@@ -324,7 +337,7 @@ class PreprocessingCheck:
             alternatives: the preprocessings that the responses of the first layers leave.
             distance: from the data of the training; None without a BatchNormalization.
         """
-        if self._given is None or len(self._given) < FIRST:
+        if self._given is None or self._given_rows[self._count(_ROWS)] < FIRST:
             return None
         finding = self._better(session, alternatives)
         if finding is None and distance is None and self._collapsed():
@@ -422,12 +435,15 @@ class PreprocessingCheck:
             The finding; None if no preprocessing is significantly better.
         """
         assert self._given is not None
+        counts = list(map(self._count, _STAGES))
         search = Search(
-            self._given,
+            # With labels, more rows are collected than evidence without labels needs.
+            self._given.head(self._given_rows[counts[-1]]),
             self._fresh,
             partial(_run, session),
-            list(map(self._count, _STAGES)),
+            counts,
             self._count(FIRST),
+            self._given_rows,
         )
         return search.finding(self._admissible(alternatives))
 
@@ -447,13 +463,15 @@ class PreprocessingCheck:
         Returns:
             The finding; None if no preprocessing is significantly better.
         """
+        counts = list(map(self._count, _LABELLED_STAGES))
         search = Search(
-            labelled,
+            labelled.head(self._labelled_rows[counts[-1]]),
             # The labels are shared; hits begin anew.
             lambda: Labelled(labelled.output, self._labels),
             partial(_run, session),
-            list(map(self._count, _LABELLED_STAGES)),
+            counts,
             self._count(FIRST),
+            self._labelled_rows,
         )
         return search.finding(alternatives)
 
@@ -492,11 +510,11 @@ class PreprocessingCheck:
             The least number of leading samples with so many rows; all samples if they have fewer.
         """
         total = 0
-        for place, feed in enumerate(self._feeds):
+        for place, count in enumerate(self._counts):
             # Whole samples: a batch is never split.
             if total >= rows:
                 return place
-            total += _rows_of(feed)
+            total += count
         return len(self._feeds)
 
     def _fresh(self) -> Evidence:
@@ -551,10 +569,19 @@ def _batch_norm_finding(
     )
 
 
-def _rows_of(feed: Feeds) -> int:
-    """Return the number of rows of a sample, the greatest first axis of its inputs."""
-    # Inputs may have different first axes, such as a batch of pictures and a size.
-    return max((len(value) for value in feed.values() if value.ndim), default=1)
+def _rows_of(feed: Feeds, output: NDArray[Any] | None) -> int:
+    """Return the number of rows of a sample: a first axis of its inputs.
+
+    Args:
+        feed: the inputs.
+        output: the output that the task reads; None without one.
+    """
+    # Inputs may have different first axes, such as a picture and a hundred anchors: the batch is
+    # the one that the output has, too.
+    sizes = [len(value) for value in feed.values() if value.ndim]
+    if output is not None and output.ndim and len(output) in sizes:
+        return len(output)
+    return max(sizes, default=1)
 
 
 def _are_equal(first: Feeds, second: Feeds) -> bool:

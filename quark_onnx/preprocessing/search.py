@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import filterfalse
 from typing import Any
 
@@ -30,11 +31,12 @@ class Search:
     """The search for a better preprocessing, on more and more samples.
 
     Attributes:
-        given: the evidence with the given preprocessing.
+        given: the evidence with the given preprocessing, on the last number of samples.
         fresh: returns empty evidence.
         run: runs the float model on a sample.
         counts: numbers of samples after which hopeless alternatives are dropped.
         first: the number of samples after which only the best alternatives are kept.
+        rows: number of rows of ``given`` in the first 0, 1, 2, ... samples.
     """
 
     given: Evidence
@@ -42,6 +44,7 @@ class Search:
     run: Callable[[Feeds], Mapping[str, NDArray[Any]]]
     counts: Sequence[int]
     first: int
+    rows: Sequence[int]
 
     def finding(self, alternatives: Sequence[Alternative]) -> Finding | None:
         """Return the alternative with significantly more evidence as a finding.
@@ -91,9 +94,9 @@ class Search:
                 for feeds in other.feeds(done, count):
                     found.add(self.run(feeds))
             done = count
-            tried = list(filterfalse(self._hopeless, tried))
+            tried = list(filterfalse(partial(self._hopeless, count), tried))
             # Before, chance on a few rows could drop the right alternative.
-            if count >= self.first:
+            if count >= self.first and self.rows[count]:
                 tried.sort(key=lambda each: -each[1].strength)
                 del tried[_CONFIRMED_STRONG if self._strong else _CONFIRMED :]
         return tried
@@ -118,22 +121,34 @@ class Search:
             found = self.fresh()
             for feeds in other.feeds(0, count):
                 found.add(self.run(feeds))
-            if self._hopeless((other, found)):
+            if self._hopeless(count, (other, found)):
                 hopeless.append(other)
             else:
                 promising.append((other, found))
         return promising
 
-    def _hopeless(self, trial: Trial) -> bool:
+    def _hopeless(self, count: int, trial: Trial) -> bool:
+        """Return whether an alternative has too little evidence on the first samples.
+
+        Args:
+            count: number of samples.
+            trial: the alternative, with its evidence on them.
+        """
         found = trial[1]
-        # Both on the same rows.
+        # Rows are compared one by one: an output whose number of rows depends on the values has no
+        # counterpart for each.
+        if len(found) != self.rows[count]:
+            return True
+        if not len(found):
+            return False
         given = self.given.head(len(found))
         return given.hopeless(found) or (self._strong and given.surer_than(found))
 
     @property
     def _strong(self) -> bool:
         """Return whether the given preprocessing has strong evidence on the first samples."""
-        return self.given.head(self.first).strong
+        first = self.given.head(self.rows[self.first])
+        return len(first) > 0 and first.strong
 
 
 def _most_right(confirmed: Sequence[Trial]) -> Trial:

@@ -207,7 +207,9 @@ def runs_of_search(given: float, other: float) -> int:
         runs += 1
         return feeds
 
-    search = Search(classified(32, given), lambda: Row("y"), run, (2, 4, 8, 16), 8)
+    search = Search(
+        classified(32, given), lambda: Row("y"), run, (2, 4, 8, 16), 8, range(17)
+    )
     assert search.finding(alternatives) is None
     return runs
 
@@ -246,6 +248,124 @@ def test_a_model_without_evidence_is_run_on_a_few_rows_only() -> None:
     assert all(finding.cause == "outputs" for finding in check.findings(session))
     # four scalings and the other order of channels, not both at once
     assert session.run.call_count <= 5 * 2
+
+
+# Rows of outputs
+
+TILES = """g (float[N, 3, H, W] x) => (float y) {
+    a = Conv (x, w)
+    b = Relu (a)
+    c = MaxPool <kernel_shape = [11, 11], strides = [11, 11]> (b)
+    d = Reshape (c, shape)
+    e = Transpose <perm = [0, 2, 1]> (d)
+"""
+WEIGHTS = {
+    "w": weight(16, 3, 3, 3),
+    "v": weight(16, 10),
+    "shape": np.array([0, 16, 4]),
+}
+
+
+def four_rows() -> ModelProto:
+    """A classifier of four tiles of a picture."""
+    return parse(TILES + "f = MatMul (e, v) y = Softmax (f) }", **WEIGHTS)
+
+
+def some_rows() -> ModelProto:
+    """A classifier of those tiles that respond strongly, whose number depends on the values."""
+    return parse(
+        TILES
+        + """
+        f = Reshape (e, rows)
+        h = ReduceMean <axes = [1], keepdims = 0> (f)
+        i = Greater (h, least)
+        j = Compress <axis = 0> (f, i)
+        k = MatMul (j, v)
+        y = Softmax (k)
+        }""",
+        rows=np.array([-1, 16]),
+        least=np.float32(1),
+        **WEIGHTS,
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("given", SCALINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("model", [four_rows(), some_rows()], ids=["four", "some"])
+def test_outputs_with_other_numbers_of_rows(
+    model: ModelProto, given: Scaling, batch: int
+) -> None:
+    images = [given.of_pixels(each).astype(np.float32) for each in pictures(48)]
+    batches = [
+        np.concatenate(images[place : place + batch]) for place in range(0, 48, batch)
+    ]
+    session = Reference(model).session
+    check = PreprocessingCheck(model, "classifier")
+    for sample in batches:
+        check.add({"x": sample}, {"y": session.run(None, {"x": sample})[0]})
+    found = check.findings(session)
+    # The weights are random: that the rows of every alternative are compared with those of the
+    # given preprocessing is what counts, not the finding.
+    assert all(finding.cause != "layout" for finding in found)
+
+
+def plain() -> ModelProto:
+    """A classifier of whole pictures, without a BatchNormalization."""
+    return parse(
+        """g (float[N, 3, H, W] x) => (float y) {
+            a = Conv (x, w)
+            b = Relu (a)
+            c = GlobalAveragePool (b)
+            d = Flatten (c)
+            e = Gemm (d, v)
+            y = Softmax (e)
+        }""",
+        w=WEIGHTS["w"],
+        v=WEIGHTS["v"],
+    )
+
+
+def test_rows_of_a_second_input_are_no_pictures() -> None:
+    """A hundred anchors are no hundred pictures."""
+    model = plain()
+    other = parse(
+        """g (float[N, 3, H, W] x, float[100, 4] anchors) => (float y) {
+            a = Conv (x, w)
+            b = Relu (a)
+            c = GlobalAveragePool (b)
+            d = Flatten (c)
+            h = ReduceSum <keepdims = 0> (anchors)
+            i = Add (d, h)
+            e = Gemm (i, v)
+            y = Softmax (e)
+        }""",
+        w=WEIGHTS["w"],
+        v=WEIGHTS["v"],
+    )
+    images = [IMAGENET.of_pixels(each).astype(np.float32) for each in pictures(32)]
+    session = Reference(other).session
+    check = PreprocessingCheck(other)
+    for each in images:
+        feeds = {"x": each, "anchors": np.zeros((100, 4), np.float32)}
+        check.add(feeds, {"y": session.run(None, feeds)[0]})
+    found = check.findings(session)
+    assert found and found == findings(model, images)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 16])
+@pytest.mark.parametrize(
+    "model", [trained(SCALINGS[1]), plain()], ids=["trained", "plain"]
+)
+def test_the_size_of_batches_does_not_matter(model: ModelProto, batch: int) -> None:
+    for given in SCALINGS:
+        images = [given.of_pixels(each).astype(np.float32) for each in pictures(32)]
+        batches = [
+            np.concatenate(images[place : place + batch])
+            for place in range(0, 32, batch)
+        ]
+        assert [(each.cause, each.options) for each in findings(model, batches)] == [
+            (each.cause, each.options) for each in findings(model, images)
+        ]
 
 
 # Labels
