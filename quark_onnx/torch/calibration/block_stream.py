@@ -233,6 +233,15 @@ class BlockStream:
         for index, batch in enumerate(batches(data)):
             self._recorder.finish(model, moved(batch, self._device), index)
 
+    def release(self) -> None:
+        """Free the memory of the hidden states and of the further arguments of the blocks.
+
+        Call this method when no block and no module after them has to run on the samples any more.
+        """
+        self.hidden = self._recorder.hidden = HiddenStates()
+        self.quantized = None
+        self._arguments = self._recorder.arguments = {}
+
     @property
     def states(self) -> list[Any]:
         """Return the float and the quantized hidden states in a list.

@@ -259,7 +259,11 @@ class FileRun:
                     yield from self._outside(name, module, scales)
             # algorithms on the full model need all blocks, with codes and float weights, in memory
             if finalizers(self.config):
-                yield from self._at_once(blocks, walk, samples, journal, progress)
+                self._at_once(blocks, walk, journal, progress)
+                # these algorithms run the whole model, which needs the memory
+                if not later:
+                    walk.release()
+                yield from self._finalized(blocks, samples, journal, progress)
             else:
                 yield from self._blocks(blocks, walk, journal, progress)
             if later:
@@ -551,24 +555,17 @@ class FileRun:
         self,
         blocks: dict[str, Any],
         walk: BlockStream,
-        samples: list[Any],
         journal: BlockJournal,
         progress: bool | None,
-    ) -> Iterator[tuple[str, Any]]:
+    ) -> None:
         """Quantize with every block in memory, for algorithms on the full model.
-
-        The journal keeps the state of these algorithms.
 
         Args:
             blocks: the blocks by name, in the order of execution.
-            walk: the hidden states at the input of the first block.
-            samples: the calibration batches, on which the algorithms at the end run the model.
+            walk: the hidden states at the input of the first block, which become those after the
+                last one.
             journal: journal of the run.
             progress: whether to show a progress bar; None decides by the terminal.
-
-        Yields:
-            Pairs of a name in the output checkpoint and a tensor, sorted by name within each block,
-            after the last algorithm has run.
         """
         if needs_float_reference(self.chosen, self.config):
             walk.split()
@@ -592,7 +589,28 @@ class FileRun:
                 ):
                     bar.update(index + done / (len(walk) + 1))
                 bar.update(index + 1)
-        del walk
+
+    def _finalized(
+        self,
+        blocks: dict[str, Any],
+        samples: list[Any],
+        journal: BlockJournal,
+        progress: bool | None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Run the algorithms on the full model.
+
+        The journal keeps the state of these algorithms.
+
+        Args:
+            blocks: the quantized blocks by name.
+            samples: the calibration batches, on which the algorithms run the model.
+            journal: journal of the run.
+            progress: whether to show a progress bar; None decides by the terminal.
+
+        Yields:
+            Pairs of a name in the output checkpoint and a tensor, sorted by name within each block,
+            after the last algorithm has run.
+        """
         self._fill_outside(blocks)
         for index, each in enumerate(finalizers(self.config)):
             self.report.outcomes += each(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.calibration.hidden_states import HiddenStates
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.pipelines import file_run
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from tests import torch_families
 from tests.torch_models import llama, made, saved, tokens
@@ -89,6 +91,26 @@ def test_an_interrupted_run_leaves_nothing(
             writing=Writing(spill=tmp_path / "spill"),
         )
     assert seen == [3] and list((tmp_path / "spill").iterdir()) == []
+
+
+@pytest.mark.parametrize("exclude", [("lm_head",), ()])
+def test_algorithms_at_the_end_run_without_hidden_states(
+    exclude: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run the whole model; only a head that is calibrated after the blocks reads them."""
+    alive = list[int]()
+
+    def probe(*_: Any) -> list[Any]:
+        gc.collect()
+        lists = [each for each in gc.get_objects() if type(each) is HiddenStates]
+        alive.append(sum(map(len, lists)))
+        return []
+
+    monkeypatch.setattr(file_run, "finalizers", lambda config: [probe])
+    source = saved(made(llama()), tmp_path / "float")
+    config = TorchConfig(scheme("fp8"), exclude=exclude)
+    quantize_checkpoint(source, tokens(6), config, tmp_path / "out", progress=False)
+    assert alive == [0 if exclude else 6]
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
