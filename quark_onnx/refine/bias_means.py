@@ -22,7 +22,7 @@ from quark_onnx.graph.shapes import untyped
 from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan
 from quark_onnx.refine.acceptance import min_output_sqnr
-from quark_onnx.refine.layer_problems import LayerTask, lattice_of, places_in
+from quark_onnx.refine.layer_problems import LayerTask, places_in, rounded
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.run import Reference, Sample
 
@@ -247,17 +247,10 @@ def _shift(
     stored = graph.constant(place.weight)
     assert stored is not None
     # (groups, outputs, inputs, kernel...).
-    weight = place.layer.arranged(stored)
-    groups, outputs, inputs = weight.shape[:3]
-    rounded = lattice_of(graph, plan, params, place).nearest(
-        weight.reshape(groups, outputs, -1),
-    )
+    error = place.layer.arranged(rounded(graph, plan, params, place.use) - stored)
+    groups, outputs, inputs = error.shape[:3]
     # The input of a layer has one mean per channel, so that the taps of a kernel add up.
-    rounding = (
-        (rounded - weight.reshape(groups, outputs, -1))
-        .reshape(groups, outputs, inputs, -1)
-        .sum(axis=3)
-    )
+    rounding = error.reshape(groups, outputs, inputs, -1).sum(axis=3)
     shift: Doubles = np.einsum(
         "goi,gi->go",
         rounding.astype(np.float64),

@@ -261,12 +261,41 @@ def _lattice(
     # A scale and a zero point for every weight, in the layout of the stored tensor.
     scale, zero = (np.broadcast_to(v, stored.shape) for v in found.spread(stored.shape))
     steps = arranged(np.ascontiguousarray(scale, np.float32))
-    zeros = arranged(np.ascontiguousarray(zero)).astype(np.float32)
-    grid = entry.spec.grid
+    return _levels(entry, steps, arranged(np.ascontiguousarray(zero)))
+
+
+def rounded(graph: Graph, plan: Plan, params: Params, use: Use) -> NDArray[np.float32]:
+    """Return a constant with every value rounded to a representable one.
+
+    Args:
+        graph: the float graph.
+        plan: the plan of the graph.
+        params: the scales.
+        use: the use of the constant, with parameters of its own.
+    """
+    entry = plan.entries[use]
+    assert isinstance(entry, Quantize)
+    stored = graph.constant(use.tensor)
+    assert stored is not None
+    # Not one for every weight: scales broadcast.
+    scale, zero = params.table[use].spread(stored.shape)
+    return _levels(entry, scale, zero).nearest(stored)
+
+
+def _levels(entry: Quantize, scale: NDArray[Any], zero: NDArray[Any]) -> Levels:
+    """Return the representable values of a planned constant.
+
+    Args:
+        entry: the entry of the plan.
+        scale: the scales.
+        zero: the zero points, in the shape of the scales.
+    """
+    zeros = zero.astype(np.float32)
     if isinstance(entry.spec.dtype, Minifloat):
-        return Levels(steps, entry.spec.dtype.levels, zeros, zeros)
+        return Levels(scale, entry.spec.dtype.levels, zeros, zeros)
     # Levels are codes minus zero point, so that a level times the scale is the value.
-    return Levels(steps, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
+    grid = entry.spec.grid
+    return Levels(scale, np.zeros(0, np.float32), grid.qmin - zeros, grid.qmax - zeros)
 
 
 def scalable(plan: Plan, params: Params, place: LayerTask) -> bool:
