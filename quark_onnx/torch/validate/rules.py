@@ -259,9 +259,9 @@ _QUARK_VLLM = {
     ),
     "vllm-order": Rule(
         REFUSED,
-        "queries and keys of Llama 4 have a row for each output, and no zero points:"
-        " the loader reorders rows alone",
-        "exclude self_attn, or give it fp8",
+        "queries and keys of Llama 4 have a row for each output, no zero points, and no"
+        " scales for parts of a head: the loader reorders the rows of each head alone",
+        "exclude self_attn, or give it fp8 with one scale for a weight or a row",
         f"{VLLM}, vllm/model_executor/models/llama4.py",
     ),
     "kv-scales-loader": Rule(

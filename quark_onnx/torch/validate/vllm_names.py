@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from quark_onnx.containers import grouped_by
 from quark_onnx.torch.validate.checkpoint import Checkpoint
+from quark_onnx.torch.validate.fields import is_positive
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
 from quark_onnx.torch.validate.modules import Module
 from quark_onnx.torch.validate.rules import broken
@@ -59,6 +60,9 @@ _OF_ATTENTION = {
 #: Layouts in which vLLM finds the scale of probabilities; other tensors of that name have their
 #: own rule.
 _PROBABILITIES = ("quark", "fp8")
+#: Keys of the number of heads of the layers that Llama 4's loader reorders.
+_HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+_LANGUAGE_MODEL = ("model.", "language_model.")
 _LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
 
 
@@ -138,7 +142,8 @@ def order_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     # rotary embedding: rows of weight, weight_packed and weight_scale, but of no other tensor
     if checkpoint.config.get("model_type") in ("llama4", "llama4_text"):
         for module in checkpoint.linears:
-            if module.last in ("q_proj", "k_proj"):
+            # the vision tower is loaded without it
+            if module.last in _HEADS and module.name.startswith(_LANGUAGE_MODEL):
                 yield from _reordered_findings(checkpoint, module)
 
 
@@ -152,6 +157,35 @@ def _reordered_findings(checkpoint: Checkpoint, module: Module) -> Iterator[Find
         if zeros:
             text += ", with zero points"
         yield broken("vllm-order", module.name, text, REFUSED if packed else WRONG)
+    else:
+        yield from _reordered_scale_findings(checkpoint, module)
+
+
+def _reordered_scale_findings(
+    checkpoint: Checkpoint,
+    module: Module,
+) -> Iterator[Finding]:
+    """Yield a layer whose scales are for blocks of rows that the loader tears apart."""
+    weight, heads = module.weight, checkpoint.text_config.get(_HEADS[module.last])
+    if weight is None or not is_positive(heads):
+        return
+    rows = weight.shape[0]
+    # reordered as if each row of it were one of the weight; the reshape fails if it does not fill
+    # pairs of rows in each head
+    scale = module.tensors.get("weight_scale")
+    if scale is not None and scale.count > 1 and scale.shape[0] != rows:
+        severity = REFUSED if scale.shape[0] % (2 * heads) else WRONG
+        text = f"its weight_scale is {scale}"
+        yield broken("vllm-order", module.name, text, severity)
+    # kept as it is; rows stay within their head, so that blocks of whole heads stay right
+    scale = module.tensors.get("weight_scale_inv")
+    block = checkpoint.quantization.get("weight_block_size")
+    head = max(1, rows // heads)
+    # a single row of blocks is for all outputs
+    several = scale is not None and len(scale.shape) == 2 and scale.shape[0] > 1
+    if several and block and block[0] % head:
+        text = f"its scales are for blocks of {block[0]} rows, and a head has {head}"
+        yield broken("vllm-order", module.name, text, WRONG)
 
 
 def _has_zero_points(module: Module) -> bool:
