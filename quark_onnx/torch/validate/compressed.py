@@ -37,6 +37,7 @@ from quark_onnx.torch.validate.fields import (
     one_of,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.global_scales import global_scale_findings
 from quark_onnx.torch.validate.header import FLOATS, Tensor, integers_of
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
@@ -196,8 +197,8 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         checkpoint: a checkpoint whose groups ``vllm_config_findings`` has accepted.
 
     Yields:
-        Malformed entries, fused layers that are ignored in part, and groups without a scheme: one
-        finding for each group, and one more if the group has experts.
+        Malformed entries, fused layers that are ignored in part or differ in global scales, and
+        groups without a scheme: one finding for each group, and one more if the group has experts.
     """
     entries = checkpoint.quantization
     yield from field_findings(entries, QUANTIZATION, [_FORMAT_IN_VLLM_CHECK])
@@ -210,6 +211,10 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name, modules in shards(checkpoint.modules):
         out = [is_ignored_in_vllm(checkpoint, module) for module in modules]
         yield from partial_findings(name, out, "ignored")
+    # these scales are reciprocals: the greatest one of inputs clips those of the others
+    yield from global_scale_findings(
+        checkpoint, "weight_global_scale", "input_global_scale"
+    )
     first = dict[tuple[str, bool], tuple[Module, Group]]()
     for module in checkpoint.linears:
         found = group_in_vllm(checkpoint, module)

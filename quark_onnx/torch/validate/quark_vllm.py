@@ -8,7 +8,7 @@ from fnmatch import filter as fnmatch_filter
 from functools import partial
 from itertools import filterfalse
 
-from quark_onnx.containers import names_of, present, subset
+from quark_onnx.containers import names_of, subset
 from quark_onnx.torch.validate.cache_in_vllm import cache_findings
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
@@ -23,7 +23,7 @@ from quark_onnx.torch.validate.fields import (
     shown,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
-from quark_onnx.torch.validate.header import single_value
+from quark_onnx.torch.validate.global_scales import global_scale_findings
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
     Module,
@@ -206,9 +206,8 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         fused_name, _ = fused_parts(modules[0], checkpoint.modules)
         if not config.excludes_fused(fused_name):
             yield from _fused_findings(config, name, modules)
-        # vLLM keeps a second scale for each expert, so that experts may differ
-        if not modules[0].experts:
-            yield from _second_scale_findings(name, modules)
+    # the greatest scale of inputs clips none of them
+    yield from global_scale_findings(checkpoint, "weight_scale_2")
     for module in filterfalse(
         partial(_is_float_router, checkpoint), checkpoint.linears
     ):
@@ -473,23 +472,6 @@ def _shard_findings(
             if describe(layer) == describe(found):
                 text = _differing_keys(layer, found)
             yield broken("quark-shards-differ", name, text)
-
-
-def _second_scale_findings(name: str, modules: list[Module]) -> Iterator[Finding]:
-    """Yield fused layers with different second scales.
-
-    vLLM takes the greatest second scale for all codes of the fused layer.
-
-    Args:
-        name: common name of the fused layers.
-        modules: the fused layers; those without a single "weight_scale_2" are left out.
-    """
-    # int4_fp8 has a second scale for each output: single_value returns None, which drops out
-    tensors = present(module.tensors.get("weight_scale_2") for module in modules)
-    scales = present(map(single_value, tensors))
-    if len(set(scales)) > 1:
-        text = ", ".join(f"{scale:.6g}" for scale in scales)
-        yield broken("nvfp4-scales-differ", name, text)
 
 
 def _layer_findings(

@@ -311,12 +311,12 @@ _QUARK_VLLM = {
         "give q, k, v and gate, up the same scheme",
         _QUARK,
     ),
-    # the greatest scale stands for all of a fused layer, and the others are lost
+    # one scale stands for all of a fused layer, and the others are lost
     "nvfp4-scales-differ": Rule(
         WRONG,
-        "NVFP4 layers that are fused have one second scale",
+        "NVFP4 layers that are fused have one global scale, also in each expert",
         "export again, with quark-onnx: it gives q, k, v and gate, up the same",
-        _QUARK,
+        f"{_QUARK}; {_CT}",
     ),
     "quark-experts-differ": Rule(
         WRONG,

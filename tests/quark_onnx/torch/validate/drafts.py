@@ -547,6 +547,31 @@ def compressed(kind: str = "pack-quantized") -> Draft:
     return _replaced(draft, {name: parts(*size) for name, size in LINEARS.items()})
 
 
+def nvfp4() -> Draft:
+    """NVFP4 of llm-compressor, with local scales of inputs."""
+    draft = compressed("nvfp4-pack-quantized")
+    arguments = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group",
+        "group_size": 16,
+        "symmetric": True,
+    }
+    draft.quantization["config_groups"]["group_0"] |= {
+        "weights": {**arguments, "dynamic": False},
+        "input_activations": {**arguments, "dynamic": "local"},
+    }
+    for name, (out, into) in LINEARS.items():
+        del draft.tensors[f"{name}.weight"]
+        draft.tensors |= {
+            f"{name}.weight_packed": ("U8", (out, into // 2)),
+            f"{name}.weight_scale": ("F8_E4M3", (out, into // 16)),
+            f"{name}.weight_global_scale": ("F32", (1,)),
+            f"{name}.input_global_scale": ("F32", (1,)),
+        }
+    return draft
+
+
 def with_cache(draft: Draft, scheme: Any) -> Draft:
     """And with scales of keys and values, as compressed-tensors and native fp8 call them."""
     draft.quantization["kv_cache_scheme"] = scheme

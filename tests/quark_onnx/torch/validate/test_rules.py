@@ -114,7 +114,11 @@ def renamed(old: str, new: str) -> Change:
 
 def awq_experts() -> Draft:
     """AutoAWQ's layout, with one expert in place of the dense layers."""
-    draft = drafts.awq()
+    return in_one_expert(drafts.awq())
+
+
+def in_one_expert(draft: Draft) -> Draft:
+    """A checkpoint with one expert in place of the dense layers."""
     draft.config |= {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -888,6 +892,25 @@ CASES = (
         lambda: drafts.quark("nvfp4"),
         lambda draft: draft.scalars.update({f"{Q0}.weight_scale_2": 0.5}),
         place="q_proj,k_proj",
+    ),
+    Case(
+        "nvfp4-scales-differ",
+        "wrong",
+        lambda: in_one_expert(drafts.quark("nvfp4")),
+        scalar("model.layers.0.mlp.experts.0.up_proj.weight_scale_2", 0.5),
+        place="experts.0.{gate_proj,up_proj}",
+    ),
+    *(
+        Case("nvfp4-scales-differ", "wrong", whole, scalar(name, 0.5), place=place)
+        for whole, name, place in (
+            (drafts.nvfp4, f"{Q0}.weight_global_scale", "q_proj,k_proj"),
+            (drafts.nvfp4, f"{Q0}.input_global_scale", "q_proj,k_proj"),
+            (
+                lambda: in_one_expert(drafts.nvfp4()),
+                "model.layers.0.mlp.experts.0.gate_proj.weight_global_scale",
+                "experts.0.{gate_proj,up_proj}",
+            ),
+        )
     ),
     Case(
         "quark-experts-differ",
