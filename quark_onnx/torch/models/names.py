@@ -91,29 +91,49 @@ def input_hooks(
             handle.remove()
 
 
-def is_named_in_transformers(name: str, pattern: str) -> bool:
-    """Return whether an entry of ``modules_to_not_convert`` names a layer in transformers.
+class NamesInTransformers:
+    """Entries of ``modules_to_not_convert``, as transformers compares them with names of layers.
 
     ``should_convert_module`` in quantizers/quantizers_utils.py of transformers 5.24 takes an entry
     for a regular expression that matches the layer or a module around it, or for the end of the
     layer's name.
 
     Args:
-        name: name of the layer.
-        pattern: the entry.
+        patterns: the entries.
 
     Raises:
-        re.error: the entry is no regular expression, which transformers does not load either.
+        re.error: an entry is no regular expression, which transformers does not load either.
+
+    >>> entries = NamesInTransformers(["model.layers.1.mlp.gate"])
+    >>> entries.match("model.layers.1.mlp.gate"), entries.match("model.layers.1.mlp.gate_proj")
+    (True, False)
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._ends = tuple(patterns)
+        # hundreds of names are compared in one expression; groups would disturb those of others
+        grouped = [pattern for pattern in self._ends if "(" in pattern]
+        plain = "|".join(pattern for pattern in self._ends if "(" not in pattern)
+        # behind a dot, in front of one, or at the end of the name
+        boundary = r"(?:(?<=\.)|(?=\.|$))"
+        self._expressions = [
+            re.compile(f"(?:{pattern}){boundary}") for pattern in (plain, *grouped)
+        ]
+
+    def match(self, name: str) -> bool:
+        """Return whether an entry names a layer."""
+        if name.endswith(self._ends):
+            return True
+        return any(expression.match(name) for expression in self._expressions)
+
+
+def is_named_in_transformers(name: str, pattern: str) -> bool:
+    """Return whether an entry of ``modules_to_not_convert`` names a layer in transformers.
 
     >>> is_named_in_transformers("model.layers.1.mlp.fc1", "model.layers.1")
     True
-    >>> is_named_in_transformers("model.layers.1.mlp.gate_proj", "model.layers.1.mlp.gate")
-    False
     """
-    # behind a dot, in front of one, or at the end of the name
-    boundary = r"(?:(?<=\.)|(?=\.|$))"
-    found = re.match(f"(?:{pattern}){boundary}", name)
-    return found is not None or name.endswith(pattern)
+    return NamesInTransformers([pattern]).match(name)
 
 
 def within(name: str, block: str) -> bool:

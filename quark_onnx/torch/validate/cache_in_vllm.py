@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from quark_onnx.containers import grouped_by, present, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.compressed import rounds_outputs_in_vllm
+from quark_onnx.torch.validate.compressed import unread_outputs_in_vllm
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
     FieldCheck,
@@ -130,10 +130,7 @@ def _unread_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if checkpoint.method != "compressed-tensors":
         return
     # the mapper of CompressedTensorsConfig has k_scale and v_scale, not output_scale
-    names = list[str]()
-    for name, module in checkpoint.modules_with("output_scale").items():
-        if not rounds_outputs_in_vllm(checkpoint, module):
-            names.append(name)
+    names = unread_outputs_in_vllm(checkpoint)
     if names:
         text = f"no loader finds the {len(names)} scales that are called so"
         yield broken("kv-scales-loader", f"{names[0]}.output_scale", text)

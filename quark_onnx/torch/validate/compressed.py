@@ -14,13 +14,11 @@ from quark_onnx.torch.validate.compressed_arguments import (
     arguments_of,
 )
 from quark_onnx.torch.validate.compressed_groups import (
-    Finder,
-    group_in_transformers,
-    group_in_vllm,
+    GroupsInTransformers,
+    GroupsInVllm,
     groups_in_vllm,
     groups_of,
     ignored,
-    is_ignored_in_vllm,
     is_of_attention,
 )
 from quark_onnx.torch.validate.fields import (
@@ -43,6 +41,7 @@ from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
     Module,
     excluded_findings,
+    fused,
     included_findings,
     partial_findings,
     shards,
@@ -88,6 +87,8 @@ _ACTIVATIONS = (
     "float-quantized",
     "nvfp4-pack-quantized",
 )
+#: Keys of the arguments of a group.
+_TENSORS = ("weights", "input_activations", "output_activations")
 #: An empty object gives no layer a scheme.
 _GROUPS_CHECK = FieldCheck(
     "ct-groups",
@@ -182,7 +183,7 @@ def _group_findings(
     form = present_values(group).get("format", entries.get("format"))
     if form not in FORMATS:
         yield broken("ct-format", f"{place}.format", repr(form))
-    for key in ("weights", "input_activations", "output_activations"):
+    for key in _TENSORS:
         # null stands for a tensor that is not quantized
         if isinstance(group.get(key), dict):
             yield from argument_findings(f"{place}.{key}", group[key])
@@ -208,22 +209,48 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             "malformed", f"{QUANTIZATION}.ignore", "null, and not a list of names"
         )
     # vLLM asks for each part of a fused layer, and refuses a layer that is ignored in part
+    groups = GroupsInVllm(checkpoint)
     for name, modules in shards(checkpoint.modules):
-        out = [is_ignored_in_vllm(checkpoint, module) for module in modules]
+        out = list(map(groups.ignores, modules))
         yield from partial_findings(name, out, "ignored")
+    yield from _expert_findings(checkpoint, groups)
     # these scales are reciprocals: the greatest one of inputs clips those of the others
     yield from global_scale_findings(
         checkpoint, "weight_global_scale", "input_global_scale"
     )
     first = dict[tuple[str, bool], tuple[Module, Group]]()
     for module in checkpoint.linears:
-        found = group_in_vllm(checkpoint, module)
+        found = groups.of(module)
         if found is not None:
             place, group = found
             # experts have classes of their own, all other layers of a group share a scheme
             first.setdefault((place, bool(module.experts)), (module, group))
     for (place, _), (module, group) in first.items():
         yield from _scheme_findings(entries, module, place, group)
+
+
+def _expert_findings(
+    checkpoint: Checkpoint,
+    groups: GroupsInVllm,
+) -> Iterator[Finding]:
+    """Yield experts whose layers differ in their groups, or are ignored in part.
+
+    Args:
+        checkpoint: the checkpoint.
+        groups: the groups of its layers.
+    """
+    for name, modules in fused(checkpoint.modules):
+        # ``get_moe_method`` in compressed_tensors_moe.py compares the three layers of an expert
+        found = list[list[object]]()
+        for module in modules if modules[0].experts else ():
+            _, group = groups.of(module) or ("", {})
+            scheme: list[object] = [arguments_of(group.get(key)) for key in _TENSORS]
+            scheme.append(_form(checkpoint.quantization, group))
+            if scheme not in found:
+                found.append(scheme)
+        if len(found) > 1:
+            text = f"its layers have {len(found)} schemes"
+            yield broken("ct-scheme", name, text)
 
 
 def _scheme_findings(
@@ -272,23 +299,26 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def vllm_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of the layers, for vLLM."""
-    return _layer_findings(checkpoint, group_in_vllm)
+    return _layer_findings(checkpoint, GroupsInVllm(checkpoint))
 
 
 def transformers_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of the layers, for transformers."""
-    return _layer_findings(checkpoint, group_in_transformers)
+    return _layer_findings(checkpoint, GroupsInTransformers(checkpoint))
 
 
-def _layer_findings(checkpoint: Checkpoint, group_of: Finder) -> Iterator[Finding]:
+def _layer_findings(
+    checkpoint: Checkpoint,
+    groups: GroupsInVllm | GroupsInTransformers,
+) -> Iterator[Finding]:
     """Yield errors in the tensors of the layers.
 
     Args:
         checkpoint: the checkpoint.
-        group_of: finds the group of a layer in the client.
+        groups: the groups of its layers in the client.
     """
     for module in checkpoint.layers:
-        found = group_of(checkpoint, module)
+        found = groups.of(module)
         if found is None:
             text = f"no group is for it, and its weight is {module.weight}"
             yield from excluded_findings(module, text)
@@ -341,26 +371,29 @@ def _tensor_findings(
 
 def schemes_in_vllm(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer in vLLM."""
-    return _schemes(checkpoint, group_in_vllm)
+    return _schemes(checkpoint, GroupsInVllm(checkpoint))
 
 
 def schemes_in_transformers(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the number formats of every quantized layer in transformers."""
-    return _schemes(checkpoint, group_in_transformers)
+    return _schemes(checkpoint, GroupsInTransformers(checkpoint))
 
 
-def _schemes(checkpoint: Checkpoint, group_of: Finder) -> Iterator[str]:
+def _schemes(
+    checkpoint: Checkpoint,
+    groups: GroupsInVllm | GroupsInTransformers,
+) -> Iterator[str]:
     """Yield the number formats of every quantized layer.
 
     Args:
         checkpoint: the checkpoint.
-        group_of: finds the group of a layer in the client.
+        groups: the groups of its layers in the client.
 
     Yields:
         Texts such as "weight int4 group 128"; layers without a group are left out.
     """
     for module in checkpoint.quantized_linears:
-        found = group_of(checkpoint, module)
+        found = groups.of(module)
         if found is not None:
             yield _describe(found[1])
 
@@ -754,19 +787,16 @@ def _output_slots(group: Group) -> Slots:
     }
 
 
-def rounds_outputs_in_vllm(checkpoint: Checkpoint, module: Module) -> bool:
-    """Return whether vLLM's scheme of a layer reads the scale of its output.
-
-    Args:
-        checkpoint: the checkpoint.
-        module: the layer.
-    """
-    found = group_in_vllm(checkpoint, module)
-    if found is None:
-        return False
-    _, group = found
-    form = _form(checkpoint.quantization, group)
-    return scheme_in_vllm(group, form) == _INT8_AROUND
+def unread_outputs_in_vllm(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of layers whose output has a scale that vLLM's scheme does not read."""
+    groups = GroupsInVllm(checkpoint)
+    unread = list[str]()
+    for name, module in checkpoint.modules_with("output_scale").items():
+        _, group = groups.of(module) or ("", {})
+        form = _form(checkpoint.quantization, group)
+        if scheme_in_vllm(group, form) != _INT8_AROUND:
+            unread.append(name)
+    return unread
 
 
 def _kv_slots(entries: dict[str, Any], module: Module) -> Slots:

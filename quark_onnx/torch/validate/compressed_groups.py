@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from quark_onnx.torch.validate.checkpoint import Checkpoint
@@ -11,22 +12,19 @@ from quark_onnx.torch.validate.compressed_arguments import Group
 from quark_onnx.torch.validate.fields import QUANTIZATION
 from quark_onnx.torch.validate.json_values import objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module, fused_parts
-from quark_onnx.torch.validate.quark_config import matches_any
+from quark_onnx.torch.validate.quark_config import is_regular_match
 
 #: The place of a group for findings, and the group.
 PlacedGroup = tuple[str, Group]
-#: Find the group of a layer; None for a layer that stays float.
-Finder = Callable[[Checkpoint, Module], PlacedGroup | None]
 
 #: Number of an expert in the name of a layer.
 _EXPERT_NUMBER = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
-#: Names of classes by which vLLM looks for targets, after names: those of its classes for Linear
-#: layers have this part in common.
-_LINEAR_IN_VLLM, _HEAD_IN_VLLM, _EXPERTS_IN_VLLM = (
-    "ParallelLinear",
-    "ParallelLMHead",
-    "RoutedExperts",
-)
+#: Names of classes by which vLLM looks for targets after names. Those of its classes for Linear
+#: layers have a part in common, and a target "Linear" counts for experts, too, unless there is one
+#: of their own.
+_LINEAR = ("ParallelLinear",)
+_HEAD = ("ParallelLMHead",)
+_EXPERTS = ("RoutedExperts", *_LINEAR)
 
 
 def groups_of(entries: Mapping[str, Any]) -> Iterator[PlacedGroup]:
@@ -58,57 +56,111 @@ def ignored(entries: Mapping[str, Any]) -> list[str]:
     return strings_of(entries.get("ignore"))
 
 
-def is_ignored_in_vllm(checkpoint: Checkpoint, module: Module) -> bool:
-    """Return whether vLLM keeps a layer float by its name, or by that of its fused layer."""
-    patterns = ignored(checkpoint.quantization)
-    names = map(_first_expert, checkpoint.names_in_vllm(module))
-    return any(matches_any(name, patterns) for name in names)
+class _Patterns:
+    """Names and regular expressions ("re:..."), of which the first that matches counts.
+
+    Exact names are looked up, and not compared one by one: mixtures have thousands of them.
+
+    Args:
+        patterns: the entries in their order.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._places = dict[str, int]()
+        self._expressions = list[tuple[int, str]]()
+        for place, pattern in enumerate(patterns):
+            self._places.setdefault(pattern, place)
+            if pattern.startswith("re:"):
+                self._expressions.append((place, pattern))
+
+    def first(self, name: str) -> str | None:
+        """Return the first entry that is a name, or that matches it; None if there is none."""
+        exact = self._places.get(name, len(self._places))
+        for place, pattern in self._expressions:
+            if place > exact:
+                break
+            if is_regular_match(pattern, name):
+                return pattern
+        return name if name in self._places else None
+
+    def match(self, name: str) -> bool:
+        """Return whether an entry is a name, or matches it."""
+        return self.first(name) is not None
 
 
-def group_in_vllm(checkpoint: Checkpoint, module: Module) -> PlacedGroup | None:
-    """Return the group of a layer in vLLM; None if the layer stays float.
+class GroupsInVllm:
+    """Groups of the layers of a checkpoint in vLLM.
 
-    ``find_matched_target`` in compressed_tensors/utils.py looks for the name, then for the names of
-    all parts of a fused layer, and then for the name of the class.
+    The first expert of a block stands for all of them.
 
     Args:
         checkpoint: the checkpoint.
-        module: the layer. The first expert of a block stands for all of them.
     """
-    if is_ignored_in_vllm(checkpoint, module):
-        return None
-    targets = _by_target(groups_in_vllm(checkpoint.quantization))
-    fused_name, parts = fused_parts(module, checkpoint.modules)
-    name = fused_name or _first_expert(module.name)
-    found = _first_match(name, targets) or _match_of_all(parts, targets)
-    if found is None:
-        found = _class_match(module, targets)
-    return None if found is None else targets[found]
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._ignored = _Patterns(ignored(checkpoint.quantization))
+        self._groups = _by_target(groups_in_vllm(checkpoint.quantization))
+        self._targets = _Patterns(self._groups)
+        self._class_targets = dict[tuple[str, ...], str | None]()
+        for names in (_LINEAR, _HEAD, _EXPERTS):
+            self._class_targets[names] = _class_match(names, self._groups)
+
+    def ignores(self, module: Module) -> bool:
+        """Return whether a layer stays float by its name, or by that of its fused layer."""
+        names = map(_first_expert, self._checkpoint.names_in_vllm(module))
+        return any(map(self._ignored.match, names))
+
+    def of(self, module: Module) -> PlacedGroup | None:
+        """Return the group of a layer; None if the layer stays float.
+
+        ``find_matched_target`` in compressed_tensors/utils.py looks for the name, then for the
+        names of all parts of a fused layer, and then for the name of the class.
+        """
+        if self.ignores(module):
+            return None
+        fused_name, parts = fused_parts(module, self._checkpoint.modules)
+        target = self._targets.first(fused_name or _first_expert(module.name))
+        if target is None:
+            target = self._target_of_all(parts)
+        if target is None:
+            target = self._class_targets[_classes_of(module)]
+        return None if target is None else self._groups[target]
+
+    def _target_of_all(self, parts: Iterable[str]) -> str | None:
+        """Return the target of the first part of a fused layer, if each part has a target."""
+        found = list(map(self._targets.first, parts))
+        return found[0] if found and None not in found else None
 
 
-def group_in_transformers(checkpoint: Checkpoint, module: Module) -> PlacedGroup | None:
-    """Return the group of a layer in transformers; None if the layer stays float.
-
-    ``match_targets`` in utils/match.py of compressed-tensors looks for exact names, for patterns in
-    the order of the alphabet, and then for the class.
+class GroupsInTransformers:
+    """Groups of the layers of a checkpoint in transformers.
 
     Args:
         checkpoint: the checkpoint.
-        module: the layer.
     """
-    if matches_any(module.name, ignored(checkpoint.quantization)):
-        return None
-    targets = _by_target(groups_of(checkpoint.quantization))
-    ordered = sorted(targets, key=lambda target: ("re:" in target, target))
-    found = _first_match(module.name, ordered)
-    if found is None and "Linear" in targets:
-        found = "Linear"
-    if found is None:
-        return None
-    # a group without weights quantizes activations alone
-    return (
-        targets[found] if isinstance(targets[found][1].get("weights"), dict) else None
-    )
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._ignored = _Patterns(ignored(checkpoint.quantization))
+        self._groups = _by_target(groups_of(checkpoint.quantization))
+        # the order of ``match_targets``: exact names, then patterns by the alphabet
+        ordered = sorted(self._groups, key=lambda target: ("re:" in target, target))
+        self._targets = _Patterns(ordered)
+
+    def of(self, module: Module) -> PlacedGroup | None:
+        """Return the group of a layer; None if its weight stays float.
+
+        ``match_targets`` in utils/match.py of compressed-tensors looks for names and patterns, and
+        then for the class.
+        """
+        if self._ignored.match(module.name):
+            return None
+        target = self._targets.first(module.name) or "Linear"
+        found = self._groups.get(target)
+        # a group without weights quantizes activations alone
+        if found is None or not isinstance(found[1].get("weights"), dict):
+            return None
+        return found
 
 
 def _by_target(groups: Iterable[PlacedGroup]) -> dict[str, PlacedGroup]:
@@ -120,29 +172,18 @@ def _by_target(groups: Iterable[PlacedGroup]) -> dict[str, PlacedGroup]:
     return found
 
 
-def _first_match(name: str, targets: Iterable[str]) -> str | None:
-    """Return the first target that is a name, or a pattern that matches it."""
-    return next((target for target in targets if matches_any(name, [target])), None)
-
-
-def _match_of_all(parts: Iterable[str], targets: Iterable[str]) -> str | None:
-    """Return the target of the first part of a fused layer, if each part has a target."""
-    found = [_first_match(part, targets) for part in parts]
-    return found[0] if found and None not in found else None
-
-
-def _class_match(module: Module, targets: Mapping[str, PlacedGroup]) -> str | None:
-    """Return the first target within the name of a layer's class in vLLM."""
-    names = [_LINEAR_IN_VLLM]
+def _classes_of(module: Module) -> tuple[str, ...]:
+    """Return the names of a layer's class in vLLM, of which the first with a target counts."""
     if module.is_head:
-        names = [_HEAD_IN_VLLM]
-    elif module.experts:
-        # a target "Linear" counts for experts, too, unless there is one of their own
-        names = [_EXPERTS_IN_VLLM, _LINEAR_IN_VLLM]
-    for name in names:
-        for target in targets:
-            if target.lower() in name.lower():
-                return target
+        return _HEAD
+    return _EXPERTS if module.experts else _LINEAR
+
+
+def _class_match(names: Iterable[str], targets: Iterable[str]) -> str | None:
+    """Return the first target within the first of some names that has one."""
+    for name, target in product(names, targets):
+        if target.lower() in name.lower():
+            return target
     return None
 
 

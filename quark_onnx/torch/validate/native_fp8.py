@@ -7,7 +7,7 @@ from itertools import filterfalse
 from typing import Any
 
 from quark_onnx.containers import subset
-from quark_onnx.torch.models.names import is_named_in_transformers
+from quark_onnx.torch.models.names import NamesInTransformers
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,
@@ -155,8 +155,11 @@ def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         )
     scales = {"weight_scale_inv", "weight_scale"}
     # a head is a layer as any other, unless there is no list
+    excluded = _excluded_in_transformers(checkpoint.quantization)
+    # other entries have a finding of their own
+    names = NamesInTransformers(filter(is_regular, excluded or []))
     for module in checkpoint.matrices:
-        is_out = _is_excluded_in_transformers(checkpoint, module)
+        is_out = module.is_head if excluded is None else names.match(module.name)
         yield from _layer_findings(
             checkpoint, module, is_out, scales, "activation_scale"
         )
@@ -266,13 +269,3 @@ def _excluded_in_transformers(entries: dict[str, Any]) -> list[str] | None:
         if entries.get(key) is not None:
             return strings_of(entries[key])
     return None
-
-
-def _is_excluded_in_transformers(checkpoint: Checkpoint, module: Module) -> bool:
-    """Return whether transformers keeps a layer float."""
-    patterns = _excluded_in_transformers(checkpoint.quantization)
-    if patterns is None:
-        return module.is_head
-    # other entries have a finding of their own
-    regular = filter(is_regular, patterns)
-    return any(is_named_in_transformers(module.name, pattern) for pattern in regular)

@@ -8,7 +8,7 @@ from itertools import filterfalse, product
 from typing import Any
 
 from quark_onnx.containers import subset
-from quark_onnx.torch.models.names import is_named_in_transformers
+from quark_onnx.torch.models.names import NamesInTransformers
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY,
@@ -93,10 +93,9 @@ def transformers_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         place = f"{QUANTIZATION}.modules_to_not_convert"
         text = f"{pattern!r} is no regular expression"
         yield broken("exclude-pattern", place, text, REFUSED)
-    regular = list(filter(is_regular, skipped))
+    names = NamesInTransformers(filter(is_regular, skipped))
     for module in checkpoint.linears:
-        named = (is_named_in_transformers(module.name, pattern) for pattern in regular)
-        yield from _listed_findings(module, any(named))
+        yield from _listed_findings(module, names.match(module.name))
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 

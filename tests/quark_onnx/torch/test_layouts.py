@@ -26,7 +26,7 @@ from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig
 from quark_onnx.torch.formats.bit_packing import pack_words, unpack_words
-from quark_onnx.torch.models.names import is_named_in_transformers
+from quark_onnx.torch.models.names import NamesInTransformers
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
@@ -696,9 +696,9 @@ def test_names_that_are_parts_of_others(tmp_path: Path) -> None:
 def test_names_of_float_layers_in_transformers(pattern: str, name: str) -> None:
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    assert is_named_in_transformers(name, pattern) is not should_convert_module(
-        name, [pattern]
-    )
+    for patterns in ([pattern], [pattern, "(other)"], ["x.y", pattern, "z|a", "y"]):
+        found = NamesInTransformers(patterns).match(name)
+        assert found is not should_convert_module(name, patterns)
 
 
 def test_float_layers_whose_names_transformers_finds_elsewhere() -> None:

@@ -19,10 +19,7 @@ from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
 from quark_onnx.torch.validate.compressed import scheme_in_vllm as compressed_scheme
 from quark_onnx.torch.validate.compressed import slots_of as slots_of_group
-from quark_onnx.torch.validate.compressed_groups import (
-    group_in_vllm,
-    is_ignored_in_vllm,
-)
+from quark_onnx.torch.validate.compressed_groups import GroupsInVllm
 from quark_onnx.torch.validate.header import Tensor
 from quark_onnx.torch.validate.modules import Module, fused_parts
 from quark_onnx.torch.validate.native_fp8 import is_excluded_in_vllm
@@ -628,7 +625,7 @@ def test_names_of_excluded_layers(layout: str, tmp_path: Path) -> None:
 def _is_out(checkpoint: Checkpoint, layout: str, name: str) -> bool:
     layer = checkpoint.modules[name]
     if layout == "compressed-tensors":
-        return is_ignored_in_vllm(checkpoint, layer)
+        return GroupsInVllm(checkpoint).ignores(layer)
     if layout == "fp8":
         return is_excluded_in_vllm(checkpoint, layer)
     if layout == "awq":
@@ -656,7 +653,7 @@ def test_targets_of_compressed_tensors(tmp_path: Path) -> None:
             theirs = matched(layer_name, type(kind, (), {})(), given, FUSED)
             for part in parts:
                 layer = checkpoint.modules[f"{layer_name.rpartition('.')[0]}.{part}"]
-                found = group_in_vllm(checkpoint, layer)
+                found = GroupsInVllm(checkpoint).of(layer)
                 ours = None if found is None else found[1]["targets"][0]
                 assert ours == theirs, (given, layer_name)
             chosen.add(theirs)

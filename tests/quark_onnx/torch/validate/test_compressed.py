@@ -20,7 +20,7 @@ from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.checkpoint import read
 from quark_onnx.torch.validate.clients import findings_of
-from quark_onnx.torch.validate.compressed_groups import group_in_transformers
+from quark_onnx.torch.validate.compressed_groups import GroupsInTransformers
 from tests.quark_onnx.torch.validate import drafts
 from tests.torch_models import llama, made, saved, tokens
 
@@ -228,7 +228,7 @@ def test_groups_in_transformers(tmp_path: Path) -> None:
         checkpoint.quantization["config_groups"] = {
             target: {"targets": [target], "weights": weights} for target in given
         }
-        found = group_in_transformers(checkpoint, layer)
+        found = GroupsInTransformers(checkpoint).of(layer)
         ours = [] if found is None else found[1]["targets"]
         theirs = match_targets(name, linear, given)[:1]
         if not is_match(name, linear, given, ignored):
@@ -254,3 +254,28 @@ def test_quantized_heads(scheme: str, tmp_path: Path) -> None:
     verdict = validate(out, "vllm")
     assert {finding.rule for finding in verdict.findings} == {"excluded-quantized"}
     assert validate(out, "transformers").findings == ()
+
+
+def test_layers_of_experts_with_schemes_of_their_own(tmp_path: Path) -> None:
+    """vLLM has one scheme for the layers of all experts, which it asks the first expert for."""
+    draft = drafts.compressed()
+    draft.config |= {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "moe_intermediate_size": 64,
+    }
+    draft.rename(".mlp.", ".mlp.experts.0.")
+    groups = draft.quantization["config_groups"]
+    assert validate(draft.write(tmp_path / "one"), "vllm").findings == ()
+    weights = groups["group_0"]["weights"]
+    target = "re:.*down_proj"
+    groups["group_1"] = {"targets": [target], "weights": dict(weights)}
+    assert validate(draft.write(tmp_path / "equal"), "vllm").findings == ()
+    groups["group_1"]["weights"]["observer"] = "mse"
+    verdict = validate(draft.write(tmp_path / "other"), "vllm")
+    assert {finding.rule for finding in verdict.findings} == {"ct-scheme"}
+    assert validate(draft.write(tmp_path / "other"), "transformers").findings == ()
+    del groups["group_1"]
+    draft.quantization["ignore"].append(target)
+    verdict = validate(draft.write(tmp_path / "ignored"), "vllm")
+    assert "ct-scheme" in {finding.rule for finding in verdict.findings}
