@@ -330,11 +330,24 @@ def tensor_override_of(data: object) -> TensorOverride:
     return TensorOverride(**settings)
 
 
+def _has_wildcards(pattern: str) -> bool:
+    """Return whether a pattern can match other names than itself."""
+    return not set("*?[").isdisjoint(pattern)
+
+
 class TensorOverrides:
     """The overrides of a configuration, looked up by tensor and reader."""
 
     def __init__(self, overrides: Iterable[TensorOverride] = ()) -> None:
         self._all = tuple(overrides)
+        # Most overrides name tensors, which a table finds: a model may have one for each tensor.
+        self._named: dict[str, list[int]] = {}
+        self._globs: list[int] = []
+        for place, override in enumerate(self._all):
+            for pattern in override.tensors:
+                self._named.setdefault(pattern, []).append(place)
+            if any(map(_has_wildcards, override.tensors)):
+                self._globs.append(place)
         # A rule's request looks up twice, and matching globs is slow.
         self._found: dict[tuple[str, str], TensorOverride | None] = {}
 
@@ -365,12 +378,15 @@ class TensorOverrides:
         Returns:
             The merged override; None if none matches.
         """
+        places = set(self._named.get(tensor, ()))
+        for place in self._globs:
+            if self._all[place].matches(tensor):
+                places.add(place)
         merged: TensorOverride | None = None
-        for override in self._all:
+        for place in sorted(places):
+            override = self._all[place]
             # A decision for named readers is none for the producer, whose name is empty.
-            if override.readers and reader not in override.readers:
-                continue
-            if override.matches(tensor):
+            if not override.readers or reader in override.readers:
                 merged = merged.merged(override) if merged else override
         return merged
 

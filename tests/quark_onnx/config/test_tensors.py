@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
+from fnmatch import fnmatchcase
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quark_onnx import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.config import TensorOverrides, from_dict, to_dict
@@ -92,3 +97,48 @@ def test_they_are_read_back_from_what_is_written() -> None:
         from_dict({"tensors": [{"tensor": "x"}]})
     with pytest.raises(ConfigError, match="an override of tensors names none"):
         from_dict({"tensors": [{"scale": 1.0}]})
+
+
+PATTERN = st.text("ab*?[]", min_size=1, max_size=3)
+
+
+@given(
+    st.lists(
+        st.builds(
+            TensorOverride,
+            st.lists(PATTERN, min_size=1, max_size=2),
+            readers=st.sampled_from(["", "conv"]).map(
+                lambda name: [name][: bool(name)]
+            ),
+            low=st.integers(-9, -1),
+        ),
+        max_size=5,
+    ),
+    st.text("ab[]", min_size=1, max_size=3),
+    st.sampled_from(["", "conv", "add"]),
+)
+def test_those_that_match_are_merged_in_order(
+    overrides: list[TensorOverride], tensor: str, reader: str
+) -> None:
+    expected: TensorOverride | None = None
+    for override in overrides:
+        if override.readers and reader not in override.readers:
+            continue
+        if any(
+            tensor == each or fnmatchcase(tensor, each) for each in override.tensors
+        ):
+            expected = expected.merged(override) if expected else override
+    assert TensorOverrides(overrides).of(tensor, reader) == expected
+
+
+def test_names_are_looked_up_and_not_compared_with_every_override(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"/layer.{index}/Conv_output_0" for index in range(200)]
+    overrides = TensorOverrides(
+        [TensorOverride(name, low=-1) for name in (*names, "*")]
+    )
+    matches = Mock(wraps=fnmatchcase)
+    monkeypatch.setattr(fnmatch, "fnmatchcase", matches)
+    assert all(overrides.of(name) for name in names)
+    assert matches.call_count <= len(names)
