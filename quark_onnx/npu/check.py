@@ -8,7 +8,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.shown import printable
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, gather_constants
 from quark_onnx.graph.io import load
 from quark_onnx.npu.finding import Finding
 from quark_onnx.npu.pairs import Pairs
@@ -77,6 +77,8 @@ def check(
     """  # noqa: E501
     found, row = load(model), TARGETS[target]
     graph = Graph.of(found)
+    # Some tools write scales and weights as Constant nodes, which onnxruntime stores when it loads.
+    gather_constants(graph, keep_inputs=True)
     pairs = Pairs(graph)
     kind = kind or kind_of(pairs, row)
     findings = [*structure_findings(found, graph, row)]

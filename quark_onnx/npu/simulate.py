@@ -19,7 +19,7 @@ from onnx import ModelProto, helper
 
 from quark_onnx.containers import among, excluding, names_of
 from quark_onnx.errors import ConfigError, DataError, nearest
-from quark_onnx.graph import Graph, Node
+from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.io import load
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.traversal import reach
@@ -122,6 +122,7 @@ def simulate(  # noqa: PLR0913
             )
     # Only now, as a misspelled option should not cost the time of a large model.
     graph = Graph.of(load(model))
+    gather_constants(graph, keep_inputs=True)
     engine = frozenset(name for name, value in operators.items() if value == "dpu")
     run = _Run(graph, rounding, engine, dict(codes or {}))
     wanted = [until] if until else names_of(graph.outputs)

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from quark_onnx import QConfig, convert, quantize
 from quark_onnx.errors import ConfigError
 from quark_onnx.npu import RULES, Check, check, preflight
-from tests.models import Feeds, parse, weight
+from tests.models import Feeds, in_constant_nodes, parse, weight
 
 NET = """
     a = Conv <kernel_shape = [3,3], strides = [1,1], pads = [1,1,1,1], dilations = [1,1], group = 1> (x, w, b)
@@ -211,6 +211,17 @@ def test_each_rule_finds_the_model_that_breaks_it(case: str) -> None:
     assert [each.severity for each in found.findings] == sorted(
         each.severity for each in found.findings
     )
+
+
+# A Constant node cannot compute an input.
+@pytest.mark.parametrize("case", sorted({"", *BROKEN} - {"an initializer as an input"}))
+def test_constants_may_be_nodes(case: str) -> None:
+    model = xint8(search=0)
+    if case:
+        BROKEN[case][0](model)
+    expected = check(model, "phx")
+    found = check(in_constant_nodes(model), "phx")
+    assert (found.kind, rules(found)) == (expected.kind, rules(expected))
 
 
 def test_a_weight_that_is_an_input_too_has_no_batch() -> None:

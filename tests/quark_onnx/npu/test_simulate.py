@@ -21,7 +21,7 @@ from quark_onnx.errors import ConfigError, DataError, ModelError
 from quark_onnx.npu import simulate
 from quark_onnx.npu.integers.fixed import Fixed, rounded, summed, times, together
 from quark_onnx.npu.integers.pools import engine_factor
-from tests.models import Feeds, normal, parse, run, samples, weight
+from tests.models import Feeds, in_constant_nodes, normal, parse, run, samples, weight
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
 Codes = dict[str, NDArray[Any]]
@@ -375,6 +375,21 @@ def test_ties_and_shifts_to_either_side(
             found.codes["y_codes"].tolist()
             == oracle(model, {"x": quarters})["y_codes"].tolist()
         )
+
+
+def test_constants_may_be_nodes() -> None:
+    model = xint8(
+        parse(
+            "g (float[2,3,8,8] x) => (float y) { h = Conv (x, w, b) y = Relu (h) }",
+            w=weight(4, 3, 3, 3),
+            b=normal(4),
+        )
+    )
+    (feeds,) = samples(model, 1)
+    expected = simulate(model, feeds, "even")
+    found = simulate(in_constant_nodes(model), feeds, "even")
+    assert not steps(found.codes, expected.codes).any()
+    assert np.array_equal(found.outputs["y"], expected.outputs["y"])
 
 
 def test_unsigned_codes_around_128() -> None:
