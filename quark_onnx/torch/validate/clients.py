@@ -117,7 +117,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         ),
         "gptq": Layout(
             (packed.gptq_config_findings,),
-            (packed.fused_findings, packed.gptq_layer_findings),
+            (packed.fused_findings, packed.vllm_gptq_findings),
             packed.schemes,
         ),
         "fp8": Layout(
@@ -156,7 +156,7 @@ LAYOUTS: dict[str, dict[str, Layout]] = {
         ),
         "gptq": Layout(
             _GPTQMODEL,
-            (packed.gptq_layer_findings,),
+            (packed.transformers_gptq_findings,),
             packed.schemes,
             ("gptqmodel",),
         ),

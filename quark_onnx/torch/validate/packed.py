@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from itertools import filterfalse, product
+from operator import attrgetter
 from typing import Any
 
 from quark_onnx.containers import subset
@@ -167,9 +168,19 @@ def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from _version_findings(entries, "method-unchecked")
 
 
-def gptq_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield errors in the tensors of GPTQ."""
-    yield from _tensor_findings(checkpoint, _gptq_slots)
+def vllm_gptq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the tensors of GPTQ, for vLLM."""
+
+    def name_of(module: Module) -> str:
+        # rules of ``dynamic`` are compared with the names of vLLM's layers: fused, or all experts
+        return module.experts or checkpoint.names_in_vllm(module)[0]
+
+    return _tensor_findings(checkpoint, _gptq_slots, name_of)
+
+
+def transformers_gptq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Yield errors in the tensors of GPTQ, for transformers."""
+    return _tensor_findings(checkpoint, _gptq_slots)
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
@@ -204,13 +215,18 @@ def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             return
 
 
-def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Finding]:
+def _tensor_findings(
+    checkpoint: Checkpoint,
+    slots_of: Sizes,
+    name_of: Callable[[Module], str] = attrgetter("name"),
+) -> Iterator[Finding]:
     """Yield errors in the tensors of the layers.
 
     Args:
         checkpoint: the checkpoint.
         slots_of: function that returns (out, in) and the required tensors of a layer, by its
             packed weight and the configuration of the layer.
+        name_of: function that returns the name by which the client configures a layer.
     """
     for module in checkpoint.modules.values():
         weight = module.weight
@@ -226,7 +242,10 @@ def _tensor_findings(checkpoint: Checkpoint, slots_of: Sizes) -> Iterator[Findin
                 f"{weight}; a layer is float, or a matrix called qweight",
             )
             continue
-        entries = _entries_of(module.name, checkpoint.quantization)
+        entries = _entries_of(name_of(module), checkpoint.quantization)
+        if entries is None:
+            yield from excluded_findings(module, f"dynamic excludes it: {weight}")
+            continue
         size, slots = slots_of(weight, entries)
         demanded = size_of(module.name, checkpoint.text_config)
         group = _group_size(entries)
@@ -277,18 +296,23 @@ def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
     }
 
 
-def _entries_of(name: str, entries: dict[str, Any]) -> dict[str, Any]:
+def _entries_of(name: str, entries: dict[str, Any]) -> dict[str, Any] | None:
     """Return the configuration of a layer, by the rules of GPTQModel's ``dynamic``.
 
     The first rule that matches holds, as in ``get_dynamic_override`` of vLLM's gptq_utils.py.
 
     Args:
-        name: name of the layer.
+        name: name by which the client configures the layer.
         entries: the configuration of the checkpoint.
+
+    Returns:
+        The configuration; None for a layer that a rule excludes.
     """
     for pattern, change in (entries.get("dynamic") or {}).items():
-        # "+:" is the default of a rule; "-:" excludes layers, and matches no name here
-        if re.match(pattern.removeprefix("+:"), name):
+        # "-:" excludes layers; "+:" is the default of a rule
+        if re.match(pattern.removeprefix("-:").removeprefix("+:"), name):
+            if pattern.startswith("-:"):
+                return None
             changed = subset(object_of(change), ("bits", "group_size"))
             return {**entries, **changed}
     return entries

@@ -87,6 +87,28 @@ def test_a_part_of_the_name_of_a_fused_layer(tmp_path: Path) -> None:
     assert found == set()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "vllm", "transformers"),
+    [
+        ("-:.*qkv_proj", {"excluded-quantized"}, set()),
+        ("-:.*o_proj", {"excluded-quantized"}, {"excluded-quantized"}),
+        ("+:.*qkv_proj", {"tensor-shape"}, set()),
+        # groups of q_proj alone are not read by vLLM
+        ("+:.*[qkv]_proj", {"tensor-shape"}, {"tensor-shape"}),
+        ("+:.*\\.[qkv]_proj", set(), {"tensor-shape"}),
+    ],
+)
+def test_rules_of_gptq(
+    pattern: str, vllm: set[str], transformers: set[str], tmp_path: Path
+) -> None:
+    """vLLM compares them with the names of fused layers."""
+    draft = drafts.gptq()
+    draft.quantization["dynamic"] = {pattern: {"group_size": 16}}
+    for client, rules in (("vllm", vllm), ("transformers", transformers)):
+        verdict = validate(draft.write(tmp_path / "model"), client)
+        assert {finding.rule for finding in verdict.findings} == rules
+
+
 def test_modules_around_float_layers(tmp_path: Path) -> None:
     """transformers takes a name for all layers below it, and vLLM for a layer."""
     entries = [f"model.layers.{number}.self_attn" for number in range(2)]
