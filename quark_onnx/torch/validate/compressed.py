@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from quark_onnx.containers import present_values
@@ -35,6 +36,7 @@ from quark_onnx.torch.validate.fields import (
     one_of,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.fp8_blocks import block_findings
 from quark_onnx.torch.validate.global_scales import global_scale_findings
 from quark_onnx.torch.validate.header import FLOATS, Tensor, integers_of
 from quark_onnx.torch.validate.json_values import object_of
@@ -214,6 +216,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         out = list(map(groups.ignores, modules))
         yield from partial_findings(name, out, "ignored")
     yield from _expert_findings(checkpoint, groups)
+    yield from block_findings(checkpoint, partial(_rows_of_blocks, groups))
     # these scales are reciprocals: the greatest one of inputs clips those of the others
     yield from global_scale_findings(
         checkpoint, "weight_global_scale", "input_global_scale"
@@ -227,6 +230,13 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             first.setdefault((place, bool(module.experts)), (module, group))
     for (place, _), (module, group) in first.items():
         yield from _scheme_findings(entries, module, place, group)
+
+
+def _rows_of_blocks(groups: GroupsInVllm, module: Module) -> object:
+    """Return the number of outputs of the blocks of a layer; None if it has no blocks."""
+    _, group = groups.of(module) or ("", {})
+    blocks = object_of(arguments_of(group.get("weights"))).get("block_structure")
+    return blocks and blocks[0]
 
 
 def _expert_findings(

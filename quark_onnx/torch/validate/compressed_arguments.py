@@ -103,6 +103,7 @@ def arguments_of(found: Any) -> Group | None:
     arguments = {**_DEFAULTS, **found}
     arguments["num_bits"] = _integer(arguments["num_bits"], text=True)
     arguments["group_size"] = _integer(arguments["group_size"])
+    arguments["block_structure"] = _block_structure(arguments["block_structure"])
     arguments["dynamic"] = _switch(arguments["dynamic"])
     for name in ("type", "strategy", "dynamic"):
         if isinstance(arguments[name], str):
@@ -125,6 +126,17 @@ def _integer(value: Any, *, text: bool = False) -> Any:
     if text and isinstance(value, str) and value.isdecimal():
         return int(value)
     return value
+
+
+def _block_structure(value: Any) -> Any:
+    """Return the two sizes of the old spelling "128x128"; other values unchanged.
+
+    A part that is no number becomes 0, which is refused.
+    """
+    if not isinstance(value, str):
+        return value
+    parts = map(str.strip, value.split("x"))
+    return [int(part) if part.isdecimal() else 0 for part in parts]
 
 
 def _switch(value: Any) -> Any:
@@ -193,10 +205,6 @@ def _has_blocks(arguments: Group) -> bool:
     sizes = arguments["block_structure"]
     if arguments["strategy"] != "block":
         return sizes is None
-    if isinstance(sizes, str):
-        # the old spelling "128x128"
-        parts = map(str.strip, sizes.split("x"))
-        sizes = [int(part) if part.isdecimal() else 0 for part in parts]
     return (
         isinstance(sizes, list)
         and len(sizes) == 2

@@ -8,11 +8,9 @@ from quark_onnx.containers import grouped_by, present
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import single_value
-from quark_onnx.torch.validate.modules import Module, shards
+from quark_onnx.torch.validate.modules import GATES, Module, shards
 from quark_onnx.torch.validate.rules import broken
 
-#: Layers of an expert that are fused, under the names of Qwen and of Mixtral.
-_GATES = ("gate_proj", "up_proj", "w1", "w3")
 #: vLLM compares the scales of an expert by ``torch.allclose``, whose tolerance this is.
 _TOLERANCE = 1e-5
 
@@ -46,7 +44,7 @@ def _gates(checkpoint: Checkpoint) -> dict[str, list[Module]]:
     """Return the gate and up layers by the name of their expert."""
     found = list[Module]()
     for module in checkpoint.linears:
-        if module.experts and module.last in _GATES:
+        if module.experts and module.last in GATES:
             found.append(module)
     return grouped_by(found, lambda module: module.parent)
 

@@ -28,6 +28,8 @@ _EMBEDDINGS = re.compile(
 )
 #: Blocks of a language model; layers of a vision tower have sizes that text_config does not give.
 _DECODER = re.compile(r"((model|language_model)\.)*layers\.\d+\.")
+#: Names of the layers of an expert that are fused, in files of Qwen and of Mixtral.
+GATES = ("gate_proj", "up_proj", "w1", "w3")
 #: Names of the layers that choose experts, in Mixtral, Qwen, DeepSeek and gpt-oss.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 

@@ -18,6 +18,7 @@ from quark_onnx.torch.validate.fields import (
     one_of,
 )
 from quark_onnx.torch.validate.finding import REFUSED, Finding
+from quark_onnx.torch.validate.fp8_blocks import block_findings
 from quark_onnx.torch.validate.header import FLOATS
 from quark_onnx.torch.validate.json_values import strings_of
 from quark_onnx.torch.validate.modules import (
@@ -109,35 +110,13 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name, modules in shards(checkpoint.modules):
         out = [is_excluded_in_vllm(checkpoint, module) for module in modules]
         yield from partial_findings(name, out, "in ignored_layers")
-        # layers that are left out stay float, and have no blocks
-        if block and not any(out):
-            yield from _block_findings(block[0], modules)
+    yield from block_findings(checkpoint, lambda _: block and block[0])
     # vLLM creates the parameter under one of the two names
     end = "weight_scale_inv" if block else "weight_scale"
     for module in checkpoint.layers:
         # vLLM keeps heads float, whatever the list says
         is_out = module.is_head or is_excluded_in_vllm(checkpoint, module)
         yield from _layer_findings(checkpoint, module, is_out, {end}, "input_scale")
-
-
-def _block_findings(rows: int, modules: list[Module]) -> Iterator[Finding]:
-    """Yield fused layers that end within a block; the last may.
-
-    Args:
-        rows: number of outputs of a block.
-        modules: the fused layers, in the order in which vLLM concatenates their outputs.
-    """
-    # a block may not reach over the end of a part, since the next part begins with new scales
-    for module in modules[:-1]:
-        weight = module.weight
-        # fused layers are linear, so that they have a weight
-        assert weight is not None
-        if module.is_quantized and weight.shape[0] % rows:
-            text = (
-                f"blocks of {rows}, and {weight.shape[0]} outputs,"
-                " behind which others are fused"
-            )
-            yield broken("group-divides", module.name, text)
 
 
 def transformers_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

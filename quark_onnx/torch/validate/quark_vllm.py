@@ -23,6 +23,7 @@ from quark_onnx.torch.validate.fields import (
     shown,
 )
 from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
+from quark_onnx.torch.validate.fp8_blocks import block_findings
 from quark_onnx.torch.validate.global_scales import global_scale_findings
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
@@ -206,6 +207,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         fused_name, _ = fused_parts(modules[0], checkpoint.modules)
         if not config.excludes_fused(fused_name):
             yield from _fused_findings(config, name, modules)
+    yield from block_findings(checkpoint, partial(_rows_of_blocks, config))
     # the greatest scale of inputs clips none of them
     yield from global_scale_findings(checkpoint, "weight_scale_2")
     for module in filterfalse(
@@ -214,6 +216,15 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from _layer_findings(checkpoint, config, module)
     yield from cache_findings(checkpoint, config)
     yield from attention_findings(checkpoint, config)
+
+
+def _rows_of_blocks(config: QuarkConfig, module: Module) -> object:
+    """Return the number of outputs of the fp8 blocks of a layer; None if it has no blocks."""
+    for spec in stages(config.layer_in_vllm(module).get("weight")):
+        # MX formats have blocks of 32 inputs, which vLLM does not check
+        if meets(spec, {"qscheme": "per_block", "block_size": [128, 128]}):
+            return 128
+    return None
 
 
 def _is_float_router(checkpoint: Checkpoint, module: Module) -> bool:
