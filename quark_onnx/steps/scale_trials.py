@@ -25,8 +25,8 @@ from quark_onnx.steps.run import Reference, Sample
 _FLOOR = 1e-3
 #: Operators that only move values.
 _MOVING = frozenset({"Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-#: Samples per batch, and the excess of mean noise after which no further batch is run.
-_AT_ONCE, _SLACK = 2, 0.02
+#: Samples that run at the same time.
+_AT_ONCE = 2
 Scales = Mapping[Use, NDArray[np.float32]]
 
 
@@ -93,30 +93,18 @@ class ScaleTrial:
         self.usable = all(self._references)
         self._pool = Lanes(_AT_ONCE)
 
-    def noise(self, scales: Scales, best: list[float]) -> list[float]:
+    def noise(self, scales: Scales) -> list[float]:
         """Return the mean log noise-to-signal ratio over the outputs, per sample.
-
-        The measurement stops early if the first samples are worse than ``best``, because the
-        scales can no longer win.
 
         Args:
             scales: scales in place of those of ``params``, by use.
-            best: the noise per sample of the best trial so far; empty to measure every sample.
-
-        Returns:
-            A value per sample, of fewer samples if the measurement was stopped.
 
         Raises:
             ModelError: an output has another shape than in the float model.
         """
         model = self._opened(scales)
-        found = list[float]()
-        for start in range(0, len(self._references), _AT_ONCE):
-            some = range(start, min(len(self._references), start + _AT_ONCE))
-            found += self._pool.map(lambda place: self._one(model, place), some)
-            if best and np.mean(found) > np.mean(best[: len(found)]) + _SLACK:
-                break
-        return found
+        places = range(len(self._references))
+        return list(self._pool.map(lambda place: self._one(model, place), places))
 
     def _opened(self, scales: Scales) -> _Quantized:
         """Quantize with other scales, and open the model.

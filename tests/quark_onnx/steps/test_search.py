@@ -268,7 +268,15 @@ def test_a_gain_within_its_error_is_none() -> None:
     assert not step.is_better(
         [-3.0, -2.0, -4.0], [-2.0, -3.0, -3.99]
     )  # a gain of 0.003, and errors of 0.6
-    assert not step.is_better(
-        [-9.0], [-2.9, -2.0]
-    )  # worse on the first ones, or more would have been run
     assert step.is_better([-3.0], [-2.9])
+
+
+def test_outputs_are_worse_by_more_than_their_error() -> None:
+    step = sys.modules["quark_onnx.steps.scale_search"]
+    assert step.is_worse([-2.8, -1.9, -3.9], [-2.9, -2.0, -3.99])
+    assert not step.is_worse([-2.9, -2.0, -4.0], [-2.9, -2.0, -4.0])
+    assert not step.is_worse([-2.0, -3.0, -3.9], [-3.0, -2.0, -4.0])  # a mean loss of 0.03, and errors of 0.6  # fmt: skip  # noqa: E501
+    assert step.is_worse([float("inf"), -2.0], [-3.0, -2.0])
+    assert step.is_worse([float("inf")], [float("inf")])
+    assert not step.is_worse([-3.0, -2.0], [float("inf"), -2.0])
+    assert step.is_worse([-2.8], [-2.9])
