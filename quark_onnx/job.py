@@ -640,7 +640,10 @@ class Job:
             form=config.pairs,
             lower=config.form != "operators",
         )
-        del params  # free memory, as parameters of a large model are large
+        del (
+            params,
+            resolved,
+        )  # free memory, as parameters and codes of a large model are large
         inside = quantize_insides(result, planned.insides, config)
         notes += inside
         define_functions(result)
