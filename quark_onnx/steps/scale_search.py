@@ -203,8 +203,9 @@ class _Descent:
         Args:
             progress: updated with the number of groups that are done.
         """
-        # One pass over the samples for all groups, until no group asks for a further step.
-        open_groups = self.groups
+        # One pass over the samples for all groups, until no group asks for a further step: from the
+        # start, if histograms rule out every alternative.
+        open_groups = [group for group in self.groups if self._missing(group)]
         while open_groups:
             asked = dict.fromkeys(
                 (use, step)

@@ -172,7 +172,7 @@ def _group_findings(
 
     Args:
         entries: the quantization_config.
-        place: place of the group for findings, as ``_groups`` yields.
+        place: place of the group for findings, as ``groups_of`` yields.
         group: an entry of config_groups, as it stands in the file.
 
     Yields:

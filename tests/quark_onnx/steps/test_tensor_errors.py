@@ -81,6 +81,25 @@ def test_histograms_spare_measurements_and_lead_to_the_same_scales(
     assert sum(measured) < most
 
 
+def test_where_every_scale_is_ruled_out_nothing_is_measured(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pass without scales asked onnxruntime for no output, and ended in a warning."""
+
+    def is_hopeless(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(TensorErrors, "is_hopeless", is_hopeless)
+    model = conv_net()
+    data = samples(model)
+    stages = Stages.of(model, POW2.with_(bias=False), data)
+    before = dict(stages.params.table)
+    moved = search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
+    assert not moved
+    assert stages.params.table == before
+    assert not caplog.messages
+
+
 def searched(
     model: object,
     data: list[Feeds],
