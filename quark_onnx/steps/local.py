@@ -1,8 +1,8 @@
 """The local error of a scale: the error in the layers that read the rounded tensor.
 
 One session runs the float model and, for every scale in question, a second copy of the layers
-after the tensor. The copy reads rounded values and ends where the next tensors are rounded. A
-single pass over the samples thus judges every scale, at a cost linear in the number of layers.
+after the tensor. The copy reads rounded values and ends where the next tensors are rounded, or where
+their values decide a shape, which may then differ from that of the float model. A single pass over the samples thus judges every scale, at a cost linear in the number of layers.
 Unlike the error of the tensor itself, the local error gives little weight to rounding that a
 layer averages out, and much weight to clipping that accumulates.
 """
@@ -41,7 +41,7 @@ _FLOAT = (TensorProto.FLOAT, TensorProto.UNDEFINED)
 
 @dataclass(frozen=True)
 class _Window:
-    """The nodes between the rounding of a tensor and the next rounding.
+    """The nodes between the rounding of a tensor and the next rounding or selection of values.
 
     Attributes:
         scale: name of the scale, an input of the graph.
@@ -74,7 +74,7 @@ class LocalErrors:
             uses: the uses whose scales may be judged.
             samples: the samples to measure on.
         """
-        self._graph, self._samples = graph, samples
+        self._graph, self._samples, self._shapes = graph, samples, plan.shapes
         self._live, names = insert_live(graph, plan, params, uses)
         self._live.infer()
         self._float_nodes = by_name(graph.nodes)
@@ -141,7 +141,7 @@ class LocalErrors:
         return {step: np.array(shares) for step, shares in found.items()}
 
     def _window(self, scale: str) -> _Window:
-        """Return the nodes that read a rounded tensor, up to the next rounding.
+        """Return the nodes that read a rounded tensor, up to the next rounding or selection.
 
         Args:
             scale: name of the live scale of the tensor.
@@ -153,12 +153,10 @@ class LocalErrors:
             for tensor in todo.pop().outputs:
                 if live.is_output(tensor):
                     results[tensor] = None
-                # The search stops at the next rounding, and at bodies, which copies of nodes would
-                # not reach.
                 for reader in live.consumers(tensor):
                     if reader in inside:
                         continue
-                    if reader.op_type in QUANTIZE or tensor in reader.captures:
+                    if self._ends(reader, tensor):
                         results[tensor] = None
                         continue
                     inside[reader] = None
@@ -170,6 +168,21 @@ class LocalErrors:
             ordered,
             [name for name in results if live.elem_type(name) in _FLOAT],
         )
+
+    def _ends(self, reader: Node, tensor: str) -> bool:
+        """Return whether a window ends before a reader of a tensor.
+
+        Args:
+            reader: the node, which does not round the tensor of the window.
+            tensor: the tensor.
+        """
+        # Bodies are not reached by copies of nodes.
+        if reader.op_type in QUANTIZE or tensor in reader.captures:
+            return True
+        # Rounded values select another number of values, whose difference from the float ones is
+        # not defined.
+        results = filter(None, reader.outputs)
+        return any(map(self._shapes.sized_by_data, map(self._float_name, results)))
 
     def _float_name(self, tensor: str) -> str:
         """Return the float graph's name of a tensor of the live graph."""

@@ -111,6 +111,20 @@ def test_a_mask_in_front_of_a_softmax_does_not_end_the_search() -> None:
     check_that_coarse_scores_are_mended(model)
 
 
+def test_values_that_are_selected_do_not_end_the_search() -> None:
+    """As in a detector that selects boxes: with rounded scores it selects another number."""
+    model = parse(
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y, float[N] z) {
+            [body] a = Conv <pads = [1,1,1,1]> (x, k) [relu] r = Relu (a) [scores] s = Conv (r, l)
+            [likely] y = Softmax <axis = 1> (s) [large] above = Greater (s, least)
+            [flat] f = Reshape (s, line) [mask] m = Reshape (above, line)
+            [chosen] c = Compress <axis = 0> (f, m) [squares] z = Mul (c, c)
+        }""",
+        k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1), least=np.float32(0.1), line=np.int64([-1]),
+    )  # fmt: skip
+    check_that_coarse_scores_are_mended(model)
+
+
 def test_without_samples_nothing_moves() -> None:
     stages = Stages.of(residual(), POW2)
     assert (
