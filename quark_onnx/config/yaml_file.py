@@ -11,6 +11,15 @@ from calibrators.limits import read_text
 from calibrators.shown import short
 from quark_onnx.errors import ConfigError
 
+#: Exceptions of PyYAML for a file that is no YAML. ValueError: it is no UTF-8 text; RecursionError:
+#: brackets nested too deeply; the others: a value that its tag does not fit (``!!bool maybe``).
+_NO_YAML = (
+    yaml.YAMLError,
+    ValueError,
+    RecursionError,
+    LookupError,
+    AttributeError,
+)
 #: Most bytes of a file: five times a file with an override for each of 10,000 nodes.
 _BYTES = 1 << 22
 #: Most values that aliases add to those written out: a hundred times those of the largest in use.
@@ -36,8 +45,7 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(
             f"config file {path} cannot be read: {error.strerror}",
         ) from error
-    # ValueError: the file is no UTF-8 text; RecursionError: brackets nested too deeply.
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except _NO_YAML as error:
         raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
 
 

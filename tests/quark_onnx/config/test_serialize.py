@@ -144,6 +144,12 @@ def test_wrong_dictionaries(data: Any, message: str) -> None:
     [
         (b"a: [1", "is not valid YAML: while parsing"),
         (b"\xff\xfe\xfa", "is not valid YAML"),
+        # Values that their tags do not fit.
+        *(
+            (b"safe: !!%s" % value, "is not valid YAML")
+            for value in (b"bool maybe", b"timestamp 1", b"int ''", b"float x")
+        ),
+        (b"!!bool safe: true", "is not valid YAML"),
         (b"- 1", "the config is [1]; it must be a mapping"),
         (b"preset: A8W7", "unknown preset 'A8W7'; did you mean"),
     ],
