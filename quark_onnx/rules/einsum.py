@@ -12,7 +12,7 @@ _ELLIPSIS = "..."
 
 @rule("Einsum")
 def einsum(node: Node, plan: PlanBuilder) -> None:
-    """Quantize the operands, a constant one as a weight along an axis of the result.
+    """Quantize the operands, a constant matrix as a weight along an axis of the result.
 
     The result is quantized where the engine has no float32.
     """
@@ -22,9 +22,11 @@ def einsum(node: Node, plan: PlanBuilder) -> None:
     is_product = len(node.inputs) == 2
     for place, tensor in enumerate(node.inputs):
         along, axis = _axes(terms, result, place)
-        if is_product and along is not None and plan.graph.is_constant(tensor):
+        rank = len(plan.graph.sizes(tensor))
+        # A constant vector has no axis of output channels, as in a MatMul.
+        is_matrix = rank > 1 and plan.graph.is_constant(tensor)
+        if is_product and along is not None and is_matrix:
             # Axes after an ellipsis are counted from the end; the rank of a constant is known.
-            rank = len(plan.graph.sizes(tensor))
             channel_axis = None if axis is None else axis % rank
             plan.weight(node, tensor, axis=channel_axis, along=along % rank)
         else:

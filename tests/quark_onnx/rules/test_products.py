@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from quark_onnx import QConfig
+from quark_onnx import QConfig, quantize
 from quark_onnx.config import Override
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, Use
 from quark_onnx.steps import make_plan
-from tests.models import normal, parse, weight
+from tests.models import normal, parse, run, weight
 from tests.quark_onnx.rules.test_rules import check, plan_text
 from tests.settings import CHANNEL, POW2, WIDE
 
@@ -264,6 +265,26 @@ def test_the_axes_of_an_equation(
     )
     assert text_of(text, w=weight(*shape)) == f"  < x: Q\n  < w: W{own}\n"
     assert axes(text, w=weight(*shape)).items() >= summed.items()
+
+
+@pytest.mark.parametrize(
+    "equation", ["ik,k->i", "...k,k->...", "ik,k", "...ik,k->i..."]
+)
+@pytest.mark.parametrize("config", ["A8W4", "INT4", "W8"])
+@pytest.mark.parametrize("length", [8, 64])
+def test_a_constant_vector_is_no_weight(
+    equation: str, config: str, length: int
+) -> None:
+    """As in a MatMul: onnxruntime runs no blocks of a vector that is a single block."""
+    model = parse(
+        f"g (float[2,{length}] x) => (float[2] y) {{ [op] y = Einsum <equation ="
+        f' "{equation}"> (x, w) }}',
+        w=normal(length),
+    )
+    data = [{"x": normal(2, length)}] if config == "A8W4" else None
+    [expected] = run(model, {"x": normal(2, length)})
+    [found] = run(quantize(model, data, config).model, {"x": normal(2, length)})
+    np.testing.assert_allclose(found, expected, atol=0.2)
 
 
 def test_an_ellipsis_of_an_unknown_rank() -> None:
