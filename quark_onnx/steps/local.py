@@ -1,10 +1,11 @@
 """The local error of a scale: the error in the layers that read the rounded tensor.
 
 One session runs the float model and, for every scale in question, a second copy of the layers
-after the tensor. The copy reads rounded values and ends where the next tensors are rounded, or where
-their values decide a shape, which may then differ from that of the float model. A single pass over the samples thus judges every scale, at a cost linear in the number of layers.
-Unlike the error of the tensor itself, the local error gives little weight to rounding that a
-layer averages out, and much weight to clipping that accumulates.
+after the tensor. The copy reads rounded values and ends where the next tensors are rounded, or
+where values decide a shape, which may then differ from that of the float model. A single pass over
+the samples thus judges every scale, at a cost linear in the number of layers. Unlike the error
+of the tensor itself, the local error gives little weight to rounding that a layer averages out, and
+much weight to clipping that accumulates.
 """
 
 from __future__ import annotations
