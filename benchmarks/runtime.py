@@ -2,7 +2,8 @@
 thread.
 
     QUARK_ONNX_DATA=DIR python benchmarks/runtime.py [--tasks squeezenet ...] [--presets A8W8
-        DYNAMIC ...] [--samples 16] [--repeats 48] [--seconds 5] [--clock cpu] [--again] [--report]
+        DYNAMIC ...] [--nncf-python VENV/bin/python] [--samples 16] [--repeats 48] [--seconds 5]
+        [--clock cpu] [--again] [--report]
 
 Each file is written in a process of its own. Then one process for each model and preset opens all
 three sessions and runs them in turn. The medians are reported, and the median of the ratios of each
@@ -13,10 +14,13 @@ which count.
 
 onnxruntime's file is what its documentation advises for the same types: `quantize_static` after its
 pre-processing (a scale for each channel, minmax), `quantize_dynamic`, or `MatMulNBitsQuantizer`,
-which leaves convolutions float. Rows go to OUT/runtime.json one by one; a later run measures what
-is missing, or was made by other code, or all `--again`. Files that other code writes are timed only
-where a byte of them differs. The exit code is 1 when a mark is missed or was not measured: ours
-takes at most 1.02 times as long as onnxruntime's.
+which leaves convolutions float. NNCF's file is that of its defaults, next to our preset of the same
+types, where an environment with NNCF is named.
+
+Rows go to OUT/runtime.json one by one; a later run measures what is missing, or was made by other
+code, or all `--again`. Files that other code writes are timed only where a byte of them differs.
+The exit code is 1 when a mark is missed or was not measured: ours takes at most 1.02 times as long
+as onnxruntime's and as NNCF's.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ from _results import (
     table,
 )
 from _settings import Setting
-from _tools import OnnxRuntime, Ours
+from _tools import Nncf, OnnxRuntime, Ours
 
 TASKS = (
     "squeezenet",
@@ -66,16 +70,15 @@ WEIGHTS = {
 PRESETS = (*STATIC, "XINT8", "DYNAMIC", *WEIGHTS)
 MOST = 1.02
 LEAST_TURNS = 12  # twice in every order of three files
+#: Our preset with the types of NNCF's defaults.
+DEFAULTS = "A8W8"
 IDLE = 0.9  # of the float model's size: a file that is larger has next to nothing in few bits
-HEADER = (
-    "preset",
-    "float ms",
-    "ours ms",
-    "onnxruntime ms",
-    "ours/float",
-    "ours/onnxruntime",
-    "verdict",
-)
+
+
+def header(first: str, peer: str) -> tuple[str, ...]:
+    """Names of the columns of a table beside a peer's files."""
+    times = ("float ms", "ours ms", f"{peer} ms")
+    return (first, *times, "ours/float", f"ours/{peer}", "verdict")
 
 
 def write_ours(model: Path, samples: Samples, preset: str, output: Path) -> None:
@@ -179,9 +182,23 @@ def apart(*arguments: object) -> tuple[str, str]:
     return done.stdout.strip().splitlines()[-1], ""
 
 
-def write(tool: str, model: Path, samples: Path, preset: str, output: Path) -> Row:
+def write(
+    tool: str,
+    model: Path,
+    samples: Path,
+    preset: str,
+    output: Path,
+    nncf: Nncf | None,
+) -> Row:
     """The size and the digest of one tool's file, or why it failed."""
-    _, error = apart("--write", tool, model, samples, preset, output)
+    error = ""
+    if tool == Nncf.name and nncf is not None:
+        try:
+            nncf.quantize(model, Samples(samples), Setting(preset), output)
+        except RuntimeError as failure:
+            error = str(failure)
+    else:
+        _, error = apart("--write", tool, model, samples, preset, output)
     if error:
         return {f"{tool} failed": error}
     return {f"{tool} bytes": output.stat().st_size, f"{tool} file": digest(output)}
@@ -195,15 +212,20 @@ def measure(
     seconds: float,
     clock: str,
     known: Row,
+    nncf: Nncf | None = None,
 ) -> Row:
     """One cell: both files, written side by side, then all three in turn.
 
-    The times of a `known` row hold where its files, its onnxruntime and its clock are the same.
+    Beside ours stands NNCF's file where it is given, and onnxruntime's otherwise. The times of a
+    `known` row hold where its files, its onnxruntime and its clock are the same.
     """
     import onnxruntime
 
-    # onnxruntime has no scales that are powers of two
-    tools = [tool for tool in WRITERS if (tool, preset) != ("onnxruntime", "XINT8")]
+    tools = ["ours"]
+    if nncf is not None:
+        tools.append(Nncf.name)
+    elif preset != "XINT8":  # onnxruntime has no scales that are powers of two
+        tools.append("onnxruntime")
     with TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
         outputs = {tool: Path(folder) / f"{tool}.onnx" for tool in tools}
         row = Row(
@@ -215,7 +237,7 @@ def measure(
             }
         )
         jobs = [
-            pool.submit(write, tool, model, samples, preset, output)
+            pool.submit(write, tool, model, samples, preset, output, nncf)
             for tool, output in outputs.items()
         ]
         for job in jobs:
@@ -231,15 +253,15 @@ def measure(
             if error:
                 return row | {"error": error}
             row |= json.loads(text)
-            if verdict(preset, row)[1]:
+            if verdict(preset, row, tools[-1])[1]:
                 break
         return row
 
 
-def verdict(preset: str, row: Row) -> tuple[str, bool]:
+def verdict(preset: str, row: Row, peer: str = "onnxruntime") -> tuple[str, bool]:
     """What a row says, and whether the mark is met.
 
-    Without a quantized file of onnxruntime's there is none.
+    Without a quantized file of the peer's there is none.
 
     >>> verdict("A8W8", {"ours/float": 0.5, "ours/onnxruntime": 1.03})
     ('MISSED', False)
@@ -250,38 +272,50 @@ def verdict(preset: str, row: Row) -> tuple[str, bool]:
     """  # noqa: E501
     if "ours/float" not in row:
         return row.get("error") or row.get("ours failed") or "not measured", False
-    ratio, words = row.get("ours/onnxruntime"), list[str]()
-    idle = row.get("onnxruntime bytes", 0) > IDLE * row.get("float bytes", math.inf)
+    ratio, words = row.get(f"ours/{peer}"), list[str]()
+    idle = row.get(f"{peer} bytes", 0) > IDLE * row.get("float bytes", math.inf)
     met = ratio is None or idle or ratio <= MOST
     if idle:
-        words.append("onnxruntime's is float")
+        words.append(f"{peer}'s is float")
     elif ratio is not None:
         words.append("met" if met else "MISSED")
     elif preset != "XINT8":
-        words.append("onnxruntime's fails")
+        words.append(f"{peer}'s fails")
     if row["ours/float"] > 1:
         words.append("slower than float")
     return ", ".join(words), met
 
 
+def cells(preset: str, row: Row, peer: str) -> list[object]:
+    """Return what stands behind the first column of `header`."""
+    names = ("float", "ours", peer, "ours/float", f"ours/{peer}")
+    return [*(row.get(name) for name in names), verdict(preset, row, peer)[0]]
+
+
 def report(rows: dict[str, Row], tasks: list[str], presets: list[str]) -> Iterator[str]:
-    """A table for each model."""
+    """A table for each model, and one of the defaults beside NNCF's."""
     for task in tasks:
-        cells: list[list[object]] = []
+        lines: list[list[object]] = []
         for preset in presets:
             row = rows.get(f"{task}/{preset}", {})
-            numbers = [
-                row.get(name)
-                for name in (
-                    "float",
-                    "ours",
-                    "onnxruntime",
-                    "ours/float",
-                    "ours/onnxruntime",
-                )
-            ]
-            cells.append([preset, *numbers, verdict(preset, row)[0]])
-        yield f"## {task}\n\n{table(HEADER, cells)}"
+            lines.append([preset, *cells(preset, row, "onnxruntime")])
+        yield f"## {task}\n\n{table(header('preset', 'onnxruntime'), lines)}"
+    lines = []
+    for task in tasks:
+        if nncf_key(task) in rows:
+            lines.append([task, *cells(DEFAULTS, rows[nncf_key(task)], Nncf.name)])
+    if lines:
+        title = f"## `{DEFAULTS}` beside NNCF's defaults"
+        yield f"{title}\n\n{table(header('model', Nncf.name), lines)}"
+
+
+def nncf_key(task: str) -> str:
+    """Return the name of the row of the defaults beside NNCF's.
+
+    >>> nncf_key("resnet20")
+    'resnet20/A8W8 beside nncf'
+    """
+    return f"{task}/{DEFAULTS} beside {Nncf.name}"
 
 
 def inner(arguments: list[str]) -> int:
@@ -315,16 +349,25 @@ def main() -> int:
         "--samples", type=int, default=16, help="that files are calibrated on"
     )
     add_turn_arguments(parser, repeats=48)
+    parser.add_argument(
+        "--nncf-python", type=Path, help="the Python of an environment with NNCF"
+    )
     arguments = parser.parse_args()
     store, source = Store(arguments.out / "runtime.json"), Ours().source
+    nncf = Nncf(arguments.nncf_python) if arguments.nncf_python else None
     for name in [] if arguments.report else arguments.tasks:
         task = load(name)
+        # The key of a row, its preset, and NNCF where its file stands beside ours.
+        wanted: list[tuple[str, str, Nncf | None]] = []
+        for preset in arguments.presets:
+            wanted.append((f"{name}/{preset}", preset, None))
+        if nncf is not None and DEFAULTS in arguments.presets:
+            wanted.append((nncf_key(name), DEFAULTS, nncf))
         with TemporaryDirectory() as folder:
             Samples.write(task.calibration(arguments.samples), Path(folder))
             tag = {"model": digest(task.path), "source": source}
             how = {"samples": arguments.samples}
-            for preset in arguments.presets:
-                key = f"{name}/{preset}"
+            for key, preset, beside in wanted:
                 kept = store.rows().get(key)
                 if due(kept, tag, again=arguments.again, stale=True):
                     row = measure(
@@ -335,9 +378,11 @@ def main() -> int:
                         arguments.seconds,
                         arguments.clock,
                         {} if arguments.again else kept or {},
+                        beside,
                     )
                     store.put(key, row | tag | how)
-                    print(f"{key}: {verdict(preset, row)[0]}", file=sys.stderr)
+                    peer = Nncf.name if beside else "onnxruntime"
+                    print(f"{key}: {verdict(preset, row, peer)[0]}", file=sys.stderr)
     rows = store.rows()
     text = "\n\n".join(report(rows, arguments.tasks, arguments.presets))
     print(text)
@@ -356,6 +401,9 @@ def main() -> int:
         for task in arguments.tasks
         for preset in arguments.presets
     ]
+    for task in arguments.tasks:
+        if nncf_key(task) in rows:
+            judged.append(verdict(DEFAULTS, rows[nncf_key(task)], Nncf.name)[1])
     return 0 if all(judged) else 1
 
 

@@ -492,6 +492,15 @@ def test_verdict_on_a_runtime(
     assert found == (words or "onnxruntime's is float, slower than float", met)
 
 
+def test_defaults_beside_nncf_have_a_table_and_a_verdict(runtime: Any) -> None:
+    row = {"float": 4.0, "ours": 2.0, "nncf": 1.9, "ours/float": 0.5, "ours/nncf": 1.05}
+    assert runtime.verdict("A8W8", row, "nncf") == ("MISSED", False)
+    rows = {runtime.nncf_key("resnet20"): row}
+    shown = list(runtime.report(rows, ["resnet20"], ["A8W8"]))
+    assert "not measured" in shown[0] and "| resnet20 " in shown[1]
+    assert "ours/nncf" in shown[1] and "MISSED" in shown[1]
+
+
 def test_equal_files_are_not_timed_again(runtime: Any, tmp_path: Path) -> None:
     """A row holds as long as its files, its onnxruntime and its clock are the same."""
     model = tmp_path / "m.onnx"
