@@ -640,10 +640,8 @@ class Job:
             form=config.pairs,
             lower=config.form != "operators",
         )
-        del (
-            params,
-            resolved,
-        )  # free memory, as parameters and codes of a large model are large
+        # Parameters and codes of a large model are large.
+        del params, resolved
         inside = quantize_insides(result, planned.insides, config)
         notes += inside
         define_functions(result)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators import Grid, QParams
+from calibrators.onnx_runtime.external_tensors import is_stored
+from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.dtypes import Scaled
 from quark_onnx.graph import Graph
 from quark_onnx.graph.model_file import LEAST, hold_raw
@@ -90,7 +92,7 @@ class EncodedConstants:
                 graph.initializers[name] = held
 
     def _held_codes(self, name: str, codes: TensorProto) -> TensorProto | None:
-        """Return a tensor that refers to an array; None for a small one or one of 4 bits.
+        """Return a tensor that refers to an array; None for small ones, 4 bits, and files.
 
         Args:
             name: name under which the codes are stored.
@@ -99,7 +101,8 @@ class EncodedConstants:
         known = self._held.get(name)
         if known is not None and known[0] is codes:
             return known[1]
-        if codes.ByteSize() < LEAST:
+        # Codes of a large model are in a file, which sessions map.
+        if is_stored(codes) or tensor_bytes(codes) < LEAST:
             return None
         held = TensorProto(name=name, data_type=codes.data_type, dims=codes.dims)
         array = hold_raw(held, np.frombuffer(codes.raw_data, np.uint8))
