@@ -22,8 +22,9 @@ from calibrators.onnx_runtime.interrupt import Lanes
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.containers import by_name, flattened, names_of, of_type, subset
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.node import QUANTIZE
+from quark_onnx.graph.node import QUANTIZE, kinds_of
 from quark_onnx.graph.shapes import ir_version_for
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.plan import Plan, Use
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.insert import insert_live
@@ -90,6 +91,14 @@ class LocalErrors:
     def uses(self) -> list[Use]:
         """The uses whose scales can be judged."""
         return list(self._windows)
+
+    def has_layer(self, use: Use) -> bool:
+        """Return whether a layer with weights reads a rounded tensor before the next rounding.
+
+        Such a layer sums products, in which rounding averages out and clipping accumulates; and its
+        errors are costly to measure.
+        """
+        return not LAYERS.isdisjoint(kinds_of(self._windows[use].nodes))
 
     def measure(
         self,

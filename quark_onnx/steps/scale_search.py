@@ -317,12 +317,15 @@ class _Descent:
             step: number of strides from the start, not 0.
         """
         nearer = step - 1 if step > 0 else step + 1
-        return not all(
-            self._tensor_errors.is_hopeless(
-                use, self.scale(use, nearer), self.scale(use, step)
-            )
-            for use in group
-        )
+        for use in group:
+            # Functions such as Hardmax are cheap to measure, and do not follow the error of their
+            # input.
+            if not self._errors.has_layer(use):
+                return True
+            scales = (self.scale(use, nearer), self.scale(use, step))
+            if not self._tensor_errors.is_hopeless(use, *scales):
+                return True
+        return False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ layers. The error of the tensor itself costs no run, and shows most scales to be
   clipped value is gained. The same holds in the layers behind.
 - Where a smaller scale clips so much that the error of the tensor grows many times, layers behind
   are not better, as clipping accumulates in them and rounding averages out.
+
+Both hold for layers that sum products, not for functions that compare values (Hardmax).
 """
 
 from __future__ import annotations

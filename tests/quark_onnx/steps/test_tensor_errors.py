@@ -11,7 +11,7 @@ from quark_onnx.steps import search
 from quark_onnx.steps.local import LocalErrors
 from quark_onnx.steps.scale_search import Scales
 from quark_onnx.steps.tensor_errors import TensorErrors
-from tests.models import Feeds, conv_net, residual, samples
+from tests.models import Feeds, conv_net, parse, residual, samples, weight
 from tests.pipeline import Stages
 from tests.settings import POW2
 
@@ -98,6 +98,35 @@ def test_where_every_scale_is_ruled_out_nothing_is_measured(
     assert not moved
     assert stages.params.table == before
     assert not caplog.messages
+
+
+def test_functions_without_a_layer_are_measured_whatever_histograms_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Clipped values may leave the greatest one where it was."""
+
+    def is_hopeless(*_: object) -> bool:
+        return True
+
+    asked: set[Use] = set()
+    measure = LocalErrors.measure
+
+    def noted(self: LocalErrors, scales: Scales) -> object:
+        asked.update(use for use, _ in scales)
+        return measure(self, scales)
+
+    monkeypatch.setattr(TensorErrors, "is_hopeless", is_hopeless)
+    monkeypatch.setattr(LocalErrors, "measure", noted)
+    model = parse(
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
+            [layer] a = Conv (x, k) [function] y = Hardmax <axis = 1> (a)
+        }""",
+        k=weight(4, 3, 1, 1),
+    )
+    data = samples(model)
+    stages = Stages.of(model, POW2.with_(bias=False), data)
+    search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
+    assert asked == {Use("a")}
 
 
 def searched(
