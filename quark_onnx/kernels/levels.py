@@ -15,7 +15,8 @@ class Levels:
     """Possible values of a weight: levels times a scale.
 
     Attributes:
-        scale: scale of each weight, float32, of the weight's shape.
+        scale: scale of each weight, float32, of the weight's shape; ``nearest`` also takes a shape
+            that broadcasts to it, for all three arrays.
         levels: levels in ascending order; empty for integers.
         least: least integers, of the weight's shape; unused with ``levels``.
         greatest: greatest integers, of the weight's shape; unused with ``levels``.

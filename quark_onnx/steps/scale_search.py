@@ -5,8 +5,9 @@ tensor is often not the best for the model. Clipping the few large values of a l
 step of the rest are equal to a squared error, but not to later layers. Every activation scale is
 therefore judged by the error in the results of the layers that read it (``local``). The error
 is relative to the signal and computed per sample, so that no unusually large sample decides. A
-scale moves step by step to the least error. One pass over the samples judges every scale; a few
-more passes follow for scales that keep moving, independent of the number of layers. Finally,
+scale moves step by step to the least error. One pass over the samples judges every scale that its
+histogram does not rule out (``tensor_errors``); a few more passes follow for scales that keep
+moving, independent of the number of layers. Finally,
 the model is run with and without the moves. If the outputs are worse by more than chance, the
 half with the greatest expected gain is tried, and so on. Outputs on a few samples vary more than
 local errors: moves that had to improve them by more than chance were rejected in most runs of a
@@ -82,7 +83,7 @@ def search(  # noqa: PLR0913
         params: the scales.
         limits: constraints of a target; tied scales move along with the scale under trial.
         samples: a few samples. Local errors are measured on the first half, output errors on
-            the second; an even number in the first, as two run at a time.
+            the second. The first half has an even number, as two run at the same time.
         show: whether to show a progress bar, as ``Progress`` takes it.
         corrected: the graph with the biases of the quantized model, if they differ.
         reference: the float model, if the graph computes its outputs.

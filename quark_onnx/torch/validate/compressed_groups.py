@@ -74,7 +74,7 @@ class _Patterns:
                 self._expressions.append((place, pattern))
 
     def first(self, name: str) -> str | None:
-        """Return the first entry that is a name, or that matches it; None if there is none."""
+        """Return the first entry that equals or matches a name; None without such an entry."""
         exact = self._places.get(name, len(self._places))
         for place, pattern in self._expressions:
             if place > exact:
@@ -84,7 +84,7 @@ class _Patterns:
         return name if name in self._places else None
 
     def match(self, name: str) -> bool:
-        """Return whether an entry is a name, or matches it."""
+        """Return whether an entry equals or matches a name."""
         return self.first(name) is not None
 
 
