@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, in the plural except for 1.
 
-    >>> counted(1, "node"), counted(3, "node")
-    ('1 node', '3 nodes')
+    >>> counted(1, "node"), counted(3, "node"), counted(0, "class")
+    ('1 node', '3 nodes', '0 classes')
     """
-    return f"{count} {noun}{'s' * (count != 1)}"
+    if count == 1:
+        return f"{count} {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending}"
 
 
 def first_of(names: Sequence[str], limit: int = 1) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from quark_onnx.report.figures import percentage
 from quark_onnx.report.verdict.boxes import detections
 from quark_onnx.report.verdict.task import Task, squeezed
+from quark_onnx.wording import counted
 
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -241,8 +242,8 @@ class Classified:
 
     def __str__(self) -> str:
         return (
-            f"{self.classes} classes for {len(self)} inputs, mean top probability"
-            f" {self.confidence:.2f}"
+            f"{counted(self.classes, 'class')} for {counted(len(self), 'input')}, mean top"
+            f" probability {self.confidence:.2f}"
         )
 
 
@@ -336,9 +337,8 @@ class Labelled:
         return len(self.hits)
 
     def __str__(self) -> str:
-        return (
-            f"the right class of {percentage(self.top1)} of {len(self)} labelled inputs"
-        )
+        inputs = counted(len(self), "labelled input")
+        return f"the right class of {percentage(self.top1)} of {inputs}"
 
 
 def _probabilities(rows: NDArray[Any]) -> Floats:

@@ -55,7 +55,8 @@ class ScaleTrial:
     """Output errors of the quantized model for successive choices of scales.
 
     Attributes:
-        usable: whether every sample has a float output that errors can be measured against.
+        usable: whether a sample has a float output that errors can be measured against; samples
+            without one are left out.
     """
 
     def __init__(  # noqa: PLR0913
@@ -78,23 +79,26 @@ class ScaleTrial:
             reference: a model with equal outputs, some of which are known already; None for none.
         """
         self._corrected, self._plan, self._params = corrected, plan, params
-        self._shapes, self._samples = ShapeArithmetic.of(graph), samples
+        self._shapes = ShapeArithmetic.of(graph)
         self._judged = _parts(graph)
         self._names = [tensor for tensor, _ in self._judged]
-        self._references: list[list[tuple[int, NDArray[np.float64]]]] = []
-        for values in _outputs(graph, self._names, samples, reference):
-            self._references.append(
-                [
-                    (place, v.astype(np.float64))
-                    for place, v in enumerate(values)
-                    if _measurable(v)
-                ],
-            )
-        self.usable = all(self._references)
+        self._samples = list[Sample]()
+        self._references = list[list[tuple[int, NDArray[np.float64]]]]()
+        known = _outputs(graph, self._names, samples, reference)
+        for sample, values in zip(samples, known, strict=True):
+            measurable = [
+                (place, value.astype(np.float64))
+                for place, value in enumerate(values)
+                if _measurable(value)
+            ]
+            if measurable:
+                self._samples.append(sample)
+                self._references.append(measurable)
+        self.usable = bool(self._references)
         self._pool = Lanes(_AT_ONCE)
 
     def noise(self, scales: Scales) -> list[float]:
-        """Return the mean log noise-to-signal ratio over the outputs, per sample.
+        """Return the mean log noise-to-signal ratio over the outputs, per sample that is measured.
 
         Args:
             scales: scales in place of those of ``params``, by use.

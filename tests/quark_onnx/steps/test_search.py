@@ -125,6 +125,26 @@ def test_values_that_are_selected_do_not_end_the_search() -> None:
     check_that_coarse_scores_are_mended(model)
 
 
+@pytest.mark.parametrize("odd", [0.0, np.inf])
+def test_a_sample_without_a_signal_does_not_end_the_search(odd: float) -> None:
+    """A black picture may have no detections at all, and an overflow no finite output."""
+    model = parse(
+        """g (float[1,3,8,8] x) => (float[1,4,8,8] y) {
+            [body] a = Conv <pads = [1,1,1,1]> (x, k) [relu] r = Relu (a) [scores] s = Conv (r, l)
+            [last] y = Relu (s)
+        }""",
+        k=weight(8, 3, 3, 3), l=weight(4, 8, 1, 1),
+    )  # fmt: skip
+    data = samples(model)
+    stages = Stages.of(model, TENSOR.with_(bias=False), data)
+    use = Use("r")
+    right = stages.params.table[use]
+    stages.params.table[use] = right.with_scale(right.scale * 16)
+    data[-1] = {"x": np.full_like(data[-1]["x"], odd)}  # among those that judge moves
+    assert search(stages.graph, stages.plan, stages.params, stages.limits, data, False)
+    assert (stages.params.table[use].scale < right.scale * 4).all()
+
+
 def test_without_samples_nothing_moves() -> None:
     stages = Stages.of(residual(), POW2)
     assert (
