@@ -13,7 +13,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -98,6 +98,22 @@ def session_of(model: Path) -> Any:
     from calibrators.onnx_runtime.session import open_session
 
     return open_session(model)
+
+
+def evaluated(task: Task, file: Path, kept: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The metric of a quantized file, its digest, and the version of onnxruntime.
+
+    The value is that of `kept` where this row of the same model and metric has the same digest and
+    version.
+    """
+    import onnxruntime
+
+    row: dict[str, Any] = {"file": digest(file), "runtime": onnxruntime.__version__}
+    if kept and all(kept.get(name) == entry for name, entry in row.items()):
+        row["value"] = kept["value"]
+    else:
+        row["value"] = round(float(task.evaluate(session_of(file))), 4)
+    return row
 
 
 def labels(name: str) -> np.ndarray[Any, np.dtype[Any]]:

@@ -29,7 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from _data import Samples, Task, digest, load, session_of
+from _data import Samples, Task, digest, evaluated, load, session_of
 from _images import LEVEL
 from _results import Row, Store, add_arguments, table
 from _settings import SETTINGS, Setting
@@ -207,13 +207,15 @@ class Bench:
             "samples": len(self.samples),
             "value": None,
         }
+        # A kept value counts for a file that is byte by byte the same.
+        same = kept and all(kept.get(name) == row[name] for name in ("model", "metric"))
         start = time.perf_counter()
         try:
             with TemporaryDirectory() as folder:
                 output = Path(folder) / "quantized.onnx"
                 tool.quantize(self.task.path, self.samples, canonical, output)
                 row["quantize_seconds"] = round(time.perf_counter() - start, 1)
-                row |= self.evaluate(output, kept)
+                row |= evaluated(self.task, output, kept if same else None)
         except Exception as error:  # a tool that fails is a result too
             row["error"] = f"{type(error).__name__}: {error}"[:400]
         self.store.put(self.key(tool.name, canonical), row)
@@ -222,19 +224,6 @@ class Bench:
         print(
             f"{self.name:12} {tool.name:27} {canonical!s:24} {outcome}", file=sys.stderr
         )
-
-    def evaluate(self, output: Path, kept: Row | None) -> Row:
-        """Evaluate a quantized file, unless the kept row is of the same file and runtime."""
-        import onnxruntime
-
-        row: Row = {"file": digest(output), "runtime": onnxruntime.__version__}
-        same = ("file", "runtime", "model", "metric")
-        known = row | {"model": self.model, "metric": self.task.metric}
-        if kept and all(kept.get(name) == known[name] for name in same):
-            row["value"] = kept["value"]
-        else:
-            row["value"] = round(float(self.task.evaluate(session_of(output))), 4)
-        return row
 
     @cached_property
     def samples(self) -> Samples:

@@ -7,11 +7,11 @@
 Both tools get the same 100 calibration samples, and one procedure judges both. Each run is a
 process of its own, so that its peak memory is its own. A measurement is kept in OUT/optimizers.json
 as soon as it is made; what is there is not measured again without --again. A star marks rows that
-an older version of our source made; --stale measures those again. Where both tools were timed, a
-second table says how many times as fast ours is: the whole of a quantization, and what the
-optimizer adds to the plain one. On a machine that others use, too, let all take turns by --repeats:
-of a row the least seconds are kept. The last table says what the rows have to reach; the exit code
-is 1 where one of them is missed.
+an older version of our source made; --stale measures those again, and evaluates the files that are
+not byte by byte as before. Where both tools were timed, a second table says how many times as fast
+ours is: the whole of a quantization, and what the optimizer adds to the plain one. On a machine
+that others use, too, let all take turns by --repeats: of a row the least seconds are kept. The last
+table says what the rows have to reach; the exit code is 1 where one of them is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from _data import Samples, digest, load, session_of
+from _data import Samples, digest, evaluated, load
 from _marks import TEXT, ZEROS, verdicts
 from _results import Row, Store, add_arguments, due, table
 from _settings import Setting
@@ -35,6 +35,8 @@ from _tools import AmdQuark, Ours
 CALIBRATION_SAMPLES = 100
 ITERATIONS = 200
 TOOLS = ("ours", "amd-quark")
+#: What of a measurement is kept.
+_KEPT = ("file", "runtime", "value", "seconds", "peak_mb", "sqnr", "note")
 VISION = ("squeezenet", "mobilenetv2", "resnet20", "resnet44", "yolox_nano")
 
 
@@ -232,8 +234,10 @@ def child(model: str, folder: str, output: str, preset: str, *optimizers: str) -
     print(json.dumps(found | ({"note": note} if note else {})))
 
 
-def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
-    """Quantize in a process of its own, and evaluate."""
+def measure(
+    run: Run, samples: Samples, kept: Row | None, arguments: argparse.Namespace
+) -> Row:
+    """Quantize in a process of its own, and evaluate unless `kept` is a row of the same file."""
     task = load(run.task)
     with TemporaryDirectory() as folder:
         output = Path(folder) / "quantized.onnx"
@@ -257,14 +261,10 @@ def measure(run: Run, samples: Samples, arguments: argparse.Namespace) -> Row:
             found = tool.measure(
                 task.path, samples, Setting("XINT8"), output, *(run.recipe.theirs or ())
             )
-        found["value"] = round(float(task.evaluate(session_of(output))), 4)
+        found |= evaluated(task, output, kept)
     if arguments.busy:
         del found["seconds"]
-    return {
-        name: found[name]
-        for name in ("value", "seconds", "peak_mb", "sqnr", "note")
-        if name in found
-    }
+    return {name: found[name] for name in _KEPT if name in found}
 
 
 def report(store: Store, tasks: list[str], source: str) -> str:
@@ -386,10 +386,11 @@ def main() -> int:
             "source": source if run.tool == "ours" else "",
         }
         again = arguments.again or arguments.repeats > 1
-        if arguments.report or not due(
-            store.rows().get(run.key), row, again=again, stale=arguments.stale
-        ):
+        kept = store.rows().get(run.key)
+        if arguments.report or not due(kept, row, again=again, stale=arguments.stale):
             continue
+        if kept and kept.get("model") != row["model"]:
+            kept = None
         if run.task not in folders:
             folders[run.task] = TemporaryDirectory()
             Samples.write(
@@ -397,7 +398,8 @@ def main() -> int:
                 Path(folders[run.task].name),
             )
         try:
-            row |= measure(run, Samples(Path(folders[run.task].name)), arguments)
+            samples = Samples(Path(folders[run.task].name))
+            row |= measure(run, samples, kept, arguments)
             if "seconds" in row:
                 row["seconds"] = fastest[run.key] = min(
                     row["seconds"], fastest.get(run.key, float("inf"))
