@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
 from quark_onnx.graph import Graph
+from quark_onnx.graph.node import all_graphs, rename_entries
 
 Array = NDArray[Any]
 Feeds = dict[str, Array]
@@ -617,6 +618,39 @@ def constants_in_loop() -> ModelProto:
                 [inner1] m = MatMul (v, w)
                 [inner2] z = Tanh (m) }}>
         }}""")  # noqa: E501
+
+
+def in_a_branch(model: ModelProto) -> ModelProto:
+    """Return a copy whose nodes and constants stand in a branch of an If."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    outputs = [value.name for value in graph.output]
+    # Names are unique in a graph and its bodies, of which there may be some already.
+    graphs = sum(1 for _ in all_graphs(graph))
+    condition = f"condition_{graphs}"
+    inner = {name: f"{name}_in_{graphs}" for name in outputs}
+    for node in graph.node:
+        rename_entries(node.input, inner)
+        rename_entries(node.output, inner)
+    results = [helper.make_empty_tensor_value_info(name) for name in inner.values()]
+    zeros = [
+        helper.make_node("Constant", [], [name], value_float=0.0)
+        for name in inner.values()
+    ]
+    branch = helper.make_node(
+        "If",
+        [condition],
+        outputs,
+        then_branch=helper.make_graph(
+            graph.node, "then", [], results, graph.initializer
+        ),
+        else_branch=helper.make_graph(zeros, "else", [], results),
+    )
+    del graph.initializer[:], graph.node[:], graph.value_info[:]
+    graph.initializer.append(numpy_helper.from_array(np.bool_(True), condition))
+    graph.node.append(branch)
+    return copy
 
 
 def in_constant_nodes(model: ModelProto) -> ModelProto:

@@ -19,7 +19,7 @@ from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, Weigh
 from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, measure_tensors
 from quark_onnx.analysis.output_steps import output_steps
-from quark_onnx.analysis.reading import Grid, Reading
+from quark_onnx.analysis.reading import Grid, Reading, quantizes
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
 from quark_onnx.containers import among, excluding, flattened, names_of, present
@@ -101,7 +101,7 @@ def _analyzed(
     """
     reference, plain = _read(before)
     other, runnable = _read(after)
-    if not other.quantizes():
+    if not quantizes(runnable):
         raise ModelError(
             "the quantized model has no QuantizeLinear, DequantizeLinear or other"
             " operator of a number format: it is not quantized; the float model comes"

@@ -6,12 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
@@ -19,9 +20,9 @@ from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
 from quark_onnx.containers import names_of, subset
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.graph import Node, constants_of
+from quark_onnx.graph import Node, scopes_of
 from quark_onnx.graph.io import load
-from quark_onnx.graph.node import makers_of
+from quark_onnx.graph.node import all_graphs, makers_of, nested_nodes
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.steps import with_bodies
 from quark_onnx.wording import counted, tally
@@ -323,14 +324,16 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
     """Yield reasons that lie in the operators of a model with 8-bit activations."""
     # Types of weights and zero points; a dequantized weight of 4 bits has an initializer of that
     # type.
-    types = {tensor.data_type for tensor in constants_of(model).values()}
+    types = set[int]()
+    for _, constants in scopes_of(model):
+        types.update(tensor.data_type for tensor in constants.values())
     if types & _FOUR_BITS:
         yield (
             "4-bit weights: onnxruntime dequantizes those of convolutions in each run and"
             " computes in float on the CPU; they make the file small, --preset A8W8 makes"
             " it fast"
         )
-    if any(node.op_type == "ConvInteger" for node in model.graph.node):
+    if any(node.op_type == "ConvInteger" for node in nested_nodes(model.graph.node)):
         yield (
             "dynamic scales: each convolution finds the range of its input, rounds it and"
             " scales the result in operators of their own; calibrate with --preset A8W8"
@@ -346,7 +349,7 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
             " not fused and cost time; leave these operators float with --exclude"
             " or --op-types Conv MatMul Gemm"
         )
-    silu = _silu(model)
+    silu = sum(map(_silu, all_graphs(model.graph)))
     if silu >= _MANY_SILU:
         yield (
             f"{silu} SiLU activations (Sigmoid and Mul) become two integer operators"
@@ -357,8 +360,17 @@ def _slow_operators(model: ModelProto) -> Iterator[str]:
 
 def _has_wide_activations(model: ModelProto) -> bool:
     """Return whether activations have 16 bits."""
-    constants = constants_of(model)
-    for proto in model.graph.node:
+    return any(starmap(_writes_wide_codes, scopes_of(model)))
+
+
+def _writes_wide_codes(graph: GraphProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Return whether a graph quantizes an activation to 16 bits, without its bodies.
+
+    Args:
+        graph: the graph of a model, or a body.
+        constants: constants that its nodes can read, by name.
+    """
+    for proto in graph.node:
         if proto.op_type != "QuantizeLinear" or proto.input[0] in constants:
             continue
         node = Node(proto)
@@ -381,29 +393,37 @@ def _unfused(model: ModelProto) -> Counter[str]:
     Returns:
         Number of operators by type, without the types that onnxruntime fuses.
     """
+    kinds: Counter[str] = Counter()
+    for graph in all_graphs(model.graph):
+        kinds += _between_pairs(graph)
+    for fused in _FUSED:
+        del kinds[fused]  # a Counter ignores missing keys
+    return kinds
+
+
+def _between_pairs(graph: GraphProto) -> Counter[str]:
+    """Count the operators between Q/DQ pairs of a graph by type, without those in bodies."""
     dequantized = set[str]()
     quantized = set[str]()
-    for node in model.graph.node:
+    for node in graph.node:
         if node.op_type == "DequantizeLinear":
             dequantized.update(node.output)
         elif node.op_type == "QuantizeLinear":
             quantized.update(node.input)
     kinds: Counter[str] = Counter()
-    for node in model.graph.node:
+    for node in graph.node:
         # An operator between a dequantization and a quantization runs in float, and both
         # conversions cost time. The first tensors are the data.
         follows = not dequantized.isdisjoint(node.input[:1])
         precedes = not quantized.isdisjoint(node.output[:1])
         if follows and precedes:
             kinds[node.op_type] += 1
-    for fused in _FUSED:
-        del kinds[fused]  # a Counter ignores missing keys
     return kinds
 
 
-def _silu(model: ModelProto) -> int:
-    """Count products with a Sigmoid, with or without a Q/DQ pair between."""
-    producers = makers_of(model.graph.node)
+def _silu(graph: GraphProto) -> int:
+    """Count products with a Sigmoid in a graph, with or without a Q/DQ pair between."""
+    producers = makers_of(graph.node)
 
     def is_gate(name: str) -> bool:
         node = producers.get(name)
@@ -412,5 +432,5 @@ def _silu(model: ModelProto) -> int:
             node = producers.get(node.input[0])
         return node is not None and node.op_type == "Sigmoid"
 
-    products = [node for node in model.graph.node if node.op_type == "Mul"]
+    products = [node for node in graph.node if node.op_type == "Mul"]
     return sum(any(map(is_gate, node.input)) for node in products)

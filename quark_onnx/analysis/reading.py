@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from quark_onnx.analysis.constants import Constants
 from quark_onnx.containers import flattened
 from quark_onnx.fusions.moving import MOVING
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import spread
-from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, nested_nodes
 
 FLOATS = frozenset(
     {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE},
@@ -499,10 +499,10 @@ class Reading:
                 return node.inputs[0], self._scale(node)
         return None
 
-    def quantizes(self) -> bool:
-        """Return True if the graph has a quantized tensor."""
-        on_codes = self.graph.nodes_of_type(_QUANTIZE | DEQUANTIZE | _ON_CODES.keys())
-        return bool(on_codes) or any(map(_quantizes, self.graph.nodes))
+
+def quantizes(model: ModelProto) -> bool:
+    """Return True if a model has a quantized tensor, in a body, too."""
+    return any(map(_quantizes, map(Node, nested_nodes(model.graph.node))))
 
 
 def _rounds(op_type: str) -> bool:
@@ -511,9 +511,12 @@ def _rounds(op_type: str) -> bool:
 
 
 def _quantizes(node: Node) -> bool:
-    """Return True for an operator on integers, a vendor's rounding and a cast to a narrow float."""
-    return _narrows(node) or any(
-        part in node.op_type for part in (*_ON_INTEGERS, *_ROUNDING)
+    """Return True for an operator on codes, a vendor's rounding and a cast to a narrow float."""
+    on_codes = node.op_type in _QUANTIZE | DEQUANTIZE | _ON_CODES.keys()
+    return (
+        on_codes
+        or _narrows(node)
+        or any(part in node.op_type for part in (*_ON_INTEGERS, *_ROUNDING))
     )
 
 

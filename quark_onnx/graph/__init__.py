@@ -6,6 +6,7 @@ from quark_onnx.graph.constants import (
     describe_closed,
     gather_constants,
     overridable,
+    scopes_of,
     store_constants,
 )
 from quark_onnx.graph.graph import Graph
@@ -45,6 +46,7 @@ __all__ = [
     "model_key",
     "overridable",
     "reach",
+    "scopes_of",
     "store_constants",
     "store_for",
     "tensor_keys",

@@ -8,15 +8,16 @@ initializers alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from quark_onnx.containers import among, by_name, names_of
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.node import Node
+from quark_onnx.graph.node import Node, bodies_of
 from quark_onnx.wording import first_of
 
 #: Attributes of a Constant node that hold plain numbers, with the type of the tensor.
@@ -60,8 +61,43 @@ def constants_of(model: ModelProto) -> dict[str, TensorProto]:
     Returns:
         Tensors by the name that nodes read; the name in a tensor may be another one.
     """
-    found: dict[str, TensorProto] = by_name(model.graph.initializer)
-    for proto in model.graph.node:
+    return _constants_in(model.graph)
+
+
+def scopes_of(
+    model: ModelProto,
+) -> Iterator[tuple[GraphProto, ChainMap[str, TensorProto]]]:
+    """Yield the graph of a model and its bodies at any depth, each with its constants.
+
+    Args:
+        model: a model as its file has it, which need not be a ``Graph``.
+
+    Yields:
+        A graph, and the constants that its nodes can read: those of ``constants_of``, of the graph
+        and of the graphs around it. Branches of an If may have constants of equal names.
+    """
+    return _scopes(model.graph, ChainMap())
+
+
+def _scopes(
+    graph: GraphProto, outer: ChainMap[str, TensorProto]
+) -> Iterator[tuple[GraphProto, ChainMap[str, TensorProto]]]:
+    """Yield a graph and its bodies at any depth, each with its constants.
+
+    Args:
+        graph: the graph.
+        outer: constants of the graphs around it.
+    """
+    constants = outer.new_child(_constants_in(graph))
+    yield graph, constants
+    for body in bodies_of(graph.node):
+        yield from _scopes(body, constants)
+
+
+def _constants_in(graph: GraphProto) -> dict[str, TensorProto]:
+    """Return the initializers of a graph and the values of its Constant nodes, without bodies."""
+    found: dict[str, TensorProto] = by_name(graph.initializer)
+    for proto in graph.node:
         if proto.op_type == "Constant":
             value = _value(Node(proto))
             if value is not None:

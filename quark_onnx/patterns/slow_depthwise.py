@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.graph import Node, constants_of
+from quark_onnx.graph import Node, scopes_of
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
 from quark_onnx.wording import counted
 
@@ -22,14 +22,26 @@ _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 
 def find_slow_depthwise(model: ModelProto) -> list[str]:
     """Return the names of 8-bit depthwise convolutions with different zero points per channel."""
-    constants = constants_of(model)
+    names = list[str]()
+    for graph, constants in scopes_of(model):
+        names += _slow_in(graph, constants)
+    return names
+
+
+def _slow_in(graph: GraphProto, constants: Mapping[str, TensorProto]) -> list[str]:
+    """Return the names of slow depthwise convolutions in a graph, without its bodies.
+
+    Args:
+        graph: the graph of a model, or a body.
+        constants: constants that its nodes can read, by name.
+    """
     dequantized = {
         node.output[0]: node
-        for node in model.graph.node
+        for node in graph.node
         if node.op_type == "DequantizeLinear"
     }
     names = list[str]()
-    for node in model.graph.node:
+    for node in graph.node:
         weight, zero_point = _weight_of(node, dequantized, constants)
         if _has_fast_shape(node, constants.get(weight)) and _differs(
             constants.get(zero_point)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import GraphProto, ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
 from quark_onnx.containers import names_of
-from quark_onnx.graph import constants_of
+from quark_onnx.graph import constants_of, scopes_of
 from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -72,10 +72,30 @@ def _embedding(model: ModelProto) -> tuple[str, TensorProto] | None:
         Input name and table, (tokens, channels); None without a vocabulary of a size that can be
         checked.
     """
-    constants = constants_of(model)
     # Older files list constants among the inputs.
-    inputs = set(names_of(model.graph.input)) - constants.keys()
-    for node in model.graph.node:
+    inputs = set(names_of(model.graph.input)) - constants_of(model).keys()
+    # Decoders with and without a KV cache, merged into one file, are the branches of an If.
+    for graph, constants in scopes_of(model):
+        found = _embedding_in(graph, constants, inputs)
+        if found is not None:
+            return found
+    return None
+
+
+def _embedding_in(
+    graph: GraphProto, constants: Mapping[str, TensorProto], inputs: set[str]
+) -> tuple[str, TensorProto] | None:
+    """Return the input of token identifiers, and the embedding table, of a graph without bodies.
+
+    Args:
+        graph: the graph of a model, or a body.
+        constants: constants that its nodes can read, by name.
+        inputs: names of the inputs of the model.
+
+    Returns:
+        As ``_embedding``.
+    """
+    for node in graph.node:
         if node.op_type != "Gather" or node.input[1] not in inputs:
             continue
         table = constants.get(node.input[0])

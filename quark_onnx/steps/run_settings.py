@@ -12,7 +12,7 @@ from onnx.numpy_helper import to_array
 
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
 from quark_onnx.containers import names_of, present
-from quark_onnx.graph import constants_of
+from quark_onnx.graph import scopes_of
 from quark_onnx.registry import PRESETS
 from quark_onnx.report.verdict import Settings
 from quark_onnx.steps.provenance import PRODUCER
@@ -123,6 +123,19 @@ class _Pairs:
     scales: list[TensorProto] = field(default_factory=list)
     per_channel: bool = False
 
+    def add(self, node: NodeProto, constants: Mapping[str, TensorProto]) -> None:
+        """Record a QuantizeLinear of an activation, or a DequantizeLinear of a constant.
+
+        Args:
+            node: a node of any kind.
+            constants: constants by name.
+        """
+        stored = bool(node.input) and node.input[0] in constants
+        if node.op_type == "QuantizeLinear" and not stored:
+            self.add_activation(node, constants)
+        elif node.op_type == "DequantizeLinear" and stored:
+            self.add_weight(node, constants)
+
     def add_activation(
         self,
         node: NodeProto,
@@ -166,15 +179,11 @@ class _Pairs:
 
 
 def _pairs_of(model: ModelProto) -> _Pairs:
-    """Return the Q/DQ pairs of a model."""
-    constants = constants_of(model)
+    """Return the Q/DQ pairs of a model and of its bodies."""
     pairs = _Pairs()
-    for node in model.graph.node:
-        stored = bool(node.input) and node.input[0] in constants
-        if node.op_type == "QuantizeLinear" and not stored:
-            pairs.add_activation(node, constants)
-        elif node.op_type == "DequantizeLinear" and stored:
-            pairs.add_weight(node, constants)
+    for graph, constants in scopes_of(model):
+        for node in graph.node:
+            pairs.add(node, constants)
     return pairs
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, TensorProto
 
-from quark_onnx.graph import Node, constants_of
+from quark_onnx.graph import Node, scopes_of
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
 from quark_onnx.report.verdict.verdict import NextStep
 
 #: Minimum share of depthwise convolutions for which equalization is proposed.
 _DEPTHWISE = 0.15
+#: Kinds of nodes for advice: a depthwise convolution, a product of two activations.
+_DEPTHWISE_CONV, _PRODUCT = "depthwise convolution", "product of activations"
 #: Maximum number of proposed steps.
 _MOST = 3
 
@@ -66,26 +68,33 @@ class _Structure:
 
     @classmethod
     def of(cls, model: ModelProto) -> _Structure:
-        """Return the properties of a graph for advice."""
-        sizes = {
-            name: list(tensor.dims) for name, tensor in constants_of(model).items()
-        }
+        """Return the properties of a graph and of its bodies for advice."""
         kinds = Counter[str]()
-        depthwise = 0
-        products = 0
-        for node in model.graph.node:
-            kinds[node.op_type] += 1
-            if node.op_type == "Conv":
-                kernel = sizes.get(node.input[1], ())
-                depthwise += has_depthwise_kernel(Node(node), kernel)
-            elif node.op_type == "MatMul":
-                # Two computed operands are attention: queries by keys, or scores by values.
-                products += sizes.keys().isdisjoint(node.input)
+        for graph, constants in scopes_of(model):
+            for node in graph.node:
+                kinds[node.op_type] += 1
+                kinds[_kind(node, constants)] += 1
         return cls(
-            depthwise / max(1, kinds["Conv"]),
-            products > 0 or kinds["Attention"] > 0,
+            kinds[_DEPTHWISE_CONV] / max(1, kinds["Conv"]),
+            kinds[_PRODUCT] > 0 or kinds["Attention"] > 0,
             kinds["Conv"] + kinds["Gemm"] + kinds["MatMul"],
         )
+
+
+def _kind(node: NodeProto, constants: Mapping[str, TensorProto]) -> str:
+    """Return what a node is for advice; empty for other nodes.
+
+    Args:
+        node: a node of any kind.
+        constants: constants that it can read, by name.
+    """
+    if node.op_type == "Conv" and node.input[1] in constants:
+        kernel = constants[node.input[1]].dims
+        return _DEPTHWISE_CONV if has_depthwise_kernel(Node(node), kernel) else ""
+    # Two computed operands are attention: queries by keys, or scores by values.
+    if node.op_type == "MatMul" and constants.keys().isdisjoint(node.input):
+        return _PRODUCT
+    return ""
 
 
 def next_steps(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
 from quark_onnx.containers import names_of
-from quark_onnx.graph import constants_of
+from quark_onnx.graph import scopes_of
+from quark_onnx.graph.node import subgraphs
 from quark_onnx.report.verdict.boxes import (
     DetectorLayout,
     detector_layout,
@@ -55,24 +56,45 @@ class Traits:
     @classmethod
     def of(cls, model: ModelProto) -> Traits:
         """Return the properties of a model."""
-        graph = model.graph
-        constants = constants_of(model)
         tables = set[int]()
         probabilities = set[str]()  # results of a Softmax or Sigmoid
-        for node in graph.node:
-            if node.op_type in ("Softmax", "Sigmoid"):
-                probabilities.update(node.output)
-            elif node.op_type == "Gather" and node.input[0] in constants:
-                # (rows, width): an embedding matrix; lookups of other ranks are indexing.
-                shape = constants[node.input[0]].dims
-                if len(shape) == 2:
-                    tables.add(int(shape[0]))
-        outputs = set(names_of(graph.output))
+        for graph, constants in scopes_of(model):
+            for node in graph.node:
+                if node.op_type in ("Softmax", "Sigmoid"):
+                    probabilities.update(node.output)
+                elif node.op_type == "Gather" and node.input[0] in constants:
+                    # (rows, width): an embedding matrix; lookups of other ranks are indexing.
+                    shape = constants[node.input[0]].dims
+                    if len(shape) == 2:
+                        tables.add(int(shape[0]))
+        # The inner graphs first, so that results go outward through any depth.
+        for graph, _ in reversed(list(scopes_of(model))):
+            for inner, outer in _outputs_of_bodies(graph):
+                if inner in probabilities:
+                    probabilities.add(outer)
+        outputs = set(names_of(model.graph.output))
         return cls(
             _token_input(model),
             frozenset(tables),
             frozenset(probabilities & outputs),
         )
+
+
+def _outputs_of_bodies(graph: GraphProto) -> Iterator[tuple[str, str]]:
+    """Yield the outputs of the bodies in a graph, each with the result of the node that it becomes.
+
+    Args:
+        graph: the graph of a model, or a body; bodies inside its bodies are left out.
+
+    Yields:
+        Name in the body, and name in the graph.
+    """
+    for node in graph.node:
+        for body in subgraphs(node):
+            # Aligned at the end: the first output of a Loop's body is the condition, which is no
+            # result.
+            inner = reversed(names_of(body.output))
+            yield from zip(inner, reversed(node.output), strict=False)
 
 
 def _token_input(model: ModelProto) -> str:

@@ -19,6 +19,7 @@ from tests.models import (
     Feeds,
     conv_net,
     conv_relu,
+    in_a_branch,
     normal,
     parse,
     residual,
@@ -302,6 +303,12 @@ def test_a_limit_is_a_number_of_samples(limit: Any) -> None:
         ConfigError, match=r"limit is .*; it must be a whole number of at least 1"
     ):
         analyze(plain(), pair(0.01, 100), data(), limit=limit)
+
+
+def test_a_body_may_be_all_that_is_quantized() -> None:
+    """Tensors of bodies are not measured, but the outputs are."""
+    found = analyze(in_a_branch(plain()), in_a_branch(pair(0.01, 100)), data())
+    assert [output.name for output in found.outputs] == ["y"]
 
 
 def test_what_cannot_be_analyzed() -> None:

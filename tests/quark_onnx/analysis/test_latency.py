@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,15 @@ from quark_onnx import QConfig, QuantizationSpec, compare, quantize, quantize_st
 from quark_onnx.analysis import Latency, measure_latency
 from quark_onnx.analysis.latency import reasons
 from quark_onnx.errors import ConfigError, ModelError
-from tests.models import depthwise, in_constant_nodes, normal, parse, samples, weight
+from tests.models import (
+    depthwise,
+    in_a_branch,
+    in_constant_nodes,
+    normal,
+    parse,
+    samples,
+    weight,
+)
 
 CONV = parse(
     "g (float[N, 3, 8, 8] x) => (float y) { a = Conv (x, w)  y = Relu (a) }",
@@ -125,8 +134,9 @@ def test_pairs_that_are_not_fused_are_a_reason() -> None:
         v=weight(4, 4, 1, 1),
     )
     config = QConfig.of("A8W8").with_(safe=False)
-    found = " ".join(reasons(quantize_static(model, SAMPLES, config), 1.0))
-    assert "(1 HardSwish) are not fused" in found
+    quantized = quantize_static(model, SAMPLES, config)
+    for place in (quantized, in_a_branch(quantized)):
+        assert "(1 HardSwish) are not fused" in " ".join(reasons(place, 1.0))
 
 
 @pytest.mark.parametrize("form", ["qdq", "operators"])
@@ -186,11 +196,23 @@ def test_constants_may_be_nodes(preset: str) -> None:
     assert list(reasons(in_constant_nodes(quantized), 1.0)) == expected
 
 
+@pytest.mark.parametrize("preset", ["A16W8", "A8W8", "A8W4", "INT4", "DYNAMIC"])
+def test_layers_may_stand_in_a_body(preset: str) -> None:
+    model = silu()
+    data = samples(model) if QConfig.of(preset).measures else None
+    quantized = quantize(model, data, preset).model
+    expected = list(reasons(quantized, 1.0))
+    assert list(reasons(in_a_branch(quantized), 1.0)) == expected
+
+
 @pytest.mark.parametrize("form", ["qdq", "operators"])
-def test_zero_points_of_depthwise_channels_may_be_nodes(form: str) -> None:
+@pytest.mark.parametrize("place", [in_constant_nodes, in_a_branch])
+def test_zero_points_of_depthwise_channels_may_be_elsewhere(
+    place: Callable[[ModelProto], ModelProto], form: str
+) -> None:
     model = depthwise()
     config = FREE.with_(form=form)
-    quantized = in_constant_nodes(quantize(model, samples(model), config).model)
+    quantized = place(quantize(model, samples(model), config).model)
     found = " ".join(reasons(quantized, 1.0))
     assert "1 depthwise convolution ('conv' the first)" in found
 

@@ -27,7 +27,7 @@ from quark_onnx.preprocessing.pixels import (
 )
 from quark_onnx.preprocessing.search import Search
 from quark_onnx.steps.run import Reference
-from tests.models import in_constant_nodes, normal, parse, weight
+from tests.models import in_a_branch, in_constant_nodes, normal, parse, weight
 from tests.pictures import Images, pictures, trained
 
 
@@ -529,6 +529,7 @@ def test_wrong_tokens(
     assert found[0].cause == cause
     rows = [change(row) for row in sentences()]
     assert token_findings(in_constant_nodes(bert), rows, mask) == found
+    assert token_findings(in_a_branch(bert), rows, mask) == found
     assert text in " ".join(finding.evidence for finding in found)
 
 

@@ -24,7 +24,7 @@ from quark_onnx.report.verdict import (
     VerdictCollector,
     next_steps,
 )
-from tests.models import in_constant_nodes, normal, parse, weight
+from tests.models import in_a_branch, in_constant_nodes, normal, parse, weight
 
 ROOT = Path(__file__).parents[3]
 Arrays = dict[str, NDArray[Any]]
@@ -105,7 +105,18 @@ def test_the_task_of_a_model_of_tokens() -> None:
     feeds = {"ids": ids, "attention_mask": ids}
     for width, task in (500, "language"), (64, "embedding"), (2, "signal"):
         output = normal(2, 9, width)
-        assert judged(model, feeds, {"y": output}, {"y": output}).task == task
+        for place in (model, in_a_branch(model)):
+            assert judged(place, feeds, {"y": output}, {"y": output}).task == task
+
+
+def test_probabilities_may_come_from_a_body() -> None:
+    """Labels of several classes at once do not sum to 1; the Sigmoid tells them from vectors."""
+    model = parse("g (float[N, 64] x) => (float y) { y = Sigmoid (x) }")
+    output = probabilities(4, 64, 0) + 0.1
+    feeds = {"x": normal(4, 64)}
+    for place in (model, in_a_branch(model), in_a_branch(in_a_branch(model))):
+        verdict = judged(place, feeds, {"y": output}, {"y": output})
+        assert verdict.task == "classifier"
 
 
 def test_a_task_that_is_asked_for_is_taken() -> None:
@@ -390,20 +401,20 @@ def test_advice_by_structure() -> None:
         w=weight(4, 1, 3, 3),
     )
     attention = parse("g (float[N, 8, 8] x) => (float y) { y = MatMul (x, x) }")
-    for model in (depthwise, in_constant_nodes(depthwise)):
+    for model in (depthwise, in_constant_nodes(depthwise), in_a_branch(depthwise)):
         assert next_steps(model, SETTINGS, "classifier")[0].options.startswith(
             "--optimize cle"
         )
     linear = parse(
         "g (float[N, 8] x) => (float y) { y = MatMul (x, w) }", w=weight(8, 8)
     )
-    assert next_steps(in_constant_nodes(linear), SETTINGS, "embedding") == next_steps(
-        linear, SETTINGS, "embedding"
-    )
-    assert (
-        next_steps(attention, SETTINGS, "embedding")[0].options
-        == "--recipe transformer"
-    )
+    for model in (in_constant_nodes(linear), in_a_branch(linear)):
+        assert next_steps(model, SETTINGS, "embedding") == next_steps(
+            linear, SETTINGS, "embedding"
+        )
+    for model in (attention, in_a_branch(attention)):
+        steps = next_steps(model, SETTINGS, "embedding")
+        assert steps[0].options == "--recipe transformer"
 
 
 ODD: list[Any] = [

@@ -9,7 +9,7 @@ from onnx import parser
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.steps.run_settings import settings_of_config, settings_of_model
-from tests.models import conv_relu, in_constant_nodes, samples
+from tests.models import conv_relu, in_a_branch, in_constant_nodes, samples
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,7 @@ def test_a_model_has_the_settings_of_its_configuration(config: QConfig) -> None:
     expected = settings_of_config(config, 0)
     assert found == replace(expected, goal=20.0)
     assert settings_of_model(in_constant_nodes(result.model)) == found
+    assert settings_of_model(in_a_branch(result.model)) == found
 
 
 def test_a_float_model_has_no_settings() -> None:
