@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,8 @@ _REQUIREMENTS = (
     Requirement("axis", optional(is_integer), "a whole number"),
     Requirement(
         "min_range",
-        lambda value: is_number(value) and value >= 0,
-        "a number, 0 or more",
+        lambda value: is_number(value) and 0 <= value < math.inf,
+        "a finite number, 0 or more",
     ),
 )
 
@@ -153,11 +154,33 @@ class TensorOverride:
                 " follow; give one",
             )
         require(
-            all(0 < scale < float("inf") for scale in self.scale),
+            all(0 < scale < math.inf for scale in self.scale),
             f"scale of {self.where}",
             self.scale,
             "greater than 0",
         )
+        self._check_range()
+
+    def _check_range(self) -> None:
+        """Raise an error for a range that no scale covers."""
+        for name in ("low", "high"):
+            ends = getattr(self, name)
+            require(
+                all(map(math.isfinite, ends)),
+                f"{name} of {self.where}",
+                ends,
+                "finite",
+            )
+        # One number holds for every channel. Lengths that differ are an error of the plan, which
+        # knows the channels.
+        several = len(self.low) > 1 and len(self.high) > 1
+        if several and len(self.low) != len(self.high):
+            return
+        # Ends that are swapped would give a range of nothing but zero.
+        if np.any(np.asarray(self.low) > np.asarray(self.high)):
+            raise ConfigError(
+                f"low of {self.where} is {short(self.low)}, above high {short(self.high)}",
+            )
 
     def _format(self, value: object) -> DType:
         """Return a number format from its name, or as it is.

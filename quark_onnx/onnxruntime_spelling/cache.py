@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
+from calibrators.shown import short
 from quark_onnx.config import TensorOverride
 from quark_onnx.containers import by_name
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, logger, name_of
+
+if TYPE_CHECKING:
+    from onnxruntime.quantization.calibrate import TensorsData
 
 # Suffix of a float graph output, whose name its DequantizeLinear takes over.
 _INPUT = "_QuantizeLinear_Input"
@@ -33,12 +37,7 @@ def read_cache(request: Request) -> bool:
         return False
     if not Path(path).is_file():
         raise CallError(f"calibration_cache_path is not a file: {path}")
-    # onnxruntime's own functions read and write the file, so that both packages agree on it.
-    from onnxruntime.quantization.calibrate import load_tensors_data
-
-    smooth = bool(
-        json.loads(Path(path).read_text(encoding="utf-8")).get("smooth_quant", False),
-    )
+    smooth, data = _load(path)
     # SmoothQuant divides activations by factors: ranges of one model do not fit the other.
     if smooth != bool(request.options.get("SmoothQuant")):
         logger.warning(
@@ -47,8 +46,9 @@ def read_cache(request: Request) -> bool:
             smooth,
         )
         return False
-    data = load_tensors_data(path)
-    if data.calibration_method.name != name_of(request.arguments["calibrate_method"]):
+    if name_of(data.calibration_method) != name_of(
+        request.arguments["calibrate_method"]
+    ):
         raise CallError(
             f"calibration_cache_path {path} was written by {data.calibration_method},"
             f" and calibrate_method is {request.arguments['calibrate_method']}; remove"
@@ -57,10 +57,37 @@ def read_cache(request: Request) -> bool:
     for tensor, found in data.items():
         # Scalars, or an array per channel: the override is per tensor.
         low, high = found.range_value
-        request.tensors.append(
-            TensorOverride(tensor, low=float(np.min(low)), high=float(np.max(high))),
-        )
+        low, high = float(np.min(low)), float(np.max(high))
+        override = TensorOverride(tensor, keep=True)
+        # An infinite value, such as a mask's, has no code: the tensor stays float.
+        if np.isfinite((low, high)).all():
+            override = TensorOverride(tensor, low=low, high=high)
+        request.tensors.append(override)
     return True
+
+
+def _load(path: str | Path) -> tuple[bool, TensorsData]:
+    """Read a cache: whether SmoothQuant was applied, and the ranges.
+
+    Args:
+        path: path of the cache.
+
+    Raises:
+        CallError: the file is no cache.
+    """
+    # onnxruntime's own functions read and write the file, so that both packages agree on it.
+    from onnxruntime.quantization.calibrate import load_tensors_data
+
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = load_tensors_data(path)
+        return bool(document.get("smooth_quant", False)), data
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # onnxruntime has no error of its own for another structure.
+        raise CallError(
+            f"calibration_cache_path {path} is no calibration cache of onnxruntime, or is"
+            f" damaged ({short(str(error))}); remove the file to write it anew",
+        ) from error
 
 
 def _zero_point(

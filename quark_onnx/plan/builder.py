@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from quark_onnx.config import QuantizationSpec
+from calibrators.shown import short
+from quark_onnx.config import QuantizationSpec, TensorOverride
+from quark_onnx.config.checks import require
 from quark_onnx.containers import excluding
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.graph import Node
@@ -360,7 +362,7 @@ class PlanBuilder(Plan):
         if override.axis is None:
             axis = entry.axis
         else:
-            axis = self._axis(tensor, override.axis)
+            axis = self._given_axis(tensor, override)
         spec = override.applied(entry.spec)
         return replace(
             entry,
@@ -370,6 +372,28 @@ class PlanBuilder(Plan):
             flat=entry.flat and spec.block_size > 0,
             given=override,
         )
+
+    def _given_axis(self, tensor: str, override: TensorOverride) -> int | None:
+        """Return the axis of an override, counted from the front if the rank is known.
+
+        Args:
+            tensor: name of the tensor.
+            override: the user's override with an axis.
+
+        Raises:
+            ConfigError: the tensor has no such axis.
+        """
+        axis = override.axis
+        shape = self.graph.shape(tensor)
+        if axis is not None and shape is not None:
+            rank = len(shape)
+            require(
+                -rank <= axis < rank,
+                f"{override.where}: axis of {short(tensor)}",
+                axis,
+                f"an axis of a tensor of rank {rank}",
+            )
+        return self._axis(tensor, axis)
 
     def _put(self, node: Node, tensor: str, entry: Entry) -> None:
         """Record a decision; after a different decision, for ``node`` alone.

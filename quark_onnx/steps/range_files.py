@@ -282,12 +282,13 @@ def _number(value: Any) -> float:
 
 
 def _given(path: str | Path, ends: dict[str, tuple[float, float]]) -> GivenRanges:
-    bad = [name for name, pair in ends.items() if not np.isfinite(pair).all()]
-    if not ends or bad:
-        what = "it is empty"
-        if bad:
-            what = f"the range of {short(bad[0])} is not finite"
-        raise _damaged(path, what)
+    if not ends:
+        raise _damaged(path, "it is empty")
+    for name, (low, high) in ends.items():
+        if not np.isfinite((low, high)).all():
+            raise _damaged(path, f"the range of {short(name)} is not finite")
+        if low > high:
+            raise _damaged(path, f"the range of {short(name)} is from {low} to {high}")
     return GivenRanges(str(path), ends)
 
 

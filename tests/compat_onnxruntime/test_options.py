@@ -80,6 +80,46 @@ def test_a_cache_of_onnxruntime_is_read(folder: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[1]",
+        "{}",
+        '{"CLS": "CalibrationMethod", "value": "CalibrationMethod.Bogus"}',
+        '{"CLS": "TensorsData", "data": {"x": {"CLS": "TensorData", "low": 1}}}',
+        b"\xff",
+    ],
+)
+def test_what_is_no_cache_is_named(folder: Path, content: str | bytes) -> None:
+    cache = folder / "ranges.json"
+    cache.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(
+        ValueError, match=r"ranges\.json is no calibration cache of onnxruntime"
+    ):
+        ours.quantize_static(
+            str(folder / "float.onnx"),
+            str(folder / "q.onnx"),
+            None,
+            calibration_cache_path=cache,
+        )
+
+
+def test_an_infinite_range_of_a_cache_leaves_the_tensor_float(folder: Path) -> None:
+    source, cache = str(folder / "float.onnx"), folder / "ranges.json"
+    ours.quantize_static(
+        source, str(folder / "a.onnx"), data(), calibration_cache_path=cache
+    )
+    ranges = theirs.load_tensors_data(cache)
+    ranges["x"] = theirs.TensorData(lowest=np.float32(-np.inf), highest=np.float32(1))
+    theirs.save_tensors_data(ranges, cache)
+    ours.quantize_static(
+        source, str(folder / "b.onnx"), None, calibration_cache_path=cache
+    )
+    assert "x_scale" in scales(folder / "a.onnx")
+    assert "x_scale" not in scales(folder / "b.onnx")
+
+
 def test_a_cache_of_a_model_that_has_a_pair_without_a_zero_point(folder: Path) -> None:
     text = """g (float[N,4] x) => (float[N,4] y) <float s = {0.1}, float[4,4] w = {
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}>

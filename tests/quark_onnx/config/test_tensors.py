@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from fnmatch import fnmatchcase
 from typing import Any
 from unittest.mock import Mock
@@ -50,6 +51,13 @@ def test_what_is_written_becomes_tuples() -> None:
         ({"low": "a"}, "low of the override of tensor x is 'a'"),
         ({"axis": 0.5}, "axis of the override of tensor x is 0.5"),
         ({"min_range": -1}, "min_range of the override of tensor x is -1"),
+        ({"min_range": math.inf}, "min_range of the override of tensor x is inf"),
+        ({"low": math.nan}, "low of the override of tensor x is (nan,)"),
+        ({"high": [1, math.inf]}, "high of the override of tensor x is (1.0, inf)"),
+        (
+            {"low": [-1, 5], "high": 3},
+            "low of the override of tensor x is (-1.0, 5.0), above high (3.0,)",
+        ),
         ({"stored": "yes"}, "stored of the override of tensor x is 'yes'"),
         ({"symmetric": "yes"}, "symmetric of the override of tensor x is 'yes'"),
     ],

@@ -199,6 +199,11 @@ def test_no_data_is_needed_where_all_ranges_are_known() -> None:
             "or one for each channel of an axis",
         ),
         (
+            TensorOverride("w", axis=2),
+            "of 'w' is 2; it must be an axis of a tensor of rank 2",
+        ),
+        (TensorOverride("x", axis=-3), "'x' is -3; it must be an axis of"),
+        (
             TensorOverride("x", axis=0, low=-1.0, high=1.0),
             "x has a range and axis 0, whose size is N",
         ),
