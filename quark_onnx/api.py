@@ -46,6 +46,7 @@ from quark_onnx.steps import (
     save_ranges,
 )
 from quark_onnx.steps.labelled import labelled_findings
+from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -496,9 +497,9 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
         done = excluding(kept_float, plan_for(call.model, call.config).kept)
         if done:
             logger.warning(
-                "%d nodes are quantized as requested by name, which are float by"
-                " default because 8 bits degrade them: %s",
-                len(done),
+                "%s quantized as requested by name, though float by default because 8"
+                " bits degrade such nodes: %s",
+                counted(len(done), "node is", "nodes are"),
                 short(done),
             )
     result = quantize(

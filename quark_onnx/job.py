@@ -114,6 +114,7 @@ from quark_onnx.steps import (
 )
 from quark_onnx.steps.run_settings import settings_of_config
 from quark_onnx.targets import unfit
+from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -239,9 +240,10 @@ def _known_ranges(planned: Planned) -> Calibrated:
         )
     names = short([observation.tensor for observation in unknown])
     raise ConfigError(
-        f"{source}: {len(unknown)} tensors lack a statistic that this configuration"
-        f" needs ({names}); there are {', '.join(calibration.kinds) or 'none'} of"
-        f" {len(calibration)} tensors; give data, or measure anew",
+        f"{source}: {counted(len(unknown), 'tensor lacks', 'tensors lack')} a statistic"
+        f" that this configuration needs ({names}); there are"
+        f" {', '.join(calibration.kinds) or 'none'} of"
+        f" {counted(len(calibration), 'tensor')}; give data, or measure anew",
     )
 
 
@@ -778,7 +780,7 @@ class Job:
             notes.append(f"{names}: left out, there is no calibration data")
             return graph, plan, []
         notes.append(
-            f"{names}: cost both models one more run over {len(data.again)} samples,"
+            f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
             " layer by layer",
         )
         # raises weight scales that are too small for int32 biases
@@ -861,7 +863,7 @@ def _moved(count: int, why: str) -> list[str]:
     """Return a note on moved scales, except for zero."""
     if not count:
         return []
-    return [f"{count} scales moved {why}"]
+    return [f"{counted(count, 'scale')} moved {why}"]
 
 
 def _check_model(calibration: Calibration, model: ModelProto) -> None:

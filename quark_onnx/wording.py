@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a count with its noun, in the plural except for 1.
+
+    Args:
+        count: the number.
+        noun: the noun for one, with a verb where one follows.
+        plural: the words for other numbers; by default the noun with an ending.
 
     >>> counted(1, "node"), counted(3, "node"), counted(0, "class")
     ('1 node', '3 nodes', '0 classes')
+    >>> counted(1, "layer is", "layers are"), counted(2000, "layer is", "layers are")
+    ('1 layer is', '2000 layers are')
     """
     if count == 1:
         return f"{count} {noun}"
     ending = "es" if noun.endswith("s") else "s"
-    return f"{count} {noun}{ending}"
+    return f"{count} {plural or noun + ending}"
 
 
 def first_of(names: Sequence[str], limit: int = 1) -> str:

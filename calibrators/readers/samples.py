@@ -119,7 +119,7 @@ def name_arrays(
     elif isinstance(batch, tuple | list):
         if len(batch) < len(names) or (len(batch) > len(names) and not labelled):
             raise SampleMismatch(
-                f"sample {index}: got {len(batch)} arrays, the model's inputs are"
+                f"sample {index}: the number of arrays is {len(batch)}, the model's inputs are"
                 f" {names}",
             )
         arrays = dict(zip(names, batch))  # noqa: B905  labels may follow the inputs

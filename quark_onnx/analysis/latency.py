@@ -147,7 +147,7 @@ class Latency:
         after = _shown(self.other_ms, self.other_quartiles)
         what = "median" if self.other_quartiles is None else "median and quartiles"
         return (
-            f"float {before}, quantized {after} ({change}; {what} of {self.runs} runs,"
+            f"float {before}, quantized {after} ({change}; {what} of {counted(self.runs, 'run')},"
             f" {threads}, this CPU)"
         )
 

@@ -54,6 +54,7 @@ from quark_onnx.steps import (
     reader_for,
 )
 from quark_onnx.version import __version__
+from quark_onnx.wording import counted
 
 if TYPE_CHECKING:
     import optuna
@@ -145,8 +146,8 @@ class SearchResult(Reported):
 
     def lines(self) -> list[str]:
         """Return the Pareto front, best first, as lines of text."""
-        tried = f"{len(self.candidates)} of {self.total} configurations"
-        lines = [f"tried     {tried}, on {self.judged} held-out samples"]
+        tried = f"{len(self.candidates)} of {counted(self.total, 'configuration')}"
+        lines = [f"tried     {tried}, on {counted(self.judged, 'held-out sample')}"]
         found = [
             f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes"
             for each in self.front

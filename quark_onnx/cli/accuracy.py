@@ -20,6 +20,7 @@ from quark_onnx.config import to_dict
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
+from quark_onnx.wording import counted
 
 #: Settings of a single configuration, which --accuracy chooses.
 #: Attributes of the options; the option of an attribute has hyphens.
@@ -186,9 +187,12 @@ def _missed(found: AccuracyResult, options: Namespace) -> AccuracyError | None:
 def _more_time(found: AccuracyResult, options: Namespace) -> Iterator[NextStep]:
     if found.left and options.budget is not None:
         # Later configurations take longer than those that filled the budget.
+        more = counted(
+            len(found.left), "more configuration is", "more configurations are"
+        )
         budget = f"{math.ceil(4 * options.budget)}s"
         yield NextStep(
             f"--budget {budget}",
-            f"{len(found.left)} more configurations are tried",
+            f"{more} tried",
             f"budget={budget.removesuffix('s')}",
         )

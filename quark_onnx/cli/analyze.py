@@ -23,7 +23,7 @@ from quark_onnx.cli.parsing import (
     path,
 )
 from quark_onnx.report import OutputError, decibels, percentage, size_change
-from quark_onnx.wording import first_of
+from quark_onnx.wording import counted, first_of
 
 NAME = "analyze"
 SUMMARY = "find where a quantized model, from any tool, loses accuracy, and why"
@@ -73,7 +73,7 @@ def run(options: Namespace) -> Answer:
     lines = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
-        entry("error", [f"on {found.samples} samples; {_outputs(found)}"]),
+        entry("error", [f"on {counted(found.samples, 'sample')}; {_outputs(found)}"]),
         *_steps(found),
         entry("compared", _compared(found, verbose=options.verbose)),
         *_ranking(found, options.top),
@@ -139,16 +139,17 @@ def _compared(found: Analysis, *, verbose: bool) -> Iterator[str]:
     roles = Counter(weight.role for weight in found.weights)
     # For example "12 quantized weights, 12 quantized biases".
     constants = ", ".join(
-        f"{number} quantized {role}{_plural(role, number)}"
-        for role, number in roles.items()
+        counted(number, f"quantized {role}") for role, number in roles.items()
     )
-    tensors = f"{len(found.tensors)} tensors ({words})" if words else "no tensor"
+    tensors = (
+        f"{counted(len(found.tensors), 'tensor')} ({words})" if words else "no tensor"
+    )
     yield ", ".join(filter(None, (tensors, constants)))
     # Booleans count as 0 and 1.
     if rescaled := sum(tensor.rescaled for tensor in found.tensors):
         yield (
-            f"{rescaled} of them have channels on other scales, as equalization leaves"
-            " them; these were taken out"
+            f"{counted(rescaled, 'of them has', 'of them have')} channels on other scales,"
+            " as equalization leaves them; these were taken out"
         )
     if found.unmatched:
         yield f"not compared: {len(found.unmatched)}"
@@ -163,13 +164,6 @@ def _uncompared(unmatched: Sequence[Unmatched], *, verbose: bool) -> Iterator[st
     more = len(unmatched) - len(shown)
     if more:
         yield f"  ... and {more} more; --verbose has them all"
-
-
-def _plural(role: str, number: int) -> str:
-    if number == 1:
-        return ""
-    # bias, biases; weight, weights.
-    return "es" if role.endswith("s") else "s"
 
 
 def _ranking(found: Analysis, top: int) -> Iterator[str]:

@@ -20,6 +20,7 @@ from quark_onnx.cli.settings import config_base
 from quark_onnx.cli.workers import workers
 from quark_onnx.config import QConfig
 from quark_onnx.steps import FORMATS
+from quark_onnx.wording import counted
 
 NAME = "calibrate"
 SUMMARY = "measure the ranges of a model once, for many runs of quantize"
@@ -107,7 +108,10 @@ def run(options: Namespace) -> Answer:
     seconds = perf_counter() - start
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
-        entry("ranges", [f"{len(found)} tensors, {found.samples} samples"]),
+        entry(
+            "ranges",
+            [f"{counted(len(found), 'tensor')}, {counted(found.samples, 'sample')}"],
+        ),
         entry(
             "next", [f"quark-onnx quantize {options.model} --ranges {options.output}"]
         ),

@@ -28,6 +28,7 @@ from quark_onnx.report import (
     size_change,
     verdict_lines,
 )
+from quark_onnx.wording import counted
 
 NAME = "compare"
 SUMMARY = "compare a quantized model, from any tool, with its float original"
@@ -75,7 +76,7 @@ def run(options: Namespace) -> Answer:
     lines: list[str | Table] = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),
-        entry("error", [f"on {found.samples} samples:"]),
+        entry("error", [f"on {counted(found.samples, 'sample')}:"]),
         # Tables stay objects here: a terminal draws them, a pipe gets plain columns.
         Table(
             [
@@ -117,7 +118,7 @@ def score_lines(found: Comparison) -> list[str]:
     """
     lines = [
         f"{_METRICS[score.name]}: float {percent(score.reference)} %, quantized"
-        f" {percent(score.other)} %, on {found.labelled} labelled samples"
+        f" {percent(score.other)} %, on {counted(found.labelled, 'labelled sample')}"
         for score in found.scores
     ]
     if not lines:

@@ -13,6 +13,7 @@ from quark_onnx.config import to_dict
 from quark_onnx.graph import Node
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
 from quark_onnx.report import summarize
+from quark_onnx.wording import counted
 
 NAME = "explain"
 SUMMARY = (
@@ -51,7 +52,7 @@ def run(options: Namespace) -> Answer:
         done += quantized
         total += count
         shares.append(f"{kind} {quantized}/{count}")
-    summary = f"{done} of {total} nodes would be quantized"
+    summary = f"{done} of {counted(total, 'node')} would be quantized"
     if shares:
         summary += f": {', '.join(shares)}"
     lines = [

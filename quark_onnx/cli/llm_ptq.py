@@ -42,7 +42,7 @@ from quark_onnx.torch.config.language_recipes import (
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.wording import labelled, prefixed, tally
+from quark_onnx.wording import counted, labelled, prefixed, tally
 
 #: The options of both actions.
 _SOURCE = "folder of a Hugging Face model with safetensors files"
@@ -589,17 +589,13 @@ def _answer(
     """
     report = found.report
     lines = [
-        (
-            f"{options.output}: {len(report.quantized)} layers are quantized,"
-            f" {len(report.kept)} stay float"
-        ),
+        f"{options.output}: {report.headline}",
     ]
     if options.verbose:
         lines += prefixed("float: ", labelled(report.kept))
     lines += labelled(report.gains())
     if report.kept_codes:
-        count = len(report.kept_codes)
-        lines.append(f"{count} layers have the format already and keep their codes")
+        lines.append(report.kept_codes_line)
     if mixture is not None:
         lines.append(_mixed(mixture))
     lines += prefixed("note: ", report.notes)
@@ -791,7 +787,9 @@ def gguf(options: Namespace) -> Answer:
     counts = Counter(written.types.values())
     lines = [
         f"{written.path}: "
-        + ", ".join(f"{count} tensors {kind}" for kind, count in counts.items()),
+        + ", ".join(
+            f"{counted(count, 'tensor')} {kind}" for kind, count in counts.items()
+        ),
     ]
     lines += prefixed("note: ", written.notes)
     path = Path(written.path)

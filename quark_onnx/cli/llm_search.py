@@ -13,6 +13,7 @@ from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
+from quark_onnx.wording import counted
 
 
 def search_options(parser: Parser) -> None:
@@ -134,7 +135,8 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
     ]
     if found.untried:
         lines.append(
-            f"{len(found.untried)} candidates were not tried; the same command goes on"
+            f"{counted(len(found.untried), 'candidate was', 'candidates were')} not tried;"
+            " the same command goes on"
         )
     document = {
         "model": options.model,
@@ -152,7 +154,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         smallest = min(sizes, default=0.0)
         # No trial is small enough: the measurements are shown, and no checkpoint is written.
         failure = AccuracyError(
-            f"none of {len(found.trials)} trials has at most {options.bits:g} bits a"
+            f"none of {counted(len(found.trials), 'trial')} has at most {options.bits:g} bits a"
             f" weight; the smallest has {smallest:.2f}. Layers that stay float count, too"
         )
         return Answer("\n".join(lines), document, failure)

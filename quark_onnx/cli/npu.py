@@ -28,7 +28,7 @@ from quark_onnx.graph.io import load
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
 from quark_onnx.registry import NPU_RECIPES, TARGETS
-from quark_onnx.wording import prefixed
+from quark_onnx.wording import counted, prefixed
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"
@@ -138,7 +138,7 @@ def _check(options: Namespace) -> Answer:
     failure = None
     if found.errors:
         failure = ConstraintError(
-            f"{found.errors} rules of {found.target.name} are broken"
+            f"the model breaks {counted(found.errors, 'rule')} of {found.target.name}"
         )
     return Answer(
         "\n".join([*prefixed("repaired: ", notes), str(found)]),

@@ -43,7 +43,7 @@ from quark_onnx.config import to_dict
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.registry import RECIPES
 from quark_onnx.report import Report
-from quark_onnx.wording import labelled, prefixed
+from quark_onnx.wording import counted, labelled, prefixed
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
@@ -196,17 +196,19 @@ def _complete(report: Report) -> Iterator[str]:
     """Yield the full lists of entries that the report counts or shortens."""
     sections = [
         (
+            "node stayed float",
             "nodes stayed float",
             labelled(report.kept_nodes),
         ),
         (
+            "tensor stayed float",
             "tensors stayed float",
             labelled(report.kept_tensors),
         ),
-        ("notes", report.notes),
+        ("note", "notes", report.notes),
     ]
     yield ""
-    for title, lines in sections:
+    for one, many, lines in sections:
         if lines:
-            yield f"{len(lines)} {title}:"
+            yield f"{counted(len(lines), one, many)}:"
         yield from prefixed("  ", lines)

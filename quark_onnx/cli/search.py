@@ -186,7 +186,7 @@ def run(options: Namespace) -> Answer:
         ),
         entry(
             "tried",
-            [f"{len(found.candidates)} of {found.total} configurations"],
+            [f"{len(found.candidates)} of {counted(found.total, 'configuration')}"],
         ),
         Table([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
         entry("front", ["* none of the others is both smaller and better"]),
@@ -273,7 +273,7 @@ def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str]]:
 
 def _remark(candidate: Candidate, front: list[Candidate]) -> str:
     if candidate.pruned:
-        return f"ended early, after {candidate.judged} samples"
+        return f"ended early, after {counted(candidate.judged, 'sample')}"
     return "*" if candidate in front else ""
 
 

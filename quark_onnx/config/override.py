@@ -24,6 +24,7 @@ from quark_onnx.config.spec import (
 )
 from quark_onnx.config.text import name_tuple
 from quark_onnx.errors import ConfigError
+from quark_onnx.wording import counted
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Override:
         object.__setattr__(self, "between", ends)
         if len(ends) not in (0, 2):
             raise ConfigError(
-                f"between of an override has {len(ends)} sets of names; it takes two:"
+                f"between of an override has {counted(len(ends), 'set')} of names; it takes two:"
                 " starts and ends",
             )
         # Before the messages below, which identify the override by its patterns.

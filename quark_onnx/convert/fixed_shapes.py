@@ -12,6 +12,7 @@ from quark_onnx.convert.base import Settings, conversion, counted, everywhere, r
 from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph, fixed
 from quark_onnx.passes import fold_constants, fold_shapes
+from quark_onnx.wording import counted as with_noun
 
 
 @conversion("fixed-shapes", keeps="exactly", reads=["shapes"])
@@ -31,8 +32,8 @@ def fixed_shapes(graph: Graph, settings: Settings) -> tuple[Graph, list[str]]:
     dynamic = list(filterfalse(graph.has_static_shape, graph.results()))
     if notes and dynamic:
         notes.append(
-            f"{len(dynamic)} tensors have sizes that depend on values, {dynamic[0]!r}"
-            " the first of them",
+            f"{with_noun(len(dynamic), 'tensor has', 'tensors have')} sizes that depend on"
+            f" values, {dynamic[0]!r} the first of them",
         )
     return graph, notes
 

@@ -25,7 +25,7 @@ from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, cast_interface, store_constants
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan.existing import is_quantizing
-from quark_onnx.wording import tally
+from quark_onnx.wording import counted, tally
 
 _TENSOR = {FLOAT16.onnx: "tensor(float16)", BFLOAT16.onnx: "tensor(bfloat16)"}
 #: Attributes with the type of a result.
@@ -111,18 +111,19 @@ class _Narrow:
     def notes(self) -> list[str]:
         """Return a line per kind of change."""
         name = self.half.name
-        lines = [f"{self.count} tensors became {name}"]
+        lines = [f"{counted(self.count, 'tensor')} became {name}"]
         if self.wide:
             kinds = tally(sorted(self.wide.items()))
             lines.append(f"stay float32, at this opset or altogether: {kinds}")
         if self.clipped:
             lines.append(
-                f"{self.clipped} constants reach beyond {name} and were clipped to"
+                f"{counted(self.clipped, 'constant reaches', 'constants reach')} beyond"
+                f" {name}, clipped to"
                 f" {self.half.largest:.5g}",
             )
         if self.raised:
             lines.append(
-                f"{self.raised} constants would have become zero and are now the least"
+                f"{counted(self.raised, 'constant')} would have become zero; now the least"
                 f" {name}",
             )
         return lines

@@ -23,6 +23,7 @@ from quark_onnx.convert.pairs import (
 )
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
+from quark_onnx.wording import counted as with_noun
 
 _INT8 = int(TensorProto.INT8)
 _UINT8 = int(TensorProto.UINT8)
@@ -69,8 +70,11 @@ def _converted(graph: Graph, activations: Mapping[int, int]) -> tuple[Graph, lis
     count = everywhere(graph, lambda inner: _move_all(inner, activations, refused))
     notes = counted(count, "tensor", "moved")
     if refused:
+        stay = with_noun(
+            len(refused), "tensor stays as it is", "tensors stay as they are"
+        )
         notes.append(
-            f"{len(refused)} tensors stay as they are, {refused[0]!r} the first of them:"
+            f"{stay}, {refused[0]!r} the first of them:"
             " other operators read their codes, or their zero point is computed",
         )
     return settled(graph, count), notes

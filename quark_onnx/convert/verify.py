@@ -16,6 +16,7 @@ from quark_onnx.report import OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.steps import Reference, Sample, random_sample, with_bodies
 from quark_onnx.steps.run import agree
+from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -187,8 +188,8 @@ def verify(conversion: Conversion, before: Stage, after: Stage) -> list[OutputEr
         # Infinities and NaN count in neither SQNR nor differences.
         if output_error.broken:
             where = (
-                f"output {output_error.name!r} has {output_error.broken} values that"
-                " are finite in one of the models alone"
+                f"output {output_error.name!r} has "
+                f"{counted(output_error.broken, 'value')} finite in one of the models alone"
             )
             logger.warning("%s: %s, on random input", conversion.name, where)
     return errors

@@ -16,6 +16,7 @@ from quark_onnx.npu.scales import scale_findings
 from quark_onnx.npu.structure import convolution_findings, structure_findings
 from quark_onnx.registry import TARGETS
 from quark_onnx.targets import Target
+from quark_onnx.wording import counted
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Check:
     def __str__(self) -> str:
         warnings = len(self.findings) - self.errors
         head = (
-            f"{self.kind} model for {self.target.name}: {self.errors} errors,"
-            f" {warnings} warnings"
+            f"{self.kind} model for {self.target.name}: "
+            f"{counted(self.errors, 'error')}, {counted(warnings, 'warning')}"
         )
         findings = map(printable, map(str, self.findings))
         return "\n".join([head, *findings])

@@ -33,6 +33,7 @@ from quark_onnx.npu.named import producers_of
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.steps import Reference, destination, keeps_weights_beside, random_sample
 from quark_onnx.steps.run import agree
+from quark_onnx.wording import counted
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Parts:
     verified: bool
 
     def __str__(self) -> str:
-        sizes = f"{len(self.first.graph.node)} and {len(self.second.graph.node)} nodes"
+        sizes = f"{len(self.first.graph.node)} and {counted(len(self.second.graph.node), 'node')}"
         checked = ""
         if not self.verified:
             checked = "; it runs on no random input, so that nothing was verified"

@@ -49,6 +49,7 @@ from quark_onnx.report import Report, step_lines, verdict_lines
 from quark_onnx.report.verdict import NextStep
 from quark_onnx.steps import Sample, first_sample, reader_for
 from quark_onnx.targets import format_of, refusal
+from quark_onnx.wording import counted
 
 #: Number of shipped samples, with their outputs on the CPU.
 _SHIPPED = 4
@@ -174,7 +175,7 @@ def deploy(  # noqa: PLR0913
     # Checked on the result: quantization may add nodes that break rules of the graph.
     if found.errors:
         raise ConstraintError(
-            f"the model breaks {found.errors} rules of {target}; nothing was written:"
+            f"the model breaks {counted(found.errors, 'rule')} of {target}; nothing was written:"
             f" {found}",
         )
     # Readers of images are partials of a function with the argument ``images``.

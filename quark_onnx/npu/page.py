@@ -70,7 +70,11 @@ def _header(found: Preflight, name: str) -> str:
     rows = [
         ("On the NPU", percentage(found.share), f"of {found.amount}"),
         ("Subgraphs", f"{found.subgraphs}", "each costs two transfers"),
-        ("On the CPU", f"{outside}", f"of {len(found.placements)} operators"),
+        (
+            "On the CPU",
+            f"{outside}",
+            f"of {counted(len(found.placements), 'operator')}",
+        ),
         ("Compiler crashes", f"{len(found.aborts)}", "nodes"),
     ]
     what = f"{found.target.summary}, {found.kind}, Ryzen AI {found.release}"
@@ -188,10 +192,8 @@ def _drawing(found: Preflight) -> str:
         picture, omitted = _picture(found, boxes, canvas)
         drawn += picture
         if omitted:
-            notes += (
-                f'<p class="note {canvas.class_}">{omitted} more subgraphs are not'
-                " drawn.</p>"
-            )
+            more = counted(omitted, "more subgraph is", "more subgraphs are")
+            notes += f'<p class="note {canvas.class_}">{more} not drawn.</p>'
     return (
         "<h2>Subgraphs</h2>\n<p>Green runs on the NPU, orange on the CPU, red"
         " crashes the compiler. Inputs are "

@@ -22,6 +22,7 @@ from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
 from quark_onnx.targets import Target
+from quark_onnx.wording import counted
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"
 _LOGS = "RyzenAI-SW quark_quantization logs (2025-10-14)"
@@ -215,7 +216,9 @@ def whole_model(case: Case) -> tuple[str, str, str, str] | None:
     count = len(graph.nodes_of({"Conv"}))
     # minimum_num_of_conv in the converter's configuration, 2 by default.
     if case.on_convolution_engine and count < _LEAST_CONVOLUTIONS:
-        reason = f"{count} convolutions; its compiler wants {_LEAST_CONVOLUTIONS}"
+        reason = (
+            f"{counted(count, 'convolution')}; its compiler wants {_LEAST_CONVOLUTIONS}"
+        )
         return reason, "run it on the CPU", "read", f"{_VAIP}; amd/RyzenAI-SW#85, #126"
     return None
 

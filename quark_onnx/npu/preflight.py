@@ -94,7 +94,7 @@ def _amount(operations: int) -> str:
     ('1.07 GOPs', '2.50 MOPs', '640 operations')
     """
     units = (("GOPs", 1e9), ("MOPs", 1e6))
-    return in_units(operations, units, ".2f") or f"{operations} operations"
+    return in_units(operations, units, ".2f") or counted(operations, "operation")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from quark_onnx.graph.codes import constant_behind
 from quark_onnx.graph.shapes import is_static
 from quark_onnx.npu.finding import Finding
 from quark_onnx.targets import Target
+from quark_onnx.wording import counted
 
 _CONV = ("kernel_shape", "strides", "pads", "dilations", "group")
 _POOL = ("kernel_shape", "strides", "pads")
@@ -57,7 +58,7 @@ def structure_findings(
         yield Finding(
             "G10",
             halves[0].name,
-            f"{len(halves)} nodes compute some, this one first",
+            f"{counted(len(halves), 'node computes', 'nodes compute')} some, this one first",
         )
     if graph.opset > target.opset:
         yield Finding(

@@ -26,6 +26,7 @@ from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import QConfig as AmdConfig
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
+from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -237,9 +238,12 @@ def _named(types: Sequence[str], model: str | Path) -> list[str]:
     unnamed = names.count("")
     if unnamed:
         logger.warning(
-            "op_types_to_exclude: %d nodes of these types have no name and are"
-            " quantized; name them first",
-            unnamed,
+            "op_types_to_exclude: %s quantized; name them first",
+            counted(
+                unnamed,
+                "node of these types has no name and is",
+                "nodes of these types have no name and are",
+            ),
         )
     return [name for name in names if name]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT8
 from quark_onnx.plan.entries import Entry, Keep, Quantize
+from quark_onnx.wording import counted
 
 if TYPE_CHECKING:
     from quark_onnx.plan.plan import Plan
@@ -107,7 +108,9 @@ def describe_blocks(plans: Iterable[Plan]) -> list[str]:
                 tensors[str(entry)].append(use.tensor)
     notes = list[str]()
     for entry_text, names in tensors.items():
-        notes.append(f"{len(names)} weights ({names[0]!r} the first): {entry_text}")
+        notes.append(
+            f"{counted(len(names), 'weight')} ({names[0]!r} the first): {entry_text}"
+        )
     return notes
 
 

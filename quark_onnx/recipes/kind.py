@@ -8,6 +8,7 @@ from quark_onnx.containers import excluding, flattened, names_of, of_type
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
+from quark_onnx.wording import counted
 
 #: Kinds of models, with those of the strictest criteria first.
 KINDS = ("transformer", "superres", "speech", "detector", "depthwise", "classifier")
@@ -41,14 +42,14 @@ def kind_of(graph: Graph) -> tuple[str, str]:
     >>> text = "g (float[1,3,9,9] x) => (float[1,8,7,7] y) <float[8,3,3,3] w> { y = Conv (x, w) }"
     >>> model = parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}')
     >>> kind_of(Graph.of(model))
-    ('classifier', '1 convolutions, 0 of them depthwise')
+    ('classifier', '1 convolution, 0 of them depthwise')
     """
     # The order of ``KINDS``: speech models may have attention, too.
     attention = [node for node in graph.nodes if _attends(graph, node)]
     if attention:
         return (
             "transformer",
-            f"{len(attention)} products of activations, as attention has them",
+            f"{counted(len(attention), 'product')} of activations, as attention has them",
         )
     if reason := _is_superres(graph):
         return "superres", reason
@@ -63,7 +64,7 @@ def kind_of(graph: Graph) -> tuple[str, str]:
             f"{len(last)} parallel output heads, as of a detector",
         )
     depthwise = [node for node in convolutions if is_depthwise(graph, node)]
-    reason = f"{len(convolutions)} convolutions, {len(depthwise)} of them depthwise"
+    reason = f"{counted(len(convolutions), 'convolution')}, {len(depthwise)} of them depthwise"
     if depthwise and len(depthwise) >= _SHARE * len(convolutions):
         return "depthwise", reason
     return "classifier", reason
@@ -115,11 +116,11 @@ def _is_speech(graph: Graph) -> str:
     # Weights of a 1-D convolution are (outputs, inputs, kernel).
     ranks = {len(graph.sizes(node.input(1))) for node in convolutions}
     if ranks == {_SEQUENCE_RANK}:
-        return f"{len(convolutions)} convolutions along one axis"
+        return f"{counted(len(convolutions), 'convolution')} along one axis"
     recurrent = graph.nodes_of(_RECURRENT)
     if not recurrent:
         return ""
-    return f"{len(recurrent)} recurrent layers"
+    return counted(len(recurrent), "recurrent layer")
 
 
 def _last(graph: Graph, products: list[Node]) -> list[Node]:

@@ -25,6 +25,7 @@ from quark_onnx.refine.acceptance import min_output_sqnr
 from quark_onnx.refine.layer_problems import LayerTask, places_in, rounded
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.run import Reference, Sample
+from quark_onnx.wording import counted
 
 Doubles = NDArray[np.float64]
 #: The input of a layer, and whether its channels are axis 1.
@@ -218,7 +219,7 @@ def accept_biases(  # noqa: PLR0913
         return graph
     notes.append(
         f"biases corrected by the mean error of rounded weights: {before:.2f} ->"
-        f" {after:.2f} dB SQNR at the worst output, on {len(judges)} samples",
+        f" {after:.2f} dB SQNR at the worst output, on {counted(len(judges), 'sample')}",
     )
     return corrected
 

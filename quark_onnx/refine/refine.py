@@ -40,7 +40,7 @@ from quark_onnx.refine.stored_activation import StoredActivation, store_activati
 from quark_onnx.steps.compute_qparams import Params
 from quark_onnx.steps.function_bodies import define_functions
 from quark_onnx.steps.insert import insert
-from quark_onnx.wording import prefixed
+from quark_onnx.wording import counted, prefixed
 
 #: Bytes of activations per model kept in memory between layers; the rest is stored in files.
 _MEMORY = 1 << 29
@@ -359,7 +359,9 @@ def _summary(
     notes = list[str]()
     for optimizer in optimizers:
         used = sum(layer.changed.get(optimizer.name, 0) > 0 for layer in layers)
-        notes.append(f"{optimizer.name}: kept in {used} of {len(layers)} layers")
+        notes.append(
+            f"{optimizer.name}: kept in {used} of {counted(len(layers), 'layer')}"
+        )
     # A layer without an error under RTN has no ratio.
     shares = [layer.after / layer.before for layer in layers if layer.before > 0]
     if shares:

@@ -15,6 +15,7 @@ from calibrators.onnx_runtime.worker import Session
 from quark_onnx.containers import excluding, names_of, subset
 from quark_onnx.graph.states import State
 from quark_onnx.report.measure import OutputError, OutputTotals
+from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +163,7 @@ def verdicts(errors: Sequence[OutputError], states: Sequence[State]) -> list[str
             continue
         finding, is_poor = _finding(error.sqnr, alone)
         notes.append(
-            f"{error.name!r}: {error.sqnr:.1f} dB after {error.steps} samples with its"
+            f"{error.name!r}: {error.sqnr:.1f} dB after {counted(error.steps, 'sample')} with its"
             f" own state, {alone:.1f} dB in single runs: {finding}",
         )
         if is_poor:

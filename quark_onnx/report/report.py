@@ -15,7 +15,7 @@ from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
 from quark_onnx.reported import SCHEMA, Reported, plain
-from quark_onnx.wording import labelled, prefixed, tally
+from quark_onnx.wording import counted, labelled, prefixed, tally
 
 _SHOWN = 12
 #: Maximum number of operator types in the line of a reason.
@@ -85,10 +85,10 @@ class Report(Reported):
         total = sum(count for _, count in self.operators.values())
         calibrated = ""
         if self.samples:
-            calibrated = f", calibrated on {self.samples} samples"
+            calibrated = f", calibrated on {counted(self.samples, 'sample')}"
         lines = [
             f"size      {size_change(self.bytes_before, self.bytes_after)}",
-            f"quantized {self.quantized} of {total} nodes{calibrated}",
+            f"quantized {self.quantized} of {counted(total, 'node')}{calibrated}",
         ]
         # A successful run that changed nothing must not pass unnoticed.
         if not self.quantized:
@@ -110,7 +110,7 @@ class Report(Reported):
         """Return the samples of the measurement in words."""
         # Held-out samples come first: only they tell about data that the ranges have not seen.
         if self.held_out:
-            return f"{self.held_out} held-out samples"
+            return counted(self.held_out, "held-out sample")
         if self.samples:
             return "calibration samples (too few to hold any out)"
         return (
@@ -225,13 +225,14 @@ def output_line(output: OutputError) -> str:
         return f"{name}: {percentage(output.agreement or 0.0)} of the values agree"
     text = name
     if output.steps:
-        text += f" after {output.steps} samples with its own state"
+        text += f" after {counted(output.steps, 'sample')} with its own state"
     text += (
         f": SQNR {decibels(output.sqnr)} dB, cosine {output.cosine:.6f}, largest error"
         f" {output.max_error:.4g}"
     )
     if output.broken:
-        text += f", {output.broken} values are finite in one of the models alone"
+        values = counted(output.broken, "value is", "values are")
+        text += f", {values} finite in one of the models alone"
     return text
 
 

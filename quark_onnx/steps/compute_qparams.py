@@ -27,6 +27,7 @@ from quark_onnx.steps import bounded
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.encoded_constants import EncodedConstants
 from quark_onnx.steps.join_ranges import join_ranges
+from quark_onnx.wording import counted
 
 #: The largest code of a bias. The other half of int32 is reserved for the sum of products.
 _LARGEST_CODE = 2.0**30
@@ -74,7 +75,7 @@ class Params:
     def notes(self) -> list[str]:
         """Return the notes for the report."""
         return [
-            f"scale of {n} channels of {w!r} raised to hold its bias"
+            f"scale of {counted(n, 'channel')} of {w!r} raised to hold its bias"
             for w, n in self.raised.items()
         ]
 

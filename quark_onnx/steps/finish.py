@@ -51,6 +51,7 @@ from quark_onnx.report.verdict import (
 )
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.unsigned_codes import in_unsigned_codes
+from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -503,7 +504,7 @@ class Gate:
 def _in_loop(steps: int) -> str:
     if not steps:
         return ""
-    return f" after {steps} samples with its own state"
+    return f" after {counted(steps, 'sample')} with its own state"
 
 
 def _is_negligible(difference: OutputError, error: OutputError) -> bool:

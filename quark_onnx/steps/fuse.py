@@ -20,6 +20,7 @@ from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.blocks import lower_blocks
 from quark_onnx.steps.run import Sample
+from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -229,8 +230,9 @@ def _slow(graph: Graph) -> list[str]:
         and graph.elem_type(node.inputs[0]) == TensorProto.INT8
         for node in graph.nodes
     )
+    operators = counted(signed, "operator multiplies", "operators multiply")
     slow = (
-        f"{signed} operators multiply int8 activations, for which onnxruntime has no"
+        f"{operators} int8 activations, for which onnxruntime has no"
         " fast kernel on x86 processors"
     )
     if not signed:

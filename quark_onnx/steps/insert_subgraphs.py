@@ -13,6 +13,7 @@ from quark_onnx.steps.compute_qparams import compute_bias_qparams, compute_qpara
 from quark_onnx.steps.insert import insert
 from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.subgraph_plans import SubgraphPlan
+from quark_onnx.wording import counted
 
 
 def quantize_insides(
@@ -56,7 +57,7 @@ def quantize_insides(
             put_back(graph, body, result)
             if count:
                 notes.append(
-                    f"{count} tensors inside {body.node.name!r} ({body.attribute})"
+                    f"{counted(count, 'tensor')} inside {body.node.name!r} ({body.attribute})"
                 )
             notes += [*found, *params.notes, *deeper]
     return notes

@@ -41,6 +41,7 @@ from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.quantized_session import open_equivalent
 from quark_onnx.steps.run import Sample
+from quark_onnx.wording import counted
 
 #: Maximum number of changed nodes to try to restore, and of further nodes to try to lower.
 _TRIES = 24
@@ -739,15 +740,16 @@ def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> li
     sign = -1 if settings.distance is not None else 1
     lines = [
         (
-            f"auto_mixed_precision: {len(found.changed)} of {nodes} nodes {found.into},"
+            f"auto_mixed_precision: {len(found.changed)} of {counted(nodes, 'node')} {found.into},"
             f" {sign * found.before:.2f} -> {sign * found.after:.2f}{unit} (target"
             f" {settings.target:g}{unit}{missed})"
         ),
     ]
     if found.held_out is not None:
         lines.append(
-            f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on {found.checked}"
-            f" samples that nothing was decided by; {found.decided} decided",
+            f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on"
+            f" {counted(found.checked, 'sample')} that nothing was decided by;"
+            f" {found.decided} decided",
         )
     lines += _runtime_notes(found, settings)
     for name in found.changed:

@@ -68,7 +68,7 @@ class GivenRanges:
         ]
         if not found:
             raise ConfigError(
-                f"ranges {self.source}: none of its {len(self.ends)} tensors is in the"
+                f"ranges {self.source}: none of its tensors is in the"
                 f" model (it begins with {short(next(iter(self.ends)))}); was it"
                 " written for another one?",
             )

@@ -314,8 +314,11 @@ def test_no_sample(data: object, hint: str) -> None:
         ),
         ({"ids": 0, "mask": 0, "y": 0}, "no input 'y'; known: ids, mask"),
         ({"mask": 0}, r"sample 0: no array for input 'ids', only for \['mask'\]"),
-        ((0,), r"sample 0: got 1 arrays, the model's inputs are \['ids', 'mask'\]"),
-        ((0, 0, 0), "got 3 arrays"),
+        (
+            (0,),
+            r"sample 0: the number of arrays is 1, the model's inputs are \['ids', 'mask'\]",
+        ),
+        ((0, 0, 0), "the number of arrays is 3"),
         (
             np.zeros(2),
             (

@@ -119,7 +119,7 @@ def test_what_safety_would_spare_is_quantized_with_a_warning(
         ours.quantize_static(source, output, data, nodes_to_quantize=["add"])
     [add] = [node for node in onnx.load(output).graph.node if node.name == "add"]
     assert all(name.endswith("_DequantizeLinear_Output") for name in add.input)
-    assert "1 nodes are quantized as requested by name" in caplog.text
+    assert "1 node is quantized as requested by name" in caplog.text
 
 
 def test_half_quadratic_blocks(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_statistic_that_there_is_not(ranges: Path) -> None:
         (b'{"data": {"x": {"lowest": 2, "highest": 1}}}', "is from 2.0 to 1.0"),
         (b"TRT-8601-EntropyCalibration2\nx: zz\n", "line 2 is 'x: zz'"),
         (b"x\n", "line 1 is 'x'"),
-        (b"elsewhere 2.5\n", "none of its 1 tensors is in the model"),
+        (b"elsewhere 2.5\n", "none of its tensors is in the model"),
     ],
 )
 def test_files_that_hold_no_ranges(tmp_path: Path, content: bytes, words: str) -> None:

@@ -85,7 +85,11 @@ def _header(found: SearchResult, name: str) -> str:
     rows = [
         ("SQNR of the best", f"{_score(best)} dB", "of the worst output"),
         ("Size of the best", _size(best.bytes), f"of {_span(found)}"),
-        ("Tried", f"{len(found.candidates)}", f"of {found.total} configurations"),
+        (
+            "Tried",
+            f"{len(found.candidates)}",
+            f"of {counted(found.total, 'configuration')}",
+        ),
         ("Time", _time(seconds), "quantizing and judging"),
         (
             "Samples",
@@ -327,7 +331,7 @@ def _table(found: SearchResult) -> str:
 def _row(place: int, candidate: Candidate, on_front: bool) -> str:
     remark = "front" if on_front else ""
     if candidate.pruned:
-        remark = f"ended early, after {candidate.judged} samples"
+        remark = f"ended early, after {counted(candidate.judged, 'sample')}"
     if place == 1:
         name = f"<b>{escape(candidate.name)}</b>"
     else:

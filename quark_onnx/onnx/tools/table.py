@@ -25,6 +25,7 @@ from quark_onnx.graph.io import load
 from quark_onnx.onnx.option_effects import input_shapes, parse_shapes
 from quark_onnx.onnx.quantization.config.config import QConfig
 from quark_onnx.onnx.run import run
+from quark_onnx.wording import counted
 
 #: Function that runs a tool with its options.
 Action = Callable[[argparse.Namespace], None]
@@ -306,7 +307,7 @@ def _finite_weights(options: argparse.Namespace) -> None:
             )
             count += 1
     onnx.save(model, target)
-    print(f"{count} initializers had infinite values")
+    print(f"{counted(count, 'initializer')} had infinite values")
 
 
 def _print_widths(options: argparse.Namespace) -> None:

@@ -28,6 +28,7 @@ from quark_onnx.report.verdict.verdict import (
     limits_of,
     worst_band,
 )
+from quark_onnx.wording import counted
 
 #: Maximum number of samples for a verdict; a sample may be a batch.
 MOST_SAMPLES = 32
@@ -163,7 +164,8 @@ class VerdictCollector:
         if _hides_errors(task, known):
             return f"; risky because the SQNR is below {_LEAST_SQNR:g} dB"
         if _is_uncertain(task, known):
-            return f"; risky because {self.rows} samples are too few to be sure"
+            samples = counted(self.rows, "sample is", "samples are")
+            return f"; risky because {samples} too few to be sure"
         return ""
 
     def band(self, errors: Sequence[OutputError]) -> Band:
@@ -299,12 +301,12 @@ def _measured_on(samples: int, held_out: int, *, calibrated: bool) -> str:
         calibrated: whether the others were used for calibration; False if unknown.
     """
     if not calibrated:
-        return f"{samples} samples"
+        return counted(samples, "sample")
     # All held out is the usual, unbiased case; mixed samples name their bias.
     if held_out == samples:
-        return f"{samples} samples held out from calibration"
-    rest = samples - held_out
+        return f"{counted(samples, 'sample')} held out from calibration"
+    rest = counted(samples - held_out, "calibration sample")
     optimistic = "which is optimistic: the ranges were made for them"
     if not held_out:
-        return f"{rest} calibration samples, {optimistic}"
-    return f"{held_out} held-out samples and {rest} calibration samples, {optimistic}"
+        return f"{rest}, {optimistic}"
+    return f"{counted(held_out, 'held-out sample')} and {rest}, {optimistic}"

@@ -13,6 +13,7 @@ from quark_onnx.report.figures import near_limits, percentage, wilson
 from quark_onnx.report.verdict.boxes import LEAST_SCORE, detections, matched
 from quark_onnx.report.verdict.task import Task, squeezed
 from quark_onnx.report.verdict.verdict import Figure, limits_of
+from quark_onnx.wording import counted
 
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -181,8 +182,8 @@ class Detections:
             Figure(
                 "f1",
                 f1,
-                f"{found} of {count} detections found again (IoU 0.5, same class),"
-                f" {extra} new ones: F1"
+                f"{found} of {counted(count, 'detection')} found again (IoU 0.5, same class),"
+                f" {extra} new: F1"
                 f" {near_limits(f1, limits_of('detector', 'f1'), 3)}",
             ),
             Figure(

@@ -11,7 +11,7 @@ from quark_onnx.report import percentage
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.mixtures import unknown_stacks_of
 from quark_onnx.torch.models.quantized_layer import unlike_its_base
-from quark_onnx.wording import first_of
+from quark_onnx.wording import counted, first_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -89,7 +89,7 @@ def notes_on_stacks(model: nn.Module) -> list[str]:
     # A model may have a stack per block: the first stands for all.
     others = ""
     if len(stacks) > 1:
-        others = f" and {len(stacks) - 1} more stacks of experts"
+        others = f" and {counted(len(stacks) - 1, 'more stack')} of experts"
     return [
         (
             f"{first}{others} stay float, {percentage(count / total)} of all weights:"

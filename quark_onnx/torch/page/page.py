@@ -23,7 +23,7 @@ from quark_onnx.torch.pipelines.mixed_precision import Mixture
 from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import file_size
-from quark_onnx.wording import first_of, tally
+from quark_onnx.wording import counted, first_of, tally
 
 _STYLE = (
     STYLE
@@ -126,7 +126,7 @@ def _header(found: Found, name: str, mixture: Mixture | None) -> str:
         )
         rows.append(("Perplexity", f"{found.after:.4f}", more))
     if mixture is not None:
-        more = f"{len(mixture.groups)} groups of layers"
+        more = f"{counted(len(mixture.groups), 'group')} of layers"
         rows.append(("Bits per weight", f"{mixture.bits:.3f}", more))
     rows += _verdict_facts(found)
     names = f'<p class="names">{escape(name)}</p>'

@@ -13,6 +13,7 @@ from quark_onnx.reported import Reported
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.spec import LayerSpec
+from quark_onnx.wording import counted
 
 
 @dataclass
@@ -34,15 +35,30 @@ class TorchReport(Reported):
     outcomes: list[Outcome] = field(default_factory=list)
     kept_codes: list[str] = field(default_factory=list)
 
+    @property
+    def headline(self) -> str:
+        """The numbers of quantized layers and of float layers, in words."""
+        quantized = counted(len(self.quantized), "layer is", "layers are")
+        kept = counted(len(self.kept), "stays", "stay")
+        return f"{quantized} quantized, {kept} float"
+
+    @property
+    def kept_codes_line(self) -> str:
+        """The number of layers whose codes are kept, in words."""
+        return counted(
+            len(self.kept_codes),
+            "layer has the format already and keeps its codes",
+            "layers have the format already and keep their codes",
+        )
+
     def lines(self) -> list[str]:
         """Return the gains of the algorithms and the notes as lines of text."""
         lines = [
-            f"{len(self.quantized)} layers are quantized, {len(self.kept)} stay float",
+            self.headline,
         ]
         lines += [f"{name}: {text}" for name, text in self.gains().items()]
         if self.kept_codes:
-            count = len(self.kept_codes)
-            lines.append(f"{count} layers have the format already and keep their codes")
+            lines.append(self.kept_codes_line)
         return lines + [f"note: {note}" for note in self.notes]
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,7 +202,7 @@ def _are(layers: list[str]) -> str:
     """
     if len(layers) == 1:
         return f"{layers[0]} is"
-    return f"{layers[0]} and {len(layers) - 1} more layers are"
+    return f"{layers[0]} and {counted(len(layers) - 1, 'more layer')} are"
 
 
 def _spec(spec: LayerSpec) -> dict[str, str]:

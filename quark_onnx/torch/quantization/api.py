@@ -128,8 +128,4 @@ class ModelQuantizer:
 def _log(report: TorchReport) -> None:
     for note in report.notes:
         logger.warning("%s", note)
-    logger.info(
-        "quantization is done: %d layers are quantized, %d stay float",
-        len(report.quantized),
-        len(report.kept),
-    )
+    logger.info("quantization is done: %s", report.headline)

@@ -28,7 +28,6 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.ptq import Text, ptq, tokenizer_of
-from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.quantization.api import COMPLETED
 from quark_onnx.torch.quantize_quark.arguments import notes_on, parse
 from quark_onnx.torch.quantize_quark.settings import (
@@ -38,6 +37,7 @@ from quark_onnx.torch.quantize_quark.settings import (
     model_folder,
     torch_config,
 )
+from quark_onnx.wording import counted
 
 #: The data set for evaluation in AMD Quark's script, and its held-out split.
 _USUAL_TEXT = {None: "wikitext_test", "wikitext": "wikitext_test"}
@@ -303,7 +303,7 @@ def _quantize(
         results.metrics[_PERPLEXITY] = (outcome.before, outcome.after)
     for task, row in scores.items():
         results.metrics |= {f"{task}: {name}": values for name, values in row.items()}
-    results.headline = _headline(outcome.report)
+    results.headline = outcome.report.headline
     results.notes += outcome.report.notes + notes
 
 
@@ -343,7 +343,7 @@ def _quantize_in_memory(
     report = quantize_model(model, data, config)
     after = evaluation.of(model, source.folder, trusted)
     results.metrics |= {name: (before[name], value) for name, value in after.items()}
-    results.headline = _headline(report)
+    results.headline = report.headline
     results.notes += report.notes
     if args.params_save:
         _save_params(args, model)
@@ -390,15 +390,10 @@ def _reload(args: Namespace, evaluation: Evaluation, results: Results) -> None:
         model = load_checkpoint(folder, trust_code=args.trust_remote_code)
     # 0 tells the user that a float folder was named by mistake.
     count = sum(isinstance(module, QuantizedLayer) for module in model.modules())
-    results.notes.append(f"{count} layers of {folder} are quantized")
+    layers = counted(count, f"layer of {folder} is", f"layers of {folder} are")
+    results.notes.append(f"{layers} quantized")
     found = evaluation.of(model, folder, args.trust_remote_code)
     results.metrics |= {name: (value,) for name, value in found.items()}
-
-
-def _headline(report: TorchReport) -> str:
-    return (
-        f"{len(report.quantized)} layers are quantized, {len(report.kept)} stay float"
-    )
 
 
 def _save_params(args: Namespace, model: Any) -> None:

@@ -166,7 +166,7 @@ def test_infinite_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     mended = numpy_helper.to_array(onnx.load(target).graph.initializer[0])
     assert list(mended[0, 0, 0, :2]) == [5, -5]
     assert np.array_equal(mended[1:], array[1:])
-    assert "1 initializers had infinite values" in capsys.readouterr().out
+    assert "1 initializer had infinite values" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore:random data")

@@ -109,7 +109,7 @@ def test_infinities_are_strings(cli: Any) -> None:
 def test_quiet_and_verbose(cli: Any) -> None:
     assert cli(*MODEL, "--quiet").out == ""
     assert (
-        "1 nodes stayed float:\n  head: excluded"
+        "1 node stayed float:\n  head: excluded"
         in cli(*MODEL, "--verbose", "--exclude", "head").out
     )
 

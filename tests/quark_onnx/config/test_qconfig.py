@@ -168,7 +168,7 @@ def test_no_config_at_all(config: object, message: str) -> None:
         ),
         (
             {"between": [["a"]], "keep": True},
-            "between of an override has 1 sets of names; it takes two",
+            "between of an override has 1 set of names; it takes two",
         ),
         (
             {"nodes": "a", "weight": "int8"},

@@ -238,7 +238,7 @@ def test_codes_that_others_read_stay() -> None:
         z=np.uint8(7),
     )
     done = convert(model, "s8s8")
-    assert "1 tensors stay as they are" in done.steps[0].notes[0]
+    assert "1 tensor stays as it is" in done.steps[0].notes[0]
     assert same(model, done.model, [{"x": np.float32([-1, 0.3])}])
 
 

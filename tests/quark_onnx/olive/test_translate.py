@@ -179,7 +179,7 @@ def test_nodes_without_names_are_reported(
         STATIC | {"op_types_to_exclude": ["Gemm"]}, model, iter(())
     )
     assert arguments["nodes_to_exclude"] == []
-    assert "1 nodes of these types have no name and are quantized" in caplog.text
+    assert "1 node of these types has no name and is quantized" in caplog.text
 
 
 def test_a_parameter_wins_over_the_extra_option(

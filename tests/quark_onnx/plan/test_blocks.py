@@ -178,7 +178,7 @@ def test_kernels(name: str, preset: str, opset: int) -> None:
 def test_the_report_says_which() -> None:
     notes = quantize(model_of("depthwise", 21), None, "INT4").report.notes
     assert any(
-        note.startswith("1 weights ('w' the first): quantize int8 symmetric axis 0")
+        note.startswith("1 weight ('w' the first): quantize int8 symmetric axis 0")
         for note in notes
     )
     notes = quantize(model_of("few input channels", 21), None, "INT4").report.notes

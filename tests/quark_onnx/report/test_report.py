@@ -143,5 +143,5 @@ def test_without_data() -> None:
             outputs=[OutputError("y", 30.0, 0.99, 0.1, None)],
         )
     )
-    assert "quantized 1 of 1 nodes\n" in text and "calibrated" not in text
+    assert "quantized 1 of 1 node\n" in text and "calibrated" not in text
     assert "error     on one random sample, as there is no data" in text

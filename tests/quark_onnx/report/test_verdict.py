@@ -330,7 +330,7 @@ def test_the_samples_are_named() -> None:
         assert verdict is not None
         texts[held_out] = verdict.measured_on
     assert texts[0].startswith("3 calibration samples, which is optimistic")
-    assert texts[1].startswith("1 held-out samples and 2 calibration samples")
+    assert texts[1].startswith("1 held-out sample and 2 calibration samples")
     assert texts[3] == "3 samples held out from calibration"
     random = collector.verdict([], held_out=0, random=True)
     assert random is not None and random.band == "unknown"

@@ -375,7 +375,7 @@ def test_routers_and_stacks_with_other_names(stacked: bool) -> None:
         )
         (note,) = report.notes
         assert note.startswith(
-            "layers.0.tables.mixing and 1 more stacks of experts stay float, 73 % of all weights"
+            "layers.0.tables.mixing and 1 more stack of experts stay float, 73 % of all weights"
         )
     else:
         assert not report.notes and "layers.1.expert_list.2" in report.quantized

@@ -20,6 +20,7 @@ from quark_onnx.torch.exports.onnx.stand_in import DOMAIN, LINEAR, ROUNDING
 from quark_onnx.torch.exports.onnx.weights import nbits_weight, write_weight
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 from quark_onnx.version import __version__
+from quark_onnx.wording import counted
 
 #: Forms of weights.
 FORMS = ("auto", "operators", "qdq")
@@ -197,7 +198,7 @@ def _multiply(graph: Graph, node: Node, name: str, weight: str) -> None:
 def summary(became: Mapping[str, str]) -> list[str]:
     """Count the layers by description."""
     return [
-        f"{count} layers: {text}"
+        f"{counted(count, 'layer')}: {text}"
         for text, count in Counter(became.values()).most_common()
     ]
 
