@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
 _FLAGS = ("symmetric", "reduce_range")
+#: Settings from which a scale follows; a given scale excludes them.
+_RANGE_SETTINGS = (*_FLAGS, "low", "high")
 _SWITCHES = ("keep", "dedicated", "stored", "raised", "snapped")
 
 
@@ -145,7 +147,7 @@ class TensorOverride:
         # low and high are empty if not given, the flags None
         clash = [
             name
-            for name in (*_FLAGS, "low", "high")
+            for name in _RANGE_SETTINGS
             if getattr(self, name) not in (None, ())
         ]
         if self.scale and clash:
@@ -332,7 +334,17 @@ class TensorOverride:
             later: an override for the same tensor; its settings apart from the defaults take
                 precedence.
         """
-        return replace(self, **without(changed_settings(later), ("tensors", "readers")))
+        changes = without(changed_settings(later), ("tensors", "readers"))
+        # A scale, and settings from which one would follow, replace each other.
+        replaced = set[str]()
+        if later.scale:
+            replaced.update(_RANGE_SETTINGS)
+        elif not changes.keys().isdisjoint(_RANGE_SETTINGS):
+            replaced.update(("scale", "zero_point"))
+        defaults = {
+            field.name: field.default for field in fields(self) if field.name in replaced
+        }
+        return replace(self, **defaults, **changes)
 
 
 def tensor_override_of(data: object) -> TensorOverride:

@@ -77,6 +77,17 @@ def test_a_later_one_changes_what_it_speaks_of() -> None:
     assert second is not None and second.dtype is not None and second.min_range == 0.1
 
 
+@pytest.mark.parametrize("other", [{"low": -1, "high": 1}, {"symmetric": True}])
+def test_a_later_scale_replaces_what_a_scale_follows_from(
+    other: dict[str, Any],
+) -> None:
+    scale = TensorOverride("x", scale=0.1, zero_point=3)
+    ends = TensorOverride("*", **other)
+    assert ends.merged(scale).scale == (0.1,)
+    assert not ends.merged(scale).ranged and ends.merged(scale).symmetric is None
+    assert not scale.merged(ends).scale and not scale.merged(ends).zero_point
+
+
 def test_readers_are_meant_alone() -> None:
     found = TensorOverrides([TensorOverride("x", readers=["conv"], dtype="int16")])
     assert found.of("x", "conv") is not None
