@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,9 +146,7 @@ class TensorOverride:
             )
         # low and high are empty if not given, the flags None
         clash = [
-            name
-            for name in _RANGE_SETTINGS
-            if getattr(self, name) not in (None, ())
+            name for name in _RANGE_SETTINGS if getattr(self, name) not in (None, ())
         ]
         if self.scale and clash:
             raise ConfigError(
@@ -336,15 +334,15 @@ class TensorOverride:
         """
         changes = without(changed_settings(later), ("tensors", "readers"))
         # A scale, and settings from which one would follow, replace each other.
-        replaced = set[str]()
+        replaced: tuple[str, ...] = ()
         if later.scale:
-            replaced.update(_RANGE_SETTINGS)
+            replaced = _RANGE_SETTINGS
         elif not changes.keys().isdisjoint(_RANGE_SETTINGS):
-            replaced.update(("scale", "zero_point"))
-        defaults = {
-            field.name: field.default for field in fields(self) if field.name in replaced
-        }
-        return replace(self, **defaults, **changes)
+            replaced = ("scale", "zero_point")
+        for setting in replaced:
+            # The later override has the default where it does not decide.
+            changes.setdefault(setting, getattr(later, setting))
+        return replace(self, **changes)
 
 
 def tensor_override_of(data: object) -> TensorOverride:

@@ -5,7 +5,7 @@ Types and methods are given by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calibrators import (
@@ -18,7 +18,7 @@ from calibrators import (
     Percentile,
 )
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.config.checks import require_one_of
+from quark_onnx.config.checks import require, require_one_of
 from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
 from quark_onnx.errors import ConfigError, nearest
@@ -126,6 +126,26 @@ def pattern(name: str) -> str:
     if not name.startswith("^"):
         return name
     return f"re:{name}"
+
+
+def listed(value: Any, where: str) -> list[Any]:
+    """Return a setting of several entries as a list; a single name is a list of one.
+
+    Args:
+        value: the setting.
+        where: name of the setting, for the message.
+
+    Raises:
+        ConfigError: the setting is no list.
+
+    >>> listed("fc", "exclude"), listed(("a", "b"), "exclude")
+    (['fc'], ['a', 'b'])
+    """
+    # A string is iterable, and would become a list of letters.
+    if isinstance(value, str):
+        return [value]
+    require(isinstance(value, Collection), where, value, "a list")
+    return list(value)
 
 
 def single_names(selected: Sequence[Any]) -> list[str]:

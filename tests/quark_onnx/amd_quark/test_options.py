@@ -20,6 +20,7 @@ from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.onnx import (
     CachedDataReader,
     CalibMethod,
+    CLEConfig,
     Int8Spec,
     Int16,
     Int16Spec,
@@ -29,6 +30,7 @@ from quark_onnx.onnx import (
     QLayerConfig,
     QuantizationConfig,
     RandomDataReader,
+    UInt8Spec,
     XInt8Spec,
 )
 from quark_onnx.onnx.draft import Draft
@@ -490,3 +492,48 @@ def test_pairs_that_a_script_asks_for() -> None:
         for model in (plain, asked)
     ]
     assert counts[0] <= 1 < counts[1]
+
+
+LAYER = QLayerConfig(input_tensors=UInt8Spec(), weight=Int8Spec())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: QConfig(UInt8Spec()), "global_config of a QConfig is"),  # type: ignore[arg-type]
+        (
+            lambda: QConfig(LAYER, algo_config=["cle"]),  # type: ignore[list-item]
+            r"algorithm is 'cle'; it must be a configuration such as CLEConfig\(\)",
+        ),
+        (
+            lambda: QConfig(LAYER, algo_config=[CLEConfig]),  # type: ignore[list-item]
+            r"algorithm is .*; it must be a configuration such as CLEConfig\(\)",
+        ),
+        (
+            lambda: QConfig(LAYER, algo_config=CLEConfig()),  # type: ignore[arg-type]
+            "algorithms is .*; it must be a list",
+        ),
+        (lambda: QConfig(LAYER, exclude=5), "exclude is 5; it must be a list"),  # type: ignore[arg-type]
+        (
+            lambda: QConfig(LAYER, extra_options=["x"]),
+            r"extra_options is \['x'\]; it must be a dictionary",
+        ),
+        (
+            lambda: QConfig(QLayerConfig(UInt8Spec, weight=Int8Spec())),  # type: ignore[arg-type]
+            "input_tensors of a QLayerConfig is .*; it must be a QTensorConfig",
+        ),
+    ],
+)
+def test_arguments_of_another_type(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build().draft()
+
+
+def test_a_single_name_is_a_list_of_one() -> None:
+    excluding = QConfig(LAYER, {LAYER: "fc"}, exclude="fc").draft()  # type: ignore[arg-type,dict-item]
+    assert excluding.exclude == ["fc"] and excluding.overrides[0].nodes == ("fc",)
+    older = QuantizationConfig(
+        nodes_to_exclude="fc",  # type: ignore[arg-type]
+        op_types_to_quantize="Conv",  # type: ignore[arg-type]
+    ).draft()
+    assert older.exclude == ["fc"] and older.op_types == ("Conv",)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quark_onnx.config import Override
+from quark_onnx.config.checks import require
 from quark_onnx.errors import ConfigError
 from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
@@ -60,10 +61,9 @@ class QConfig:
         self.algo_config = algo_config or []
         self.use_external_data_format = use_external_data_format
         # Scripts for older releases pass the options as keywords; both forms may be mixed.
-        self.extra_options: dict[str, Any] = {
-            **(kwargs.pop("extra_options", None) or {}),
-            **kwargs,
-        }
+        options = kwargs.pop("extra_options", None) or {}
+        require(isinstance(options, Mapping), "extra_options", options, "a dictionary")
+        self.extra_options: dict[str, Any] = {**options, **kwargs}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as plain values, for ``from_dict``."""
@@ -120,6 +120,12 @@ class QConfig:
         Raises:
             ConfigError: a setting has no counterpart.
         """
+        require(
+            isinstance(self.global_config, QLayerConfig),
+            "global_config of a QConfig",
+            self.global_config,
+            "a QLayerConfig",
+        )
         # Both sides are needed here; the option WeightsOnly leaves activations float.
         activation, weight = self.global_config.input_tensors, self.global_config.weight
         if activation is None or weight is None:
@@ -135,11 +141,12 @@ class QConfig:
             bias=_bias(self.global_config.bias),
             # AMD Quark switches EnableNPUCnn on where both scales are powers of two.
             target="npu" if legacy.on_integer_engine(activation, weight) else "",
-            exclude=list(self.exclude),
+            exclude=legacy.listed(self.exclude, "exclude"),
             algorithms=_without_rivals(self.algo_config),
             external=self.use_external_data_format,
         )
-        for config, names in self.specific_layer_config.items():
+        for config, selected in self.specific_layer_config.items():
+            names = legacy.listed(selected, "nodes of specific_layer_config")
             # Names and pairs of ends are separate overrides: nodes of a name, nodes between ends.
             single = legacy.single_names(names)
             if single:
@@ -214,11 +221,16 @@ class QuantizationConfig:
             dynamic=self.use_dynamic_quant,
             form="operators" if name_of(self.quant_format) == "QOperator" else "qdq",
             target="npu" if self.enable_npu_cnn else "",
-            op_types=tuple(self.op_types_to_quantize),
-            nodes=tuple(self.nodes_to_quantize),
-            exclude=[*self.nodes_to_exclude, *self.subgraphs_to_exclude],
-            input_nodes=tuple(self.input_nodes),
-            output_nodes=tuple(self.output_nodes),
+            op_types=tuple(
+                legacy.listed(self.op_types_to_quantize, "op_types_to_quantize")
+            ),
+            nodes=tuple(legacy.listed(self.nodes_to_quantize, "nodes_to_quantize")),
+            exclude=[
+                *legacy.listed(self.nodes_to_exclude, "nodes_to_exclude"),
+                *legacy.listed(self.subgraphs_to_exclude, "subgraphs_to_exclude"),
+            ],
+            input_nodes=tuple(legacy.listed(self.input_nodes, "input_nodes")),
+            output_nodes=tuple(legacy.listed(self.output_nodes, "output_nodes")),
             algorithms=_without_rivals([*self._included(), *algorithms]),
             external=self.use_external_data_format,
         )
@@ -314,7 +326,13 @@ def _without_rivals(algorithms: Sequence[AlgoConfig]) -> list[AlgoConfig]:
     """
     kept: list[AlgoConfig] = []
     finetuned = False
-    for algorithm in algorithms:
+    for algorithm in legacy.listed(algorithms, "algorithms"):
+        require(
+            isinstance(algorithm, AlgoConfig),
+            "algorithm",
+            algorithm,
+            "a configuration such as CLEConfig()",
+        )
         # Both replace the rounding of the same weights. AMD Quark drops the second with a warning,
         # too.
         if algorithm.name in ("adaround", "adaquant"):

@@ -18,6 +18,7 @@ from calibrators import (
     Percentile,
 )
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.config.checks import require
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.config import data_type as types
@@ -401,7 +402,8 @@ class QLayerConfig:
         output_tensors: activations that the layer computes.
 
     Raises:
-        ConfigError: both ``activation`` and ``input_tensors`` are given.
+        ConfigError: both ``activation`` and ``input_tensors`` are given, or a part is no
+            ``QTensorConfig``.
     """
 
     def __init__(
@@ -422,6 +424,13 @@ class QLayerConfig:
         self.weight = weight
         self.bias = bias
         self.output_tensors = output_tensors
+        for name, spec in vars(self).items():
+            require(
+                isinstance(spec, QTensorConfig | None),
+                f"{name} of a QLayerConfig",
+                spec,
+                "a QTensorConfig, such as Int8Spec()",
+            )
 
     @property
     def activation(self) -> QTensorConfig | None:
