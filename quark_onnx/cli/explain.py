@@ -59,6 +59,9 @@ def run(options: Namespace) -> Answer:
         entry("model", [str(options.model)]),
         entry("config", str(config).splitlines()),
         entry("plan", [summary]),
+        entry(
+            "below", ["each node with the tensors that it reads (<) and computes (>)"]
+        ),
         "",
         explain(plan),
     ]

@@ -53,7 +53,7 @@ def with_equalization(config: QConfig, graph: Graph) -> tuple[QConfig, str]:
     if not found:
         return config, ""
     reason = (
-        f"cle: chosen for {counted(len(found), 'depthwise convolution')} of activations"
+        f"cle: considered for {counted(len(found), 'depthwise convolution')} of activations"
         " without an upper bound; equalize=False leaves it out"
     )
     # With a scale per channel, other layers gain too little for the operators that gates take. With

@@ -214,7 +214,7 @@ class Keep:
     reason: str
 
     def __str__(self) -> str:
-        return f"keep: {self.reason}"
+        return f"float: {self.reason}"
 
 
 def fused_into(name: str, op_type: str) -> Keep:

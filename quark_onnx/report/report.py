@@ -15,11 +15,13 @@ from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
 from quark_onnx.reported import SCHEMA, Reported, plain
-from quark_onnx.wording import counted, labelled, prefixed, tally
+from quark_onnx.wording import counted, first_of, prefixed, tally
 
 _SHOWN = 12
 #: Maximum number of operator types in the line of a reason.
 _KINDS = 5
+#: Maximum number of tensors in the line of a reason.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,9 @@ class Report(Reported):
         if self.outputs:
             lines.append(f"error     on {self._measured_on()}:")
             lines += prefixed("  ", map(output_line, self.outputs))
-        # Tensors are listed one by one, nodes by reason: a model has many float nodes for a few
-        # reasons.
+        # By reason: a model has many float nodes and tensors for a few reasons.
         lines += section("float", group_kept(self.kept_nodes, self.kept_types))
-        lines += section("kept", labelled(self.kept_tensors))
+        lines += section("kept", group_tensors(self.kept_tensors))
         lines += section("notes", self.notes)
         lines += section("warning", self.warnings)
         if self.verdict is not None:
@@ -200,6 +201,21 @@ def group_kept(reasons: dict[str, str], types: dict[str, str]) -> list[str]:
         more = ", ..." if len(kinds) > _KINDS else ""
         lines.append(f"{kinds.total()} nodes ({shown}{more}): {reason}")
     return lines
+
+
+def group_tensors(reasons: dict[str, str]) -> list[str]:
+    """Return a line per reason why tensors stay float, with the first names.
+
+    Args:
+        reasons: reason of each tensor, by its name.
+
+    >>> group_tensors({"a": "excluded", "b": "zero", "c": "excluded"})
+    ['a, c: excluded', 'b: zero']
+    """
+    groups = dict[str, list[str]]()
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
+    return [f"{first_of(names, _NAMED)}: {reason}" for reason, names in groups.items()]
 
 
 def kept_types(*plans: Plan) -> dict[str, str]:

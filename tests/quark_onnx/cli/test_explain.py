@@ -21,6 +21,7 @@ def test_text(cli: Any) -> None:
     )
     assert (finished.code, finished.err) == (0, "")
     assert "plan      4 of 5 nodes would be quantized" in finished.out
+    assert "below     each node with the tensors that it reads (<)" in finished.out
     assert "head (Gemm)  float: excluded" in finished.out
     assert "  < image: quantize uint16 asymmetric" in finished.out
     assert "  < bias: bias of image and w" in finished.out

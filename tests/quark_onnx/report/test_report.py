@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 from quark_onnx import quantize
 from quark_onnx.graph import Graph
@@ -53,6 +54,13 @@ notes     fold_batch_norm: 2"""
 
 def test_text() -> None:
     assert str(REPORT) == TEXT
+
+
+def test_tensors_of_one_reason_share_a_line() -> None:
+    kept = dict.fromkeys("abcde", "decoding of coordinates") | {"f": "zero"}
+    text = str(replace(REPORT, kept_tensors=kept))
+    assert "kept      a, b, c and 2 more: decoding of coordinates\n" in text
+    assert "          f: zero\n" in text
 
 
 def test_long_lists_are_cut() -> None:

@@ -186,9 +186,9 @@ def test_relu_is_fused_into_its_layer() -> None:
         conv (Conv)
           < x: Q
           < w: W
-          > h: keep: fused into relu (Relu)
+          > h: float: fused into relu (Relu)
         relu (Relu)
-          < h: keep: fused into relu (Relu)
+          < h: float: fused into relu (Relu)
           > y: Q
         """,
         f"g ({FMAP} x) => ({FMAP} y) {{ [conv] h = Conv (x, w) [relu] y = Relu (h) }}",
@@ -279,7 +279,7 @@ def test_a_denominator_stays_float() -> None:
     """A few codes do not tell the smallest ones apart, which decide over the result."""
     body = f"{TWO} {{ [op] y = Div (x, z) }}"
     reason = "it is a denominator: the smallest ones matter most"
-    assert plan_text(body) == f"op (Div)\n  < x: Q\n  < z: keep: {reason}\n  > y: Q\n"
+    assert plan_text(body) == f"op (Div)\n  < x: Q\n  < z: float: {reason}\n  > y: Q\n"
     assert (
         plan_text(body, TENSOR.with_(safe=False))
         == "op (Div)\n  < x: Q\n  < z: Q\n  > y: Q\n"
