@@ -7,6 +7,7 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnxruntime.quantization as theirs
 import pytest
@@ -64,6 +65,35 @@ def test_every_name_is_there(name: str) -> None:
             assert known in dir(mirrored)
     with pytest.raises(AttributeError):
         _ = mirrored.quantise_static
+
+
+def test_modules_of_the_package_are_its_own() -> None:
+    # ``quantize`` is the function, as in onnxruntime.
+    names = [name for name in MODULES if name != "quantize"]
+    lines = list[str]()
+    for name in names:
+        parent, _, child = f"{ours.__name__}.{name}".rpartition(".")
+        lines += [f"from {parent} import {child} as found", "print(found.__name__)"]
+    # A new process: a module that another test has imported hides what is handed through.
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [f"{ours.__name__}.{name}" for name in names]
+
+
+@pytest.mark.parametrize("name", ["", *MODULES])
+def test_a_star_imports_the_same_names(name: str) -> None:
+    suffix = f".{name}" if name else ""
+    mirrored, original = dict[str, Any](), dict[str, Any]()
+    exec(f"from {ours.__name__}{suffix} import *", mirrored)
+    exec(f"from {theirs.__name__}{suffix} import *", original)
+    assert not original.keys() - mirrored.keys()
+    module = importlib.import_module(f"{ours.__name__}{suffix}")
+    for known in OWN.get(name or "quantize", ()):
+        assert mirrored[known] is getattr(module, known)
 
 
 def test_signatures_are_theirs() -> None:
