@@ -12,7 +12,14 @@ from collections import ChainMap
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import (
+    GraphProto,
+    ModelProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from quark_onnx.containers import among, by_name, names_of
 from quark_onnx.graph.bodies import in_bodies
@@ -120,7 +127,25 @@ def store_constants(graph: Graph) -> int:
             graph.initializers[node.outputs[0]] = tensor
             done.append(node)
     graph.remove(done)
+    graph.outputs = [
+        _declared(value, graph.initializers.get(value.name)) for value in graph.outputs
+    ]
     return len(done)
+
+
+def _declared(value: ValueInfoProto, constant: TensorProto | None) -> ValueInfoProto:
+    """Return the declaration of an output, with the type of a constant if it has none.
+
+    The outputs of bodies need no types. Inference by onnx gives them those of their nodes, and none
+    to an initializer, so that its check fails.
+
+    Args:
+        value: the declaration, which is not changed.
+        constant: the initializer of that name; None for a computed output.
+    """
+    if constant is None or value.type.WhichOneof("value"):
+        return value
+    return helper.make_tensor_value_info(value.name, constant.data_type, constant.dims)
 
 
 def describe_closed(names: Sequence[str]) -> list[str]:

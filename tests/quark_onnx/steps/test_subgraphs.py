@@ -16,6 +16,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.steps import calibrate, make_plan
 from quark_onnx.steps.subgraph_plans import plan_insides
+from tests.models import conv_relu, in_a_branch, samples
 from tests.settings import portable
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21]>
@@ -92,7 +93,7 @@ def test_bodies_are_quantized(preset: str, least: float, condition: bool) -> Non
         portable(QConfig.of(preset)) if preset == "DYNAMIC" else preset,
     )
     assert result.report.worst_sqnr > least
-    bodies = [note for note in result.report.notes if "tensors inside" in note]
+    bodies = [note for note in result.report.notes if " inside '" in note]
     assert len(bodies) == 4, "two branches, a loop and a scan"
     for optimize in (True, False):
         found = open_session(result.model, optimize=optimize).run(
@@ -115,6 +116,14 @@ def test_against_the_reference_evaluator() -> None:
         np.testing.assert_allclose(a, b, atol=0.02)
 
 
+def test_a_branch_may_return_a_constant_without_a_declared_type() -> None:
+    """The Constant node, which tells onnx the type, becomes an initializer, which does not."""
+    model = in_a_branch(conv_relu())
+    result = quantize(model, samples(model), "A8W8")
+    onnx.checker.check_model(result.model, full_check=True)
+    assert any(" inside '" in note for note in result.report.notes)
+
+
 def test_a_node_that_is_excluded_is_left_alone_inside() -> None:
     names = [
         node.name
@@ -122,7 +131,7 @@ def test_a_node_that_is_excluded_is_left_alone_inside() -> None:
         if node.op_type in ("If", "Loop", "Scan")
     ]
     result = quantize(nested(), [feeds(True)], QConfig(exclude=tuple(names)))
-    assert not any("tensors inside" in note for note in result.report.notes)
+    assert not any(" inside '" in note for note in result.report.notes)
     everything = quantize(nested(), [feeds(True)], QConfig(exclude="*"))
     assert everything.report.notes == [
         "nothing was quantized: the result is the float model"
