@@ -102,7 +102,7 @@ def test_getting_started(hub: str, caplog: pytest.LogCaptureFixture) -> None:
         quant_model = quantizer.quantize_model(model, calib_dataloader)
 
     assert quant_model is model
-    assert "quantization is done: 15 layers are quantized, 1 stay float" in caplog.text
+    assert "quantization is done: 15 layers are quantized, 1 stays float" in caplog.text
     step = float(weight.abs().max() / 127.5)
     left = model.model.layers[0].mlp.up_proj.weight.double()
     # half a step, and what 8 bits leave of the scale and of the product
