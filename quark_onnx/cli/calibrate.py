@@ -7,6 +7,7 @@ from time import perf_counter
 
 from quark_onnx import api
 from quark_onnx.cli.data import add_data_options, data_of
+from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     Parser,
@@ -23,6 +24,7 @@ from quark_onnx.steps import FORMATS
 from quark_onnx.wording import counted
 
 NAME = "calibrate"
+_PRESET = "A8W8"
 SUMMARY = "measure the ranges of a model once, for many runs of quantize"
 USAGE = "%(prog)s MODEL -o RANGES (--data PATH | --random-data [N]) [OPTION ...]"
 EXAMPLE = """\
@@ -55,7 +57,7 @@ def add_arguments(parser: Parser) -> None:
     base.add_argument(
         "--preset",
         metavar="NAME",
-        default="A8W8",
+        default=_PRESET,
         help="preset whose tensors are measured",
     )
     base.add_argument(
@@ -112,9 +114,7 @@ def run(options: Namespace) -> Answer:
             "ranges",
             [f"{counted(len(found), 'tensor')}, {counted(found.samples, 'sample')}"],
         ),
-        entry(
-            "next", [f"quark-onnx quantize {options.model} --ranges {options.output}"]
-        ),
+        entry("next", [shell_line(_next_words(options))]),
     ]
     if options.format != "quark":
         # A file in another program's format is for that program.
@@ -129,3 +129,17 @@ def run(options: Namespace) -> Answer:
         "tensors": len(found),
     }
     return Answer("\n".join(lines), document)
+
+
+def _next_words(options: Namespace) -> list[str]:
+    """Return the words of a command that quantizes the model with the ranges."""
+    model = options.model
+    output = model.with_name(f"{model.stem}_quantized.onnx")
+    words = ["quark-onnx", "quantize", str(model), "-o", str(output)]
+    words += ["--ranges", str(options.output)]
+    # The settings that decided which tensors were measured.
+    if options.config is not None:
+        words += ["--config", str(options.config)]
+    elif options.preset != _PRESET:
+        words += ["--preset", options.preset]
+    return words

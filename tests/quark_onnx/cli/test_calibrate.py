@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,21 @@ def test_ranges_are_measured_once_and_used_without_data(cli: Any) -> None:
     lines = finished.out.splitlines()
     assert lines[0].startswith("model     model.onnx -> ranges.json, in ")
     assert lines[1].startswith("ranges ") and lines[1].endswith(" tensors, 20 samples")
-    assert lines[2] == "next      quark-onnx quantize model.onnx --ranges ranges.json"
+    command = lines[2].removeprefix("next      quark-onnx ")
+    assert command == "quantize model.onnx -o model_quantized.onnx --ranges ranges.json"
+    assert cli(*shlex.split(command)).code == 0
+    onnx.checker.check_model("model_quantized.onnx", full_check=True)
     for calibrator in ("minmax", "entropy"):
         finished = cli(*QUANTIZE, "--ranges", "ranges.json", "--calibrator", calibrator)
         assert finished.code == 0
         onnx.checker.check_model("out.onnx", full_check=True)
+
+
+def test_the_next_command_repeats_the_preset(cli: Any) -> None:
+    lines = cli(*CALIBRATE, "--preset", "XINT8").out.splitlines()
+    command = lines[2].removeprefix("next      quark-onnx ")
+    assert command.endswith("--preset XINT8")
+    assert cli(*shlex.split(command)).code == 0
 
 
 def test_json(cli: Any) -> None:
