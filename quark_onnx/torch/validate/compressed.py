@@ -49,6 +49,10 @@ from quark_onnx.torch.validate.modules import (
     shards,
     size_of,
 )
+from quark_onnx.torch.validate.packed_outputs import (
+    PackedOutputs,
+    packed_output_findings,
+)
 from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -217,6 +221,7 @@ def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield from partial_findings(name, out, "ignored")
     yield from _expert_findings(checkpoint, groups)
     yield from block_findings(checkpoint, partial(_rows_of_blocks, groups))
+    yield from packed_output_findings(checkpoint, partial(_packed_zero_points, groups))
     # these scales are reciprocals: the greatest one of inputs clips those of the others
     yield from global_scale_findings(
         checkpoint, "weight_global_scale", "input_global_scale"
@@ -237,6 +242,22 @@ def _rows_of_blocks(groups: GroupsInVllm, module: Module) -> object:
     _, group = groups.of(module) or ("", {})
     blocks = object_of(arguments_of(group.get("weights"))).get("block_structure")
     return blocks and blocks[0]
+
+
+def _packed_zero_points(groups: GroupsInVllm, module: Module) -> PackedOutputs | None:
+    """Return the packed zero points of a layer; None for a layer without.
+
+    Args:
+        groups: the groups of the layers.
+        module: a quantized layer.
+    """
+    _, group = groups.of(module) or ("", {})
+    arguments = object_of(arguments_of(group.get("weights")))
+    packed = module.tensors.get("weight_packed")
+    # integers alone have zero points, and weights along the inputs fill int32 of their own
+    if packed is None or not meets(arguments, {"type": "int", "symmetric": is_unset}):
+        return None
+    return PackedOutputs(packed.shape[0], arguments["num_bits"], "zero points")
 
 
 def _expert_findings(

@@ -33,6 +33,10 @@ from quark_onnx.torch.validate.modules import (
     fused_parts,
     size_of,
 )
+from quark_onnx.torch.validate.packed_outputs import (
+    PackedOutputs,
+    packed_output_findings,
+)
 from quark_onnx.torch.validate.quark_config import (
     Layer,
     QuarkConfig,
@@ -208,6 +212,7 @@ def quark_layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         if not config.excludes_fused(fused_name):
             yield from _fused_findings(config, name, modules)
     yield from block_findings(checkpoint, partial(_rows_of_blocks, config))
+    yield from packed_output_findings(checkpoint, partial(_packed_outputs, config))
     # the greatest scale of inputs clips none of them
     yield from global_scale_findings(checkpoint, "weight_scale_2")
     for module in filterfalse(
@@ -225,6 +230,26 @@ def _rows_of_blocks(config: QuarkConfig, module: Module) -> object:
         if meets(spec, {"qscheme": "per_block", "block_size": [128, 128]}):
             return 128
     return None
+
+
+def _packed_outputs(config: QuarkConfig, module: Module) -> PackedOutputs | None:
+    """Return the packed outputs of a layer with int4 in groups; None for any other layer.
+
+    Args:
+        config: the configuration.
+        module: a quantized layer.
+    """
+    layer = config.layer_in_vllm(module)
+    weight, scale = module.weight, module.tensors.get("weight_scale")
+    # experts with int4 in groups have no scheme, which is another finding
+    if weight is None or not group_of(layer) or not module.has_type("I32"):
+        return None
+    found = slots_of(layer, weight, scale)
+    if found is None or module.experts:
+        return None
+    # codes and zero points are both packed along the outputs
+    (outputs, _), _ = found
+    return PackedOutputs(outputs, 4, "outputs")
 
 
 def _is_float_router(checkpoint: Checkpoint, module: Module) -> bool:

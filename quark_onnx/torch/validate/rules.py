@@ -196,6 +196,14 @@ _MODEL = {
         "choose another group size, or exclude the layer",
         _SCHEMES,
     ),
+    "packed-outputs": Rule(
+        WRONG,
+        "values packed along the outputs fill whole int32 in the layers that are fused:"
+        " others are put in wrong places",
+        "exclude the layers, or choose a format that packs the inputs alone (symmetric"
+        " weights in compressed-tensors)",
+        f"{VLLM}, vllm/model_executor/parameter.py and layers/fused_moe",
+    ),
     "malformed": Rule(
         REFUSED,
         "values in config.json have the types that they should have",

@@ -197,6 +197,16 @@ def zero_points(draft: Draft) -> None:
     draft.tensors.update({name: ("I32", size) for name, size in sizes.items()})
 
 
+def three_bits(draft: Draft) -> None:
+    """Zero points of 16 outputs, which end within an int32."""
+    arguments(num_bits=3, symmetric=False)(draft)
+    for name, (out, into) in drafts.LINEARS.items():
+        draft.tensors |= {
+            f"{name}.weight_packed": ("I32", (out, into * 3 // 32)),
+            f"{name}.weight_zero_point": ("I32", (-(-out * 3 // 32), into // 32)),
+        }
+
+
 def all_of(*changes: Change) -> Change:
     def change(draft: Draft) -> None:
         for each in changes:
@@ -474,6 +484,13 @@ CASES = (
         drafts.plain,
         config(quantization_config={"quant_method": "unheard"}),
         HF,
+    ),
+    Case(
+        "packed-outputs",
+        "wrong",
+        drafts.compressed,
+        three_bits,
+        place="model.layers.0.self_attn.k_proj",
     ),
     Case("method", "wrong", drafts.quark, quantization(quant_method="unheard"), HF),
     Case(
