@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 T = TypeVar("T")
+#: Entries of lists of layers in which dots alone have a meaning as a regular expression.
+_PLAIN = re.compile(r"[\w.-]+")
 
 
 def joined(owner: str, name: str) -> str:
@@ -110,21 +112,55 @@ class NamesInTransformers:
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._ends = tuple(patterns)
-        # hundreds of names are compared in one expression; groups would disturb those of others
-        grouped = [pattern for pattern in self._ends if "(" in pattern]
-        plain = "|".join(pattern for pattern in self._ends if "(" not in pattern)
+        entries = tuple(patterns)
+        self._ends = dict[int, set[str]]()
+        self._starts = dict[tuple[int, ...], set[str]]()
+        for entry in entries:
+            self._ends.setdefault(len(entry), set()).add(entry)
+            if _PLAIN.fullmatch(entry):
+                # a dot stands for any character
+                dots = (place for place, char in enumerate(entry) if char == ".")
+                self._starts.setdefault((len(entry), *dots), set()).add(entry)
         # behind a dot, in front of one, or at the end of the name
         boundary = r"(?:(?<=\.)|(?=\.|$))"
         self._expressions = [
-            re.compile(f"(?:{pattern}){boundary}") for pattern in (plain, *grouped)
+            re.compile(f"(?:{entry}){boundary}")
+            for entry in entries
+            if not _PLAIN.fullmatch(entry)
         ]
 
     def match(self, name: str) -> bool:
         """Return whether an entry names a layer."""
-        if name.endswith(self._ends):
-            return True
-        return any(expression.match(name) for expression in self._expressions)
+        return (
+            self._ends_with_entry(name)
+            or self._starts_with_plain(name)
+            or any(expression.match(name) for expression in self._expressions)
+        )
+
+    def _ends_with_entry(self, name: str) -> bool:
+        """Return whether an entry is the end of a name."""
+        # a name that is shorter than an entry is not equal to it
+        return any(
+            name[max(len(name) - length, 0) :] in entries
+            for length, entries in self._ends.items()
+        )
+
+    def _starts_with_plain(self, name: str) -> bool:
+        """Return whether a plain entry matches a name, up to a boundary.
+
+        Entries with dots in equal places are looked up at once: configurations name thousands of
+        layers, whose names have few forms.
+        """
+        for (length, *dots), entries in self._starts.items():
+            start = list(name[:length])
+            is_bounded = name[length : length + 1] in ("", ".") or start[-1:] == ["."]
+            if len(start) < length or not is_bounded:
+                continue
+            for place in dots:
+                start[place] = "."
+            if "".join(start) in entries:
+                return True
+        return False
 
 
 def is_named_in_transformers(name: str, pattern: str) -> bool:

@@ -12,7 +12,7 @@ from quark_onnx.torch.validate.compressed_arguments import Group
 from quark_onnx.torch.validate.fields import QUANTIZATION
 from quark_onnx.torch.validate.json_values import objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module, fused_parts
-from quark_onnx.torch.validate.quark_config import is_regular_match
+from quark_onnx.torch.validate.quark_config import names_and_expressions
 
 #: The place of a group for findings, and the group.
 PlacedGroup = tuple[str, Group]
@@ -56,38 +56,6 @@ def ignored(entries: Mapping[str, Any]) -> list[str]:
     return strings_of(entries.get("ignore"))
 
 
-class _Patterns:
-    """Names and regular expressions ("re:..."), of which the first that matches counts.
-
-    Exact names are looked up, and not compared one by one: mixtures have thousands of them.
-
-    Args:
-        patterns: the entries in their order.
-    """
-
-    def __init__(self, patterns: Iterable[str]) -> None:
-        self._places = dict[str, int]()
-        self._expressions = list[tuple[int, str]]()
-        for place, pattern in enumerate(patterns):
-            self._places.setdefault(pattern, place)
-            if pattern.startswith("re:"):
-                self._expressions.append((place, pattern))
-
-    def first(self, name: str) -> str | None:
-        """Return the first entry that equals or matches a name; None without such an entry."""
-        exact = self._places.get(name, len(self._places))
-        for place, pattern in self._expressions:
-            if place > exact:
-                break
-            if is_regular_match(pattern, name):
-                return pattern
-        return name if name in self._places else None
-
-    def match(self, name: str) -> bool:
-        """Return whether an entry equals or matches a name."""
-        return self.first(name) is not None
-
-
 class GroupsInVllm:
     """Groups of the layers of a checkpoint in vLLM.
 
@@ -99,9 +67,9 @@ class GroupsInVllm:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
-        self._ignored = _Patterns(ignored(checkpoint.quantization))
+        self._ignored = names_and_expressions(ignored(checkpoint.quantization))
         self._groups = _by_target(groups_in_vllm(checkpoint.quantization))
-        self._targets = _Patterns(self._groups)
+        self._targets = names_and_expressions(self._groups)
         self._class_targets = dict[tuple[str, ...], str | None]()
         for names in (_LINEAR, _HEAD, _EXPERTS):
             self._class_targets[names] = _class_match(names, self._groups)
@@ -141,11 +109,11 @@ class GroupsInTransformers:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._ignored = _Patterns(ignored(checkpoint.quantization))
+        self._ignored = names_and_expressions(ignored(checkpoint.quantization))
         self._groups = _by_target(groups_of(checkpoint.quantization))
         # the order of ``match_targets``: exact names, then patterns by the alphabet
         ordered = sorted(self._groups, key=lambda target: ("re:" in target, target))
-        self._targets = _Patterns(ordered)
+        self._targets = names_and_expressions(ordered)
 
     def of(self, module: Module) -> PlacedGroup | None:
         """Return the group of a layer; None if its weight stays float.

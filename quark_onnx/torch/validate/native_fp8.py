@@ -29,6 +29,7 @@ from quark_onnx.torch.validate.modules import (
     shards,
     size_of,
 )
+from quark_onnx.torch.validate.name_patterns import LongerTexts
 from quark_onnx.torch.validate.quark_config import is_glob, is_regular
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -107,15 +108,16 @@ def _is_pattern(name: str) -> bool:
 def vllm_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors of vLLM in fused layers and in their tensors."""
     block = checkpoint.quantization.get("weight_block_size")
+    excluded = ExcludedInVllm(checkpoint)
     for name, modules in shards(checkpoint.modules):
-        out = [is_excluded_in_vllm(checkpoint, module) for module in modules]
+        out = list(map(excluded.match, modules))
         yield from partial_findings(name, out, "in ignored_layers")
     yield from block_findings(checkpoint, lambda _: block and block[0])
     # vLLM creates the parameter under one of the two names
     end = "weight_scale_inv" if block else "weight_scale"
     for module in checkpoint.layers:
         # vLLM keeps heads float, whatever the list says
-        is_out = module.is_head or is_excluded_in_vllm(checkpoint, module)
+        is_out = module.is_head or excluded.match(module)
         yield from _layer_findings(checkpoint, module, is_out, {end}, "input_scale")
 
 
@@ -222,19 +224,36 @@ def _excluded_in_vllm(entries: dict[str, Any]) -> list[str]:
     )
 
 
-def is_excluded_in_vllm(checkpoint: Checkpoint, module: Module) -> bool:
-    """Return whether vLLM keeps a layer float, by ``is_layer_skipped`` of quant_utils.py.
+class ExcludedInVllm:
+    """Float layers of a checkpoint in vLLM, by ``is_layer_skipped`` of quant_utils.py.
 
     Entries are exact names of layers, of fused layers, or of parts of experts.
+
+    Args:
+        checkpoint: the checkpoint.
     """
-    excluded = _excluded_in_vllm(checkpoint.quantization)
-    names = checkpoint.names_in_vllm(module)
-    if any(name in excluded for name in names):
-        return True
-    # vLLM looks for the module of the experts, or another layer below one, within the entries
-    name = module.experts or module.name
-    is_within = (name in entry for entry in excluded)
-    return len(names) == 1 and "experts" in name and any(is_within)
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        entries = _excluded_in_vllm(checkpoint.quantization)
+        self._names = frozenset(entries)
+        self._longer = LongerTexts(entries)
+        self._experts = dict[str, bool]()
+
+    def match(self, module: Module) -> bool:
+        """Return whether vLLM keeps a layer float."""
+        names = self._checkpoint.names_in_vllm(module)
+        if not self._names.isdisjoint(names):
+            return True
+        # vLLM looks for the module of the experts, or another layer below one, within the entries
+        name = module.experts or module.name
+        return len(names) == 1 and "experts" in name and self._is_within(name)
+
+    def _is_within(self, name: str) -> bool:
+        """Return whether an entry contains the name of a module, which many layers share."""
+        if name not in self._experts:
+            self._experts[name] = self._longer.first(name) is not None
+        return self._experts[name]
 
 
 def _excluded_in_transformers(entries: dict[str, Any]) -> list[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import filterfalse, product
+from itertools import filterfalse
 from operator import attrgetter
 from typing import Any
 
@@ -28,6 +28,7 @@ from quark_onnx.torch.validate.modules import (
     partial_findings,
     size_of,
 )
+from quark_onnx.torch.validate.name_patterns import NameParts
 from quark_onnx.torch.validate.quark_config import is_regular
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
@@ -82,8 +83,9 @@ def vllm_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of AutoAWQ, for vLLM."""
     # without a list, vLLM finds float layers by the files
     layers = checkpoint.linears if _skipped(checkpoint) else []
+    skipped = SkippedInVllm(checkpoint)
     for module in layers:
-        yield from _listed_findings(module, is_skipped_in_vllm(checkpoint, module))
+        yield from _listed_findings(module, skipped.match(module))
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 
@@ -100,14 +102,23 @@ def transformers_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _tensor_findings(checkpoint, _awq_slots)
 
 
-def is_skipped_in_vllm(checkpoint: Checkpoint, module: Module) -> bool:
-    """Return whether vLLM keeps a layer of AutoAWQ float, by a part of its name.
+class SkippedInVllm:
+    """Layers of AutoAWQ that vLLM keeps float, by a part of their names.
 
-    Parts of the name of its fused layer count as well: "v_proj" is a part of "qkv_proj".
+    Parts of the name of a fused layer count as well: "v_proj" is a part of "qkv_proj".
+
+    Args:
+        checkpoint: the checkpoint.
     """
-    # ``match_mode="substring"`` of auto_awq.py
-    names = checkpoint.names_in_vllm(module)
-    return any(part in name for part, name in product(_skipped(checkpoint), names))
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        # ``match_mode="substring"`` of auto_awq.py
+        self._parts = NameParts(_skipped(checkpoint))
+
+    def match(self, module: Module) -> bool:
+        """Return whether vLLM keeps a layer float."""
+        return any(map(self._parts.match, self._checkpoint.names_in_vllm(module)))
 
 
 def _skipped(checkpoint: Checkpoint) -> list[str]:

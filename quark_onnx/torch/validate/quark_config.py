@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cached_property
 from typing import Any
 
 from quark_onnx.containers import of_type
 from quark_onnx.torch.config.torch_config import matches
 from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module
+from quark_onnx.torch.validate.name_patterns import LongerTexts, NamePatterns
 
 Layer = dict[str, Any]
 #: Layers whose outputs are keys, values or queries of an attention.
@@ -36,7 +38,17 @@ def listed(spec: Any) -> list[Any]:
 def is_glob(pattern: str) -> bool:
     """Return whether a name is a shell pattern, which vLLM does not support."""
     # "*" is common in regular expressions
-    return not pattern.startswith("re:") and any(mark in pattern for mark in "*?[")
+    return not is_expression(pattern) and _has_marks(pattern)
+
+
+def is_expression(pattern: str) -> bool:
+    """Return whether a pattern is meant as a regular expression."""
+    return pattern.startswith("re:")
+
+
+def _has_marks(pattern: str) -> bool:
+    """Return whether a name has characters that stand for others in shell patterns."""
+    return any(mark in pattern for mark in "*?[")
 
 
 def overrides_in_vllm(pattern: str, name: str) -> bool:
@@ -46,6 +58,38 @@ def overrides_in_vllm(pattern: str, name: str) -> bool:
         return fnmatch(name, pattern)
     # that an exact name matches, and a longer pattern as well
     return name in pattern
+
+
+class _OverridesInVllm:
+    """Entries of layer_quant_config, of which the first that vLLM applies to a layer counts.
+
+    ``overrides_in_vllm`` says which apply; names are looked up among all entries at once.
+
+    Args:
+        patterns: names and patterns in the order of the file.
+    """
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._globs = list[tuple[int, str]]()
+        self._places = list[int]()
+        self._names = list[str]()
+        for place, pattern in enumerate(patterns):
+            if "*" in pattern:
+                self._globs.append((place, pattern))
+            else:
+                self._places.append(place)
+                self._names.append(pattern)
+        self._longer = LongerTexts(self._names)
+
+    def first(self, name: str) -> str | None:
+        """Return the first entry for a name; None without such an entry."""
+        number = self._longer.first(name)
+        for place, pattern in self._globs:
+            if number is not None and place > self._places[number]:
+                break
+            if overrides_in_vllm(pattern, name):
+                return pattern
+        return None if number is None else self._names[number]
 
 
 @dataclass(frozen=True)
@@ -58,7 +102,7 @@ class QuarkConfig:
 
     entries: dict[str, Any]
 
-    @property
+    @cached_property
     def exclude(self) -> list[str]:
         """Names and patterns of float layers."""
         return strings_of(self.entries.get("exclude"))
@@ -85,7 +129,7 @@ class QuarkConfig:
         """Patterns of the layers whose outputs are the KV cache."""
         return strings_of(self.export.get("kv_cache_group"))
 
-    @property
+    @cached_property
     def overrides(self) -> dict[str, Layer]:
         """Configurations of single layers, by name or pattern."""
         return objects_in(self.entries.get("layer_quant_config"))
@@ -95,7 +139,7 @@ class QuarkConfig:
         """The default configuration of layers."""
         return object_of(self.entries.get("global_quant_config"))
 
-    @property
+    @cached_property
     def kv_layers(self) -> dict[str, Layer]:
         """The configurations of single layers that define the KV cache."""
         return {
@@ -104,15 +148,54 @@ class QuarkConfig:
             if matches(name, self.kv_patterns)
         }
 
+    @cached_property
+    def _excluded(self) -> NamePatterns:
+        """The entries of exclude, as amd-quark and vLLM together read them."""
+        return NamePatterns(
+            self.exclude,
+            lambda pattern: is_expression(pattern) or _has_marks(pattern),
+            lambda pattern, name: (
+                fnmatch(name, pattern) or is_regular_match(pattern, name)
+            ),
+        )
+
+    @cached_property
+    def _excluded_in_vllm(self) -> NamePatterns:
+        """The entries of exclude, as vLLM reads them."""
+        return names_and_expressions(self.exclude)
+
+    @cached_property
+    def _modules_around_excluded(self) -> frozenset[str]:
+        """The names of all modules around the entries of exclude."""
+        return frozenset(
+            name for pattern in self.exclude for name in _modules_around(pattern)
+        )
+
+    @cached_property
+    def _overrides(self) -> NamePatterns:
+        """The names of ``overrides``, as amd-quark reads them."""
+        return NamePatterns(
+            self.overrides,
+            _has_marks,
+            lambda pattern, name: fnmatch(name, pattern),
+        )
+
+    @cached_property
+    def _overrides_in_vllm(self) -> _OverridesInVllm:
+        """The names of ``overrides``, as vLLM reads them."""
+        return _OverridesInVllm(self.overrides)
+
+    @cached_property
+    def _layers_in_vllm(self) -> dict[str, Layer]:
+        """The configurations that ``layer_in_vllm`` has found, by name."""
+        return {}
+
     def excludes(self, name: str) -> bool:
         """Return whether amd-quark kept a layer float.
 
         Patterns are shell patterns, and regular expressions for vLLM.
         """
-        return any(
-            fnmatch(name, pattern) or is_regular_match(pattern, name)
-            for pattern in self.exclude
-        )
+        return self._excluded.match(name)
 
     def excludes_in_vllm(self, module: Module, fused_name: str) -> bool:
         """Return whether vLLM keeps a layer float, by exact name or regular expression.
@@ -125,13 +208,11 @@ class QuarkConfig:
         """
         # vLLM asks once for all experts of a block
         name = module.experts or module.name
-        if matches_any(name, self.exclude) or self.excludes_fused(fused_name):
+        if self._excluded_in_vllm.match(name) or self.excludes_fused(fused_name):
             return True
-        # a single expert that is excluded excludes them all
-        inside = f"{module.experts}."
-        # ``should_ignore_layer`` with check_children
-        is_inside = (pattern.startswith(inside) for pattern in self.exclude)
-        return bool(module.experts) and any(is_inside)
+        # a single expert that is excluded excludes them all: ``should_ignore_layer`` with
+        # check_children
+        return bool(module.experts) and module.experts in self._modules_around_excluded
 
     def excludes_fused(self, fused_name: str) -> bool:
         """Return whether vLLM keeps all parts of a fused layer float, by its own name.
@@ -140,25 +221,31 @@ class QuarkConfig:
             fused_name: name of the fused layer, such as "model.layers.0.self_attn.qkv_proj"; empty
                 for a layer that is not fused.
         """
-        return bool(fused_name) and matches_any(fused_name, self.exclude)
+        return bool(fused_name) and self._excluded_in_vllm.match(fused_name)
 
     def layer(self, name: str) -> Layer:
         """Return a layer's configuration in amd-quark: the first matching pattern."""
         # the first match wins in both readers, so that the order of the file matters
-        for pattern, layer in self.overrides.items():
-            if fnmatch(name, pattern):
-                return layer
-        return self.fallback
+        pattern = self._overrides.first(name)
+        return self.fallback if pattern is None else self.overrides[pattern]
 
     def layer_in_vllm(self, module: Module) -> Layer:
         """Return a layer's configuration in vLLM, without outputs for the KV cache."""
+        # experts have a common entry, and several checks ask for each layer
         name = module.experts or module.name
-        for pattern, layer in self.overrides.items():
-            if overrides_in_vllm(pattern, name):
-                is_cache = self._is_cache_pattern(pattern)
-                # ``QuarkConfig.from_config`` of vLLM removes them before layers are configured
-                return {**layer, "output_tensors": None} if is_cache else layer
-        return self.fallback
+        if name not in self._layers_in_vllm:
+            self._layers_in_vllm[name] = self._layer_in_vllm(name)
+        return self._layers_in_vllm[name]
+
+    def _layer_in_vllm(self, name: str) -> Layer:
+        pattern = self._overrides_in_vllm.first(name)
+        if pattern is None:
+            return self.fallback
+        layer = self.overrides[pattern]
+        # ``QuarkConfig.from_config`` of vLLM removes them before layers are configured
+        if self._is_cache_pattern(pattern):
+            return {**layer, "output_tensors": None}
+        return layer
 
     def _is_cache_pattern(self, pattern: str) -> bool:
         """Return whether the outputs of an entry are for the KV cache or its queries."""
@@ -191,11 +278,22 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Return whether a pattern is a name, or a regular expression after "re:" that matches it."""
-    return any(
-        pattern == name or is_regular_match(pattern, name) for pattern in patterns
-    )
+def names_and_expressions(patterns: Iterable[str]) -> NamePatterns:
+    """Return names and regular expressions after "re:", as vLLM reads lists of layers."""
+    return NamePatterns(patterns, is_expression, is_regular_match)
+
+
+def _modules_around(name: str) -> list[str]:
+    """Return the names of the modules around a layer.
+
+    >>> _modules_around("layers.0.mlp")
+    ['layers.0', 'layers']
+    """
+    names = list[str]()
+    while "." in name:
+        name = name.rpartition(".")[0]
+        names.append(name)
+    return names
 
 
 def is_regular(pattern: str) -> bool:
@@ -226,6 +324,6 @@ def is_regular_match(pattern: str, name: str) -> bool:
     """
     try:
         # anchored at the start alone, as in vLLM
-        return pattern.startswith("re:") and re.match(pattern[3:], name) is not None
+        return is_expression(pattern) and re.match(pattern[3:], name) is not None
     except re.error:
         return False

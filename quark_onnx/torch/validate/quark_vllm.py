@@ -159,6 +159,9 @@ def _override_findings(
     # an entry may be for all experts of a block, which vLLM looks up as one module
     names = {*checkpoint.modules, *checkpoint.experts} - {""}
     for pattern in config.overrides:
+        # entries by name are mostly those of layers
+        if pattern in names:
+            continue
         if not any(overrides_in_vllm(pattern, name) for name in names):
             place = f"{QUANTIZATION}.layer_quant_config"
             yield broken("quark-pattern", place, f"{pattern!r} matches no layer")

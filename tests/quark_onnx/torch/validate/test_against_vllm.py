@@ -22,8 +22,8 @@ from quark_onnx.torch.validate.compressed import slots_of as slots_of_group
 from quark_onnx.torch.validate.compressed_groups import GroupsInVllm
 from quark_onnx.torch.validate.header import Tensor
 from quark_onnx.torch.validate.modules import Module, fused_parts
-from quark_onnx.torch.validate.native_fp8 import is_excluded_in_vllm
-from quark_onnx.torch.validate.packed import is_skipped_in_vllm
+from quark_onnx.torch.validate.native_fp8 import ExcludedInVllm
+from quark_onnx.torch.validate.packed import SkippedInVllm
 from quark_onnx.torch.validate.quark_config import QuarkConfig
 from quark_onnx.torch.validate.quark_schemes import scheme_in_vllm, slots_of
 from quark_onnx.torch.validate.slots import slot_findings
@@ -627,9 +627,9 @@ def _is_out(checkpoint: Checkpoint, layout: str, name: str) -> bool:
     if layout == "compressed-tensors":
         return GroupsInVllm(checkpoint).ignores(layer)
     if layout == "fp8":
-        return is_excluded_in_vllm(checkpoint, layer)
+        return ExcludedInVllm(checkpoint).match(layer)
     if layout == "awq":
-        return is_skipped_in_vllm(checkpoint, layer)
+        return SkippedInVllm(checkpoint).match(layer)
     fused_name, _ = fused_parts(layer, checkpoint.modules)
     return QuarkConfig(checkpoint.quantization).excludes_in_vllm(layer, fused_name)
 
