@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from calibrators.shown import printable
 from quark_onnx import api
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, path
@@ -13,6 +15,7 @@ from quark_onnx.config import to_dict
 from quark_onnx.graph import Node
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
 from quark_onnx.report import summarize
+from quark_onnx.steps.subgraph_plans import SubgraphPlan, all_plans, plan_insides
 from quark_onnx.wording import counted
 
 NAME = "explain"
@@ -43,8 +46,10 @@ def add_arguments(parser: Parser) -> None:
 def run(options: Namespace) -> Answer:
     config = config_of(options)
     plan = api.plan_for(options.model, config)
+    insides = plan_insides(plan.graph, config)
+    plans = [plan, *all_plans(insides)]
     # Operator type -> (number of quantized nodes, number of nodes).
-    operators, kept, _ = summarize(plan)
+    operators, kept, _ = summarize(*plans)
     done = 0
     total = 0
     shares = list[str]()
@@ -64,6 +69,7 @@ def run(options: Namespace) -> Answer:
         ),
         "",
         explain(plan),
+        *_bodies(insides),
     ]
     document = {
         "command": NAME,
@@ -72,9 +78,18 @@ def run(options: Namespace) -> Answer:
         "quantized_nodes": done,
         "operators": operators,
         "kept_nodes": kept,
-        "nodes": [_node(plan, node) for node in plan.graph.nodes],
+        "nodes": [_node(each, node) for each in plans for node in each.graph.nodes],
     }
     return Answer("\n".join(lines), document)
+
+
+def _bodies(insides: Sequence[SubgraphPlan]) -> Iterator[str]:
+    """Yield the plans of bodies of If, Loop and Scan at any depth, each below its title."""
+    for inside in insides:
+        where = printable(f"{inside.body.attribute} of {inside.body.node.name}")
+        yield f"\nin {where}:"
+        yield explain(inside.plan)
+        yield from _bodies(inside.insides)
 
 
 def _node(plan: Plan, node: Node) -> dict[str, Any]:

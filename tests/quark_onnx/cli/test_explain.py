@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx
 
-from tests.models import parse
+from tests.models import branches, parse
 
 
 def test_text(cli: Any) -> None:
@@ -25,6 +25,20 @@ def test_text(cli: Any) -> None:
     assert "head (Gemm)  float: excluded" in finished.out
     assert "  < image: quantize uint16 asymmetric" in finished.out
     assert "  < bias: bias of image and w" in finished.out
+
+
+def test_bodies_are_planned(cli: Any) -> None:
+    onnx.save(branches(), "branches.onnx")
+    out = cli("explain", "branches.onnx").out
+    assert "plan      3 of 3 nodes would be quantized: MatMul 2/2, Relu 1/1" in out
+    assert "\n\nin then_branch of if:\n" in out and "\n\nin else_branch of if:\n" in out
+    document = cli("explain", "branches.onnx", "--json").json
+    operators = [node["operator"] for node in document["nodes"]]
+    assert operators == ["MatMul", "If", "MatMul", "Relu"]
+    quantized = cli(
+        "quantize", "branches.onnx", "-o", "q.onnx", "--random-data", "--json"
+    ).json
+    assert quantized["operators"] == document["operators"]
 
 
 def test_json(cli: Any) -> None:
