@@ -66,7 +66,6 @@ class Graph:
     """The main graph of a model.
 
     Attributes:
-        nodes: operators, in topological order when loaded.
         initializers: constant tensors by name.
         inputs: inputs as the model declares them.
         outputs: outputs as the model declares them.
@@ -95,7 +94,9 @@ class Graph:
         # onnx's checker requires a name, onnxruntime does not.
         graph.name = graph.name or "graph"
         open_negative_sizes(graph)
-        self.nodes: list[Node] = list(map(Node, graph.node))
+        self._nodes: list[Node] = list(map(Node, graph.node))
+        # Removed nodes that are still among ``_nodes``; see ``nodes``.
+        self._removed = set[Node]()
         tensors = graph.initializer if initializers is None else initializers
         self.initializers: dict[str, TensorProto] = by_name(tensors)
         self.inputs: list[ValueInfoProto] = list(graph.input)
@@ -148,6 +149,23 @@ class Graph:
 
     # -- reading
     # ----------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The operators, in topological order when loaded.
+
+        Passes remove nodes one by one; the list is made anew when it is read, not at each removal,
+        which would take quadratic time.
+        """
+        if self._removed:
+            self._nodes = excluding(self._nodes, self._removed)
+            self._removed = set()
+        return self._nodes
+
+    @nodes.setter
+    def nodes(self, nodes: list[Node]) -> None:
+        self._nodes = nodes
+        self._removed = set()
 
     def producer(self, tensor: str) -> Node | None:
         """Return the node that computes a tensor, or None."""
@@ -341,7 +359,7 @@ class Graph:
         proto = helper.make_node(op_type, inputs, outputs, domain=domain, **attributes)
         proto.name = self.fresh(name or f"{outputs[0]}_{op_type}")
         node = Node(proto)
-        self.nodes.append(node)
+        self._nodes.append(node)
         self._link(node)
         self._names.update(outputs)
         return node
@@ -400,11 +418,12 @@ class Graph:
 
     def remove(self, nodes: Iterable[Node]) -> None:
         """Remove nodes; inputs and outputs stay."""
-        # Only membership and deletions depend on the set, so that its order has no effect.
-        removed = set(nodes)
-        for node in removed:
+        if not self._removed:
+            # A list that was read before stays as it is when nodes are added.
+            self._nodes = list(self._nodes)
+        for node in dict.fromkeys(nodes):
             self._unlink(node)
-        self.nodes = excluding(self.nodes, removed)
+            self._removed.add(node)
 
     def set_input(self, node: Node, index: int, tensor: str) -> None:
         """Let a node read another tensor.

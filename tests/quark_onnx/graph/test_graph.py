@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
+from quark_onnx.containers import excluding
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, reach
 from tests.models import (
@@ -276,6 +277,35 @@ def test_add_constant() -> None:
     assert graph.shape("h_1") == (2,) and graph.is_constant("h_1")
     codes = graph.add_constant("codes", np.array(3, np.uint16))
     assert graph.elem_type(codes) == TensorProto.UINT16 and graph.constant(codes) == 3
+
+
+def test_removals_one_by_one_make_one_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes remove thousands of nodes, each on its own: a list for each took quadratic time."""
+    lists: list[int] = []
+
+    def counted(values: list[Node], unwanted: set[Node]) -> list[Node]:
+        lists.append(len(values))
+        return excluding(values, unwanted)
+
+    layers = " ".join(f"[n{i}] t{i + 1} = Relu (t{i})" for i in range(300))
+    graph = Graph.of(parse(f"g (float[2] t0) => (float[2] t300) {{ {layers} }}"))
+    monkeypatch.setattr("quark_onnx.graph.graph.excluding", counted)
+    for each in graph.nodes[1:-1]:
+        graph.add("Neg", [each.inputs[0]], [graph.fresh("n")])
+        assert graph.bypass(each)
+    assert [each.kind for each in graph.nodes] == ["Relu", "Relu", *["Neg"] * 298]
+    assert len(lists) == 1
+    assert_indices(graph)
+
+
+def test_a_list_of_nodes_stays_as_it_was_read() -> None:
+    graph = diamond()
+    before = graph.nodes
+    graph.remove([node(graph, "d")])
+    graph.add("Neg", ["l"], ["n"])
+    assert names(before) == ["a", "b", "c", "d"]
+    graph.remove([node(graph, "n_Neg")])
+    assert names(graph.nodes) == ["a", "b", "c"]
 
 
 def test_remove() -> None:
