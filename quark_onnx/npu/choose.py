@@ -32,7 +32,7 @@ def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
     >>> from onnx import parser
     >>> text = "g (float[1,3,9,9] x) => (float[1,8,7,7] y) <float[8,3,3,3] w> { y = Conv (x, w) }"
     >>> str(choose(parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> {text}')))
-    'recipe classifier: 1 convolutions, 0 of them depthwise'
+    'recipe classifier: 1 convolution, 0 of them depthwise'
     """
     row = TARGETS[target]
     kind, reason = kind_of(structure(model))

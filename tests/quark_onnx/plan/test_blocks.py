@@ -35,7 +35,7 @@ FORMS = {
     "a spectrum": ((256, 1, 512), 0, 1, "int4 symmetric axes from 1, blocks of 32"),
     "depthwise": ((64, 1, 3, 3), 0, 1, "int8 symmetric axis 0"),
     "pixels": ((16, 3, 3, 3), 0, 1, "int8 symmetric axis 0"),
-    "one value": ((64, 1, 1, 1), 0, 1, "keep"),
+    "one value": ((64, 1, 1, 1), 0, 1, "float: its scales would take more"),
     "transposed": ((64, 16, 2, 2), 1, 0, "int4 symmetric axis 0 blocks of 32"),
     "transposed, few input channels": (
         (3, 16, 4, 4),
@@ -45,7 +45,7 @@ FORMS = {
     ),
     "a matrix": ((64, 32), 1, 0, "int4 symmetric axis 0 blocks of 32"),
     "a matrix of few rows": ((3, 32), 1, 0, "int8 symmetric axis 1"),
-    "a matrix of one row": ((1, 32), 1, 0, "keep"),
+    "a matrix of one row": ((1, 32), 1, 0, "float: its scales would take more"),
     "a recurrent layer": ((2, 64, 6), 0, 2, "int4 symmetric axis 2 blocks of 32"),
 }
 
