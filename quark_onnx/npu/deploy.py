@@ -191,7 +191,7 @@ def deploy(  # noqa: PLR0913
 def _parts_of(
     model: str | Path | ModelProto | Parts,
 ) -> tuple[str | Path | ModelProto, ModelProto | None]:
-    """Return the model for the processor, and the model behind it, None if there is none."""
+    """Return the model for the processor, and the model after it (None without one)."""
     if isinstance(model, Parts):
         return model.first, load(model.second)
     return model, None

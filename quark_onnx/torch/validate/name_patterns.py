@@ -1,4 +1,4 @@
-"""Names and patterns of layers, looked up in a time that does not grow with their number.
+"""Names and patterns of layers; names are looked up, and not compared one by one.
 
 Mixtures have tens of thousands of layers, and configurations may name each of them.
 """

@@ -294,7 +294,7 @@ def test_operators_on_codes_take_the_place_of_pairs_in_bodies(
 
 
 def test_what_is_carried_from_step_to_step_stays_float() -> None:
-    """Its range is another one at each step; one scale for all would ruin the small ones."""
+    """The range differs from step to step; one scale for all steps would degrade small values."""
 
     def read(model: ModelProto) -> dict[str, str]:
         bodies = [

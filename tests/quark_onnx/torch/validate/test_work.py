@@ -28,7 +28,7 @@ LAYOUTS = {
 
 
 class Counted(str):
-    """A name that counts its comparisons with others."""
+    """A name that counts how often it is compared."""
 
     __slots__ = ()
     count = 0
