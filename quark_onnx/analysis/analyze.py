@@ -46,6 +46,9 @@ def analyze(
 ) -> Analysis:
     """Find accuracy losses of a quantized model by tensor, with their causes.
 
+    Every tensor is observed, so that onnxruntime fuses no integer kernels. Fused kernels round
+    differently: ``compare`` can give an output another SQNR on the same samples.
+
     Args:
         float_model: the float model, a path or a ModelProto.
         quant_model: the quantized model, from this or any other tool, with the float model's inputs
