@@ -108,6 +108,7 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
     """
     params = Params()
     changes: dict[Use, Entry] = {}
+    zeros: set[Use] = set()
     for use, entry in plan.entries.items():
         if not isinstance(entry, Quantize) or not entry.spec.measured:
             continue
@@ -117,14 +118,20 @@ def compute_qparams(graph: Graph, plan: Plan, ranges: Ranges) -> ResolvedPlan:
         elif _beyond_half(graph, ranges, use, entry):
             changes[use] = Keep("its scale is beyond what a float16 holds")
         else:
-            params.table[use] = _computed(graph, ranges, use, entry)
+            params.table[use] = _computed(graph, ranges, use, entry, zeros)
     plan = plan.revised(changes)
     # After all parameters are known, because the union needs those of the inputs.
-    join_ranges(graph, plan, params.table)
+    join_ranges(graph, plan, params.table, zeros)
     return ResolvedPlan(plan, params)
 
 
-def _computed(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> QParams:
+def _computed(
+    graph: Graph,
+    ranges: Ranges,
+    use: Use,
+    entry: Quantize,
+    zeros: set[Use],
+) -> QParams:
     """Return scale and zero point from the range of a tensor, measured or known.
 
     Args:
@@ -132,13 +139,17 @@ def _computed(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> QParam
         ranges: the statistics of the measured activations.
         use: the use of the tensor.
         entry: the decision for the use, without a scale given by the user.
+        zeros: gets the use if its range is zero alone.
     """
     spec = entry.spec
     if isinstance(spec.dtype, Integer) and spec.block_size and _all_codes(spec):
         return _in_blocks(graph, use, entry, spec.dtype)
     if entry.bounds is not None and not _ranged(entry):
         return bounded.params(entry.bounds, ranges.get(use), spec.grid)
-    return _params(graph, use, entry, _range(graph, ranges, use, entry))
+    found = _range(graph, ranges, use, entry)
+    if not (found.lo.any() or found.hi.any()):
+        zeros.add(use)
+    return _params(graph, use, entry, found)
 
 
 def _ranged(entry: Quantize) -> bool:

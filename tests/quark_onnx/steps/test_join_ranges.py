@@ -7,7 +7,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from calibrators import QParams
-from quark_onnx import QConfig, TensorOverride
+from quark_onnx import QConfig, TensorOverride, compare, quantize_static
 from quark_onnx.plan import Use
 from tests.models import Feeds, kinds, parse, run, weight
 from tests.pipeline import Stages
@@ -96,3 +96,31 @@ def test_a_float_input_leaves_the_result_as_it_is() -> None:
     data = uniform((-1, 1), (-5, 5))
     stages = Stages.of(model, config, data)
     assert Use("a") not in stages.params.table and "Concat" in kinds(stages.model)
+
+
+def padded(size: float, width: int = 8) -> ModelProto:
+    """An input, joined with a constant of one value, and multiplied."""
+    return parse(
+        """g (float[N, 8] a) => (float[N, 4] y)
+        { h = MatMul (a, v) c = Concat <axis = 0> (h, b) y = MatMul (c, w) }""",
+        b=np.full((2, width), size, np.float32),
+        v=weight(8, width),
+        w=weight(width, 4),
+    )
+
+
+@pytest.mark.parametrize("config", [TENSOR, CLIPPING, SIGNED])
+def test_zeros_get_the_range_of_the_others(config: QConfig) -> None:
+    samples = [{"a": sample["a"]} for sample in uniform((-1, 1), (0, 0))]
+    table = Stages.of(padded(0), config, samples).params.table
+    assert table[Use("b")] == table[Use("c")] == table[Use("h")]
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "A16W8", "A8W4", "XINT8", "INT8"])
+def test_zeros_cost_no_accuracy(preset: str) -> None:
+    samples = [{"a": sample["a"]} for sample in uniform((-0.3, 0.3), (0, 0))]
+    sqnr = [
+        compare(model, quantize_static(model, samples, preset), samples).sqnr
+        for model in (padded(0), padded(1e-6))
+    ]
+    assert sqnr[0] > sqnr[1] - 0.5
