@@ -29,8 +29,8 @@ from quark_onnx.torch.validate.modules import (
     shards,
     size_of,
 )
-from quark_onnx.torch.validate.name_patterns import LongerTexts
-from quark_onnx.torch.validate.quark_config import is_glob, is_regular
+from quark_onnx.torch.validate.name_patterns import LongerTexts, is_regular
+from quark_onnx.torch.validate.quark_config import is_glob
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     SCALAR,

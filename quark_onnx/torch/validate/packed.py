@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from itertools import filterfalse
-from operator import attrgetter
 from typing import Any
 
 from quark_onnx.containers import subset
@@ -18,8 +16,14 @@ from quark_onnx.torch.validate.fields import (
     missing_key_findings,
 )
 from quark_onnx.torch.validate.finding import REFUSED, Finding
+from quark_onnx.torch.validate.gptq_settings import (
+    SettingsInVllm,
+    SettingsOf,
+    dynamic_findings,
+    listed_findings,
+    replaced_findings,
+)
 from quark_onnx.torch.validate.header import FLOATS, Tensor
-from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
     Module,
     excluded_findings,
@@ -28,8 +32,7 @@ from quark_onnx.torch.validate.modules import (
     partial_findings,
     size_of,
 )
-from quark_onnx.torch.validate.name_patterns import NameParts
-from quark_onnx.torch.validate.quark_config import is_regular
+from quark_onnx.torch.validate.name_patterns import NameParts, is_regular
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     Shape,
@@ -86,7 +89,7 @@ def vllm_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     skipped = SkippedInVllm(checkpoint)
     for module in layers:
         yield from _listed_findings(module, skipped.match(module))
-    yield from _tensor_findings(checkpoint, _awq_slots)
+    yield from _tensor_findings(checkpoint, _awq_slots, _common_settings(checkpoint))
 
 
 def transformers_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -99,7 +102,7 @@ def transformers_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     names = NamesInTransformers(filter(is_regular, skipped))
     for module in checkpoint.linears:
         yield from _listed_findings(module, names.match(module.name))
-    yield from _tensor_findings(checkpoint, _awq_slots)
+    yield from _tensor_findings(checkpoint, _awq_slots, _common_settings(checkpoint))
 
 
 class SkippedInVllm:
@@ -163,6 +166,8 @@ def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             f"{QUANTIZATION}.desc_act",
             "true; groups in the order of activations were given up",
         )
+        return
+    yield from dynamic_findings(entries)
 
 
 def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
@@ -181,17 +186,25 @@ def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def vllm_gptq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of GPTQ, for vLLM."""
-
-    def name_of(module: Module) -> str:
-        # rules of ``dynamic`` are compared with the names of vLLM's layers: fused, or all experts
-        return module.experts or checkpoint.names_in_vllm(module)[0]
-
-    return _tensor_findings(checkpoint, _gptq_slots, name_of)
+    settings = SettingsInVllm(checkpoint)
+    refused = [*settings.findings()]
+    yield from refused
+    # the shapes of their tensors follow from the bits
+    if refused:
+        return
+    yield from listed_findings(checkpoint, settings)
+    yield from _tensor_findings(checkpoint, _gptq_slots, settings.of)
 
 
 def transformers_gptq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield errors in the tensors of GPTQ, for transformers."""
-    return _tensor_findings(checkpoint, _gptq_slots)
+    yield from replaced_findings(checkpoint)
+    yield from _tensor_findings(checkpoint, _gptq_slots, _common_settings(checkpoint))
+
+
+def _common_settings(checkpoint: Checkpoint) -> SettingsOf:
+    """Return a function that returns the settings of all layers for each of them."""
+    return lambda module: checkpoint.quantization
 
 
 def schemes(checkpoint: Checkpoint) -> Iterator[str]:
@@ -229,7 +242,7 @@ def awq_expert_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _tensor_findings(
     checkpoint: Checkpoint,
     slots_of: Sizes,
-    name_of: Callable[[Module], str] = attrgetter("name"),
+    settings_of: SettingsOf,
 ) -> Iterator[Finding]:
     """Yield errors in the tensors of the layers.
 
@@ -237,7 +250,7 @@ def _tensor_findings(
         checkpoint: the checkpoint.
         slots_of: function that returns (out, in) and the required tensors of a layer, by its
             packed weight and the configuration of the layer.
-        name_of: function that returns the name by which the client configures a layer.
+        settings_of: function that returns the settings of a layer; None for a float layer.
     """
     for module in checkpoint.modules.values():
         weight = module.weight
@@ -253,7 +266,7 @@ def _tensor_findings(
                 f"{weight}; a layer is float, or a matrix called qweight",
             )
             continue
-        entries = _entries_of(name_of(module), checkpoint.quantization)
+        entries = settings_of(module)
         if entries is None:
             yield from excluded_findings(module, f"dynamic excludes it: {weight}")
             continue
@@ -305,28 +318,6 @@ def _gptq_slots(weight: Tensor, entries: dict[str, Any]) -> tuple[Shape, Slots]:
         # the group of each input; only desc_act needs it, though files mostly hold it
         "g_idx": Slot(("I32",), ((into,),), needed=False),
     }
-
-
-def _entries_of(name: str, entries: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the configuration of a layer, by the rules of GPTQModel's ``dynamic``.
-
-    The first rule that matches holds, as in ``get_dynamic_override`` of vLLM's gptq_utils.py.
-
-    Args:
-        name: name by which the client configures the layer.
-        entries: the configuration of the checkpoint.
-
-    Returns:
-        The configuration; None for a layer that a rule excludes.
-    """
-    for pattern, change in (entries.get("dynamic") or {}).items():
-        # "-:" excludes layers; "+:" is the default of a rule
-        if re.match(pattern.removeprefix("-:").removeprefix("+:"), name):
-            if pattern.startswith("-:"):
-                return None
-            changed = subset(object_of(change), ("bits", "group_size"))
-            return {**entries, **changed}
-    return entries
 
 
 def _groups(into: int, group: Any) -> int:

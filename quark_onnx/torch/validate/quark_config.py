@@ -13,7 +13,12 @@ from quark_onnx.containers import of_type
 from quark_onnx.torch.config.torch_config import matches
 from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module
-from quark_onnx.torch.validate.name_patterns import LongerTexts, NamePatterns
+from quark_onnx.torch.validate.name_patterns import (
+    Expressions,
+    LongerTexts,
+    NamePatterns,
+    is_regular,
+)
 
 Layer = dict[str, Any]
 #: Layers whose outputs are keys, values or queries of an attention.
@@ -150,17 +155,15 @@ class QuarkConfig:
 
     @cached_property
     def _excluded(self) -> NamePatterns:
-        """The entries of exclude, as amd-quark and vLLM together read them."""
+        """The entries of exclude, as amd-quark reads them."""
         return NamePatterns(
             self.exclude,
-            lambda pattern: is_expression(pattern) or _has_marks(pattern),
-            lambda pattern, name: (
-                fnmatch(name, pattern) or is_regular_match(pattern, name)
-            ),
+            _has_marks,
+            lambda pattern, name: fnmatch(name, pattern),
         )
 
     @cached_property
-    def _excluded_in_vllm(self) -> NamePatterns:
+    def _excluded_in_vllm(self) -> Expressions:
         """The entries of exclude, as vLLM reads them."""
         return names_and_expressions(self.exclude)
 
@@ -195,7 +198,7 @@ class QuarkConfig:
 
         Patterns are shell patterns, and regular expressions for vLLM.
         """
-        return self._excluded.match(name)
+        return self._excluded.match(name) or self._excluded_in_vllm.match(name)
 
     def excludes_in_vllm(self, module: Module, fused_name: str) -> bool:
         """Return whether vLLM keeps a layer float, by exact name or regular expression.
@@ -278,9 +281,15 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-def names_and_expressions(patterns: Iterable[str]) -> NamePatterns:
+def names_and_expressions(patterns: Iterable[str]) -> Expressions:
     """Return names and regular expressions after "re:", as vLLM reads lists of layers."""
-    return NamePatterns(patterns, is_expression, is_regular_match)
+    expressions = dict[str, str]()
+    for pattern in patterns:
+        if not is_expression(pattern):
+            expressions[pattern] = re.escape(pattern) + r"\Z"
+        elif is_regular(pattern[3:]):
+            expressions[pattern] = pattern[3:]
+    return Expressions(expressions)
 
 
 def _modules_around(name: str) -> list[str]:
@@ -296,15 +305,6 @@ def _modules_around(name: str) -> list[str]:
     return names
 
 
-def is_regular(pattern: str) -> bool:
-    """Return whether a pattern is a regular expression."""
-    try:
-        re.compile(pattern)
-    except re.error:
-        return False
-    return True
-
-
 def different(first: Layer, second: Layer) -> list[str]:
     """Return the keys of two objects whose values differ; a missing value is not null."""
     # None would hide the difference between a missing key and null
@@ -314,16 +314,3 @@ def different(first: Layer, second: Layer) -> list[str]:
         for key in {**first, **second}
         if not same(first.get(key, missing), second.get(key, missing))
     ]
-
-
-def is_regular_match(pattern: str, name: str) -> bool:
-    """Return whether a pattern is a regular expression, after "re:", that matches a name.
-
-    >>> is_regular_match("re:.*lm_head", "lm_head"), is_regular_match("re:(", "lm_head")
-    (True, False)
-    """
-    try:
-        # anchored at the start alone, as in vLLM
-        return is_expression(pattern) and re.match(pattern[3:], name) is not None
-    except re.error:
-        return False

@@ -33,6 +33,7 @@ from quark_onnx.torch.validate.modules import (
     fused_parts,
     size_of,
 )
+from quark_onnx.torch.validate.name_patterns import is_regular
 from quark_onnx.torch.validate.packed_outputs import (
     PackedOutputs,
     packed_output_findings,
@@ -42,7 +43,6 @@ from quark_onnx.torch.validate.quark_config import (
     QuarkConfig,
     different,
     is_glob,
-    is_regular,
     listed,
     overrides_in_vllm,
     same,

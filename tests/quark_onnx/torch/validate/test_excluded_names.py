@@ -88,25 +88,40 @@ def test_a_part_of_the_name_of_a_fused_layer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "vllm", "transformers"),
+    ("pattern", "vllm"),
     [
-        ("-:.*qkv_proj", {"excluded-quantized"}, set()),
-        ("-:.*o_proj", {"excluded-quantized"}, {"excluded-quantized"}),
-        ("+:.*qkv_proj", {"tensor-shape"}, set()),
+        ("-:.*qkv_proj", {"excluded-quantized"}),
+        ("-:.*o_proj", {"excluded-quantized"}),
+        ("+:.*qkv_proj", {"tensor-shape"}),
         # groups of q_proj alone are not read by vLLM
-        ("+:.*[qkv]_proj", {"tensor-shape"}, {"tensor-shape"}),
-        ("+:.*\\.[qkv]_proj", set(), {"tensor-shape"}),
+        ("+:.*[qkv]_proj", {"tensor-shape"}),
+        ("+:.*\\.[qkv]_proj", set()),
     ],
 )
-def test_rules_of_gptq(
-    pattern: str, vllm: set[str], transformers: set[str], tmp_path: Path
-) -> None:
-    """vLLM compares them with the names of fused layers."""
+def test_rules_of_gptq(pattern: str, vllm: set[str], tmp_path: Path) -> None:
+    """vLLM compares them with the names of fused layers; transformers does not read them."""
     draft = drafts.gptq()
     draft.quantization["dynamic"] = {pattern: {"group_size": 16}}
-    for client, rules in (("vllm", vllm), ("transformers", transformers)):
-        verdict = validate(draft.write(tmp_path / "model"), client)
-        assert {finding.rule for finding in verdict.findings} == rules
+    folder = draft.write(tmp_path / "model")
+    found = {finding.rule for finding in validate(folder, "vllm").findings}
+    assert found == vllm
+    assert not validate(folder, "transformers").findings
+
+
+def test_transformers_drops_the_rules_of_gptq() -> None:
+    """``GPTQConfig`` hands optimum nothing of them."""
+    transformers = pytest.importorskip("transformers")
+    entries = {**drafts.gptq().quantization, "dynamic": {"-:.*o_proj": {}}}
+    config = transformers.GPTQConfig.from_dict(entries)
+    assert "dynamic" not in config.to_dict_optimum()
+
+
+def test_autoawq_has_no_rules(tmp_path: Path) -> None:
+    draft = drafts.awq()
+    draft.quantization["dynamic"] = {"-:.*": {}}
+    folder = draft.write(tmp_path / "model")
+    for client in ("vllm", "transformers"):
+        assert not validate(folder, client).findings
 
 
 def test_modules_around_float_layers(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx.torch.models.names import NamesInTransformers
+from quark_onnx.torch.validate.gptq_settings import SettingsInVllm
 from quark_onnx.torch.validate.modules import Module
-from quark_onnx.torch.validate.name_patterns import NameParts
+from quark_onnx.torch.validate.name_patterns import Expressions, NameParts, is_regular
 from quark_onnx.torch.validate.native_fp8 import ExcludedInVllm
 from quark_onnx.torch.validate.quark_config import QuarkConfig, overrides_in_vllm
 from tests.quark_onnx.torch.validate.scaled import checkpoint_of, drafts
@@ -41,6 +42,88 @@ entries = st.lists(
 )
 
 
+#: Parts of expressions, of which most match one text.
+_EXPRESSIONS = (
+    "a",
+    "b",
+    r"\.",
+    ".",
+    "\\\\",
+    r"\-",
+    "^",
+    "$",
+    r"\Z",
+    "b*",
+    "[ab]",
+    "(a|b)",
+    "|",
+)
+expressions = st.one_of(
+    names,
+    names.map(re.escape),
+    names.map(lambda name: f"^{re.escape(name)}$"),
+    st.lists(st.sampled_from(_EXPRESSIONS), max_size=4).map("".join),
+    st.text(alphabet="ab.\\^$ZA1\n-", max_size=4),
+)
+
+
+def is_expression(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+@given(expressions)
+def test_regular_expressions(text: str) -> None:
+    assert is_regular(text) is is_expression(text)
+
+
+@given(
+    st.lists(expressions.filter(is_expression), max_size=6),
+    st.one_of(names, st.text(alphabet="ab.\\^$ZA1\n-", max_size=4)),
+)
+def test_expressions(texts: list[str], name: str) -> None:
+    """The first that ``re.match`` matches is found."""
+    wanted = [text for text in texts if re.match(text, name)]
+    found = Expressions(dict(zip(texts, texts, strict=True))).first(name)
+    assert found == (wanted[0] if wanted else None)
+
+
+def override_in_vllm(rules: dict[str, dict[str, int]], name: str) -> int | bool | None:
+    """``get_dynamic_override`` in gptq_utils.py of vLLM 0.33, for the key "bits"."""
+    for pattern, changes in rules.items():
+        if pattern.startswith("-:"):
+            if re.match(pattern.removeprefix("-:"), name):
+                return False
+        elif re.match(pattern.removeprefix("+:"), name):
+            return changes.get("bits", 4)
+    return 4
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from(["", "+:", "-:"]), expressions).map("".join),
+        st.sampled_from([{}, {"bits": 8}, {"bits": 2}]),
+        max_size=6,
+    ),
+    names,
+)
+def test_rules_of_gptq(rules: dict[str, dict[str, int]], name: str) -> None:
+    """Those of ``dynamic``: the first that matches counts, and "-:" keeps layers float."""
+    rules = {
+        rule: changes
+        for rule, changes in rules.items()
+        if is_expression(rule.removeprefix("-:" if rule[:2] == "-:" else "+:"))
+    }
+    draft = drafts.gptq()
+    draft.quantization["dynamic"] = rules
+    settings = SettingsInVllm(checkpoint_of(draft)).of(Module(name, {}))
+    found = False if settings is None else settings["bits"]
+    assert found is override_in_vllm(rules, name)
+
+
 @given(entries, names)
 def test_overrides(patterns: list[str], name: str) -> None:
     """The first entry that matches counts, by the rules of amd-quark and of vLLM."""
@@ -54,8 +137,11 @@ def test_overrides(patterns: list[str], name: str) -> None:
     )
     by_shell = [number for number, p in enumerate(patterns) if fnmatch(name, p)]
     assert config.layer(name)["number"] == [*by_shell, -1][0]
-    in_vllm = [n for n, p in enumerate(patterns) if overrides_in_vllm(p, name)]
-    found = config.layer_in_vllm(Module(name, {}))
+    module = Module(name, {})
+    # all experts of a block are looked up at once
+    asked = module.experts or name
+    in_vllm = [n for n, p in enumerate(patterns) if overrides_in_vllm(p, asked)]
+    found = config.layer_in_vllm(module)
     assert found["number"] == [*in_vllm, -1][0]
 
 

@@ -1187,12 +1187,62 @@ CASES = (
         quantization(modules_to_not_convert=["*head"]),
         HF,
     ),
+    *(
+        Case(
+            "gptq-config",
+            "refused",
+            drafts.gptq,
+            quantization(dynamic=rules),
+            place=place,
+        )
+        for rules, place in (
+            ({"+:*": {"group_size": 32}}, "dynamic"),
+            ({"-:*": {}}, "dynamic"),
+            ({"-:+:x": {}}, "dynamic"),
+            ([], "dynamic"),
+            ({"x": 4}, "dynamic"),
+            ({"x": {"desc_act": True}}, "dynamic"),
+            ({r".*\.o_proj": {"bits": 3}}, "o_proj"),
+            ({r".*\.o_proj": {"sym": False}}, "o_proj"),
+        )
+    ),
     Case(
-        "malformed",
+        "float-included",
+        "wrong",
+        drafts.gptq,
+        all_of(quantization(dynamic={rf"-:.*{O0}": {}}), floated(O0)),
+        HF,
+        place=O0,
+    ),
+    Case(
+        "excluded-quantized",
         "refused",
         drafts.gptq,
-        quantization(dynamic={"+:*": {"group_size": 32}}),
-        BOTH,
+        quantization(modules_in_block_to_quantize=[["self_attn.", "gate_up_proj"]]),
+        HF,
+    ),
+    Case(
+        "excluded-quantized",
+        "refused",
+        drafts.gptq,
+        quantization(modules_in_block_to_quantize=[["self_attn", "up_proj", "gate"]]),
+        place="down_proj",
+    ),
+    Case(
+        "shards-excluded",
+        "refused",
+        drafts.gptq,
+        quantization(modules_in_block_to_quantize=["self_attn", "mlp.gate", "down"]),
+        place="gate_proj,up_proj",
+    ),
+    Case(
+        "float-included",
+        "wrong",
+        drafts.gptq,
+        all_of(
+            quantization(modules_in_block_to_quantize=["self_attn", "mlp"]), floated(O0)
+        ),
+        place=O0,
     ),
     Case(
         "float-included",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from tests.quark_onnx.torch.validate.scaled import (
     drafts,
     excluding_half,
     grown,
+    layers_of,
     overriding_half,
 )
 
@@ -21,6 +23,7 @@ LAYOUTS = {
     "quark": drafts.quark,
     "quark_kv": drafts.quark_kv,
     "awq": drafts.awq,
+    "gptq": drafts.gptq,
     "fp8": drafts.fp8,
     "compressed": drafts.compressed,
     "nvfp4": drafts.nvfp4,
@@ -90,3 +93,50 @@ def test_work_per_layer(
         for blocks in (15, 60)
     )
     assert many < 8 * few
+
+
+def expression_calls(draft: drafts.Draft, client: str) -> int:
+    """Comparisons of a name with a regular expression."""
+    checkpoint = checkpoint_of(draft)
+    calls = 0
+
+    def call(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        is_expression = isinstance(getattr(argument, "__self__", None), re.Pattern)
+        calls += event == "c_call" and is_expression
+
+    before = sys.getprofile()
+    sys.setprofile(call)
+    try:
+        findings_of(checkpoint, client)
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+#: Regular expressions for a single layer.
+WRITTEN: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "escaped": re.escape,
+    "whole": lambda name: f"^{re.escape(name)}$",
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("layout", ["gptq", "compressed", "quark"])
+def test_expressions_of_single_layers(layout: str, written: str) -> None:
+    """A rule for each layer: not each of them is compared with each layer."""
+
+    def calls(blocks: int) -> int:
+        draft = grown(LAYOUTS[layout](), blocks)
+        rules = [WRITTEN[written](name) for name in layers_of(draft)]
+        entries = draft.quantization
+        if layout == "gptq":
+            entries["dynamic"] = {f"+:{rule}": {"bits": 4} for rule in rules}
+        else:
+            key = "exclude" if layout == "quark" else "ignore"
+            entries[key] = [f"re:{rule}" for rule in rules]
+        return expression_calls(draft, "vllm")
+
+    few, many = calls(15), calls(60)
+    assert many <= 4.5 * few
