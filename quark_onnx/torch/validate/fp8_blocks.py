@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import is_positive
 from quark_onnx.torch.validate.finding import Finding
-from quark_onnx.torch.validate.modules import GATES, Module, fused_parts
+from quark_onnx.torch.validate.modules import (
+    GATES,
+    Module,
+    fused_parts,
+    sizes_on_disk,
+)
 from quark_onnx.torch.validate.rules import broken
 
 
@@ -27,22 +32,27 @@ def block_findings(
             than a positive integer stands for no blocks.
     """
     for module in checkpoint.quantized_linears:
-        if not _is_followed(checkpoint, module):
-            continue
-        rows, weight = rows_of(module), module.weight
-        # Linear layers have a weight
-        assert weight is not None
-        if is_positive(rows) and weight.shape[0] % rows:
+        followed = _followed(checkpoint, module)
+        rows = rows_of(module) if followed else None
+        if is_positive(rows) and any(size % rows for size in followed):
             text = (
-                f"blocks of {rows}, and {weight.shape[0]} outputs,"
+                f"blocks of {rows}, and {', '.join(map(str, followed))} outputs,"
                 " behind which others are fused"
             )
             yield broken("group-divides", module.name, text)
 
 
-def _is_followed(checkpoint: Checkpoint, module: Module) -> bool:
-    """Return whether vLLM fuses a layer with one behind it, or both are of an expert."""
+def _followed(checkpoint: Checkpoint, module: Module) -> list[int]:
+    """Return the numbers of outputs that others follow, of a layer or of its parts on disk.
+
+    Others are of a layer that vLLM fuses with this one, or of the same expert.
+    """
+    # Linear layers have a weight
+    assert module.weight is not None
+    outputs = module.weight.shape[0]
     if module.experts:
-        return module.last in GATES
+        return [outputs] if module.last in GATES else []
     _, parts = fused_parts(module, checkpoint.modules)
-    return module.name in parts[:-1]
+    if module.name in parts[:-1]:
+        return [outputs]
+    return sizes_on_disk(module, outputs, checkpoint.text_config)[:-1]

@@ -184,6 +184,39 @@ def fused_parts(
     return "", []
 
 
+def sizes_on_disk(
+    module: Module,
+    outputs: int,
+    config: Mapping[str, Any],
+) -> list[int]:
+    """Return the numbers of outputs of the parts of a layer that is stored fused.
+
+    vLLM splits such a layer, and loads its parts as if they were stored one by one:
+    ``_load_fused_module_from_checkpoint`` in vllm/model_executor/layers/linear.py.
+
+    Args:
+        module: the layer.
+        outputs: number of outputs of the whole layer.
+        config: configuration of the language model.
+
+    Returns:
+        The numbers in order; empty for other layers, and where the configuration has no such sizes.
+
+    >>> sizes_on_disk(Module("model.layers.0.mlp.gate_up_proj", {}), 64, {})
+    [32, 32]
+    """
+    if module.experts:
+        return []
+    if module.last == "gate_up_proj":
+        return [outputs // 2, outputs // 2]
+    if module.last != "qkv_proj":
+        return []
+    # the width of feed-forward layers does not matter here
+    lengths = _lengths(config, 1)
+    sizes = [lengths.get(side, 0) for side in ("queries", "keys", "keys")]
+    return sizes if sum(sizes) == outputs else []
+
+
 def partial_findings(
     name: str,
     flags: Sequence[bool],

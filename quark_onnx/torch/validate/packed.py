@@ -33,6 +33,10 @@ from quark_onnx.torch.validate.modules import (
     size_of,
 )
 from quark_onnx.torch.validate.name_patterns import NameParts, is_regular
+from quark_onnx.torch.validate.packed_outputs import (
+    PackedOutputs,
+    packed_output_findings,
+)
 from quark_onnx.torch.validate.rules import broken
 from quark_onnx.torch.validate.slots import (
     Shape,
@@ -89,7 +93,16 @@ def vllm_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     skipped = SkippedInVllm(checkpoint)
     for module in layers:
         yield from _listed_findings(module, skipped.match(module))
+    yield from packed_output_findings(checkpoint, _awq_outputs)
     yield from _tensor_findings(checkpoint, _awq_slots, _common_settings(checkpoint))
+
+
+def _awq_outputs(module: Module) -> PackedOutputs | None:
+    """Return the packed outputs of a layer of AutoAWQ; None for any other layer."""
+    packed = module.weight
+    if packed is None or not packed.name.endswith(".qweight"):
+        return None
+    return PackedOutputs(packed.shape[1] * 8, 4, "outputs")
 
 
 def transformers_awq_findings(checkpoint: Checkpoint) -> Iterator[Finding]:

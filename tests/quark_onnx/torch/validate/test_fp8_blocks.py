@@ -74,3 +74,24 @@ def test_layers_of_experts(make: Callable[[], Draft], tmp_path: Path) -> None:
         verdict = validate(draft.write(tmp_path / name), "vllm")
         rules = {finding.rule for finding in verdict.findings}
         assert ("group-divides" in rules) is is_refused, verdict.text()
+
+
+@pytest.mark.parametrize("make", [native, compressed, quark])
+def test_layers_that_are_stored_fused(
+    make: Callable[[], Draft], tmp_path: Path
+) -> None:
+    """Phi-3 stores gate and up as one tensor, which vLLM splits."""
+    for name, rows, is_refused in (("whole", 2 * BLOCK, False), ("cut", BLOCK, True)):
+        draft = sized(make, gate_proj=rows)
+        for end in (
+            "up_proj.weight",
+            "up_proj.weight_scale",
+            "up_proj.weight_scale_inv",
+        ):
+            draft.drop(end)
+        draft.rename("gate_proj", "gate_up_proj")
+        verdict = validate(draft.write(tmp_path / name), "vllm")
+        found = {(finding.rule, finding.place) for finding in verdict.findings}
+        places = [f"model.layers.{number}.mlp.gate_up_proj" for number in range(2)]
+        wanted = {("group-divides", place) for place in places} if is_refused else set()
+        assert found == wanted, verdict.text()

@@ -69,6 +69,108 @@ def in_vllm(parts: tuple[int, ...], bits: int) -> bool:
     return bool((made == wanted).all())
 
 
+def in_vllm_from_disk(parts: tuple[int, ...], bits: int, processes: int) -> bool:
+    """Return whether vLLM's loader puts all values of a layer that is stored fused in place.
+
+    ``_load_fused_module_from_checkpoint`` in vllm/model_executor/layers/linear.py of vLLM 0.33
+    cuts the layer, and gives each part to ``load_merged_column_weight``.
+    """
+    factor = Fraction(32, bits)
+    random = np.random.default_rng(1)
+    values = [random.integers(1, 2**bits, count) for count in parts]
+    stored = bits_of(np.concatenate(values), bits)
+    for rank in range(processes):
+        shares = [np.split(part, processes)[rank] for part in values]
+        wanted = bits_of(np.concatenate(shares), bits)
+        made, offset = np.zeros_like(wanted), 0
+        for part in values:
+            size, place = round(len(part) // factor), round(offset // factor)
+            cut = stored[place : place + size]
+            size = round(len(part) // processes // factor)
+            place = round(offset // processes // factor)
+            made[place : place + size] = cut[rank * size : (rank + 1) * size]
+            offset += len(part)
+        if not (made == wanted).all():
+            return False
+    return True
+
+
+def test_tensor_parallelism() -> None:
+    """The values of each process must fill int32."""
+    assert in_vllm_from_disk((24, 24), 4, 1) and not in_vllm_from_disk((24, 24), 4, 2)
+    assert in_vllm_from_disk((48, 48), 4, 2)
+
+
+def stored_fused(draft: Draft, width: int, heads: tuple[int, int]) -> Draft:
+    """A checkpoint of compressed-tensors or AutoAWQ whose layers are those of Phi-3.
+
+    Args:
+        draft: the checkpoint.
+        width: number of outputs of gate, and of up.
+        heads: numbers of outputs of queries, and of keys or values.
+    """
+    draft.config |= {
+        "model_type": "phi3",
+        "architectures": ["Phi3ForCausalLM"],
+        "intermediate_size": width,
+        "head_dim": 4,
+        "num_attention_heads": heads[0] // 4,
+        "num_key_value_heads": heads[1] // 4,
+    }
+    for part in ("k_proj", "v_proj", "up_proj"):
+        for end in ("weight_packed", "weight_scale", "weight_zero_point"):
+            draft.drop(f"{part}.{end}")
+        for end in ("qweight", "qzeros", "scales"):
+            draft.drop(f"{part}.{end}")
+    draft.rename("q_proj", "qkv_proj")
+    draft.rename("gate_proj", "gate_up_proj")
+    return draft
+
+
+QUERIES = ((16, 8), (8, 4), (24, 20), (20, 12), (64, 32))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("heads", QUERIES, ids=str)
+@pytest.mark.parametrize("width", [32, 20, 12, 8])
+def test_zero_points_of_layers_that_are_stored_fused(
+    width: int, heads: tuple[int, int], bits: int, tmp_path: Path
+) -> None:
+    """There is a finding where vLLM splits the layer within an int32."""
+    rows = {"q_proj": heads[0] + 2 * heads[1], "gate_proj": 2 * width}
+    draft = sized(compressed(bits), rows, bits, symmetric=False)
+    draft = stored_fused(draft, width, heads)
+    verdict = validate(draft.write(tmp_path / "draft"), "vllm")
+    for name, parts in (
+        ("self_attn.qkv_proj", (heads[0], heads[1], heads[1])),
+        ("mlp.gate_up_proj", (width, width)),
+    ):
+        found = f"model.layers.0.{name}" in places(verdict)
+        assert found is not in_vllm_from_disk(parts, bits, 1), verdict.text()
+    assert {found.rule for found in verdict.findings} <= {RULE}, verdict.text()
+
+
+def test_autoawq_that_is_stored_fused(tmp_path: Path) -> None:
+    """Queries, keys and values fill int32 together, and not one by one."""
+    for number, (heads, is_right) in enumerate((((32, 16), True), ((40, 12), False))):
+        draft = stored_fused(drafts.awq(), 64, heads)
+        for end, entry in {
+            "qkv_proj.qweight": ("I32", (32, 8)),
+            "qkv_proj.qzeros": ("I32", (1, 8)),
+            "qkv_proj.scales": ("F16", (1, 64)),
+            "gate_up_proj.qweight": ("I32", (32, 16)),
+            "gate_up_proj.qzeros": ("I32", (1, 16)),
+            "gate_up_proj.scales": ("F16", (1, 128)),
+        }.items():
+            draft.change(end, entry)
+        verdict = validate(draft.write(tmp_path / str(number)), "vllm")
+        wanted = set() if is_right else {"model.layers.0.self_attn.qkv_proj"}
+        assert places(verdict) == wanted | {
+            place.replace(".0.", ".1.") for place in wanted
+        }
+        assert len(verdict.findings) == 2 * len(wanted), verdict.text()
+
+
 def places(verdict: Validation) -> set[str]:
     return {found.place for found in verdict.findings if found.rule == RULE}
 
