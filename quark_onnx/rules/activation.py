@@ -10,6 +10,7 @@ from quark_onnx.plan import PlanBuilder, fused_into
 from quark_onnx.rules.base import (
     follows_floats,
     is_control_tensor,
+    kept_before_root,
     rule,
     spare_masked,
 )
@@ -39,8 +40,12 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
     """Quantize the result alone if the producer clips by its own rounding.
 
     Otherwise quantize input and result. The clipped result is the producer's result, too: an
-    override that names the producer alone applies to it.
+    override that names the producer alone applies to it. A Clip that keeps a denominator from 0
+    stays float.
     """
+    # The rounded result may be 0 again.
+    if node.kind == "Clip" and kept_before_root(node, plan):
+        return
     source = node.inputs[0]
     result = node.outputs[0]
     producer = _computing(node, plan)

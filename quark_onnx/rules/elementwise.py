@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op, tensor
 from quark_onnx.plan import PlanBuilder
@@ -11,8 +13,11 @@ from quark_onnx.rules.base import (
     follows_floats,
     is_control_tensor,
     kept_before_root,
+    kept_float,
     rule,
 )
+from quark_onnx.rules.passthrough import REARRANGING
+from quark_onnx.rules.sensitive import POLE
 
 
 def _is_constant_vector(graph: Graph, name: str) -> bool:
@@ -57,24 +62,29 @@ def _adds_bias(node: Node, plan: PlanBuilder) -> bool:
 def division(node: Node, plan: PlanBuilder) -> None:
     """Quantize numerator and result; the denominator only for engines without float.
 
-    The smallest values of a denominator decide the largest results.
+    The smallest values of a denominator decide the largest results. With a constant numerator the
+    node is a reciprocal, and stays float.
     """
+    if plan.graph.is_constant(node.inputs[0]) and kept_float(node, plan, POLE):
+        return
     # The error of a rounded denominator is relative to its largest value, the error of the quotient
     # is largest at its smallest value.
-    if plan.safe and not plan.integer_only(node):
-        _operands(node, plan, node.inputs, quantized=node.inputs[:1])
-        # A Div that an operand has kept float reads floats in any case.
-        if node.name not in plan.kept:
-            plan.keep_for(
-                node,
-                node.inputs[1],
-                "it is a denominator: the smallest ones matter most",
-            )
-    else:
-        _operands(node, plan, node.inputs)
+    reason = "it is a denominator: the smallest ones matter most"
+    _without(node, plan, (node.inputs[1],), reason)
 
 
-@rule("Sub", "Mul", "Sum", "Mean", "SwiGLU")
+@rule("Mul")
+def product(node: Node, plan: PlanBuilder) -> None:
+    """Quantize factors and result; a reciprocal only for engines without float.
+
+    A product with a reciprocal is a division, as in normalizations that multiply by ``1 / norm``.
+    """
+    factors = tuple(name for name in node.inputs if _is_reciprocal(plan.graph, name))
+    reason = "it is a reciprocal: the largest ones leave few codes to the others"
+    _without(node, plan, factors, reason)
+
+
+@rule("Sub", "Sum", "Mean", "SwiGLU")
 def arithmetic(node: Node, plan: PlanBuilder) -> None:
     """Quantize the operands and the result, unless an operand is a mask."""
     _operands(node, plan, node.inputs)
@@ -97,6 +107,55 @@ def where(node: Node, plan: PlanBuilder) -> None:
     """Quantize both alternatives and the result, unless an alternative is a mask."""
     if not follows_floats(node, plan, *node.inputs[1:]):
         _operands(node, plan, node.inputs[1:])
+
+
+def _is_reciprocal(graph: Graph, name: str) -> bool:
+    """Return whether a tensor is a reciprocal, moved or not: of a norm, or of a sum.
+
+    Args:
+        graph: the graph.
+        name: name of the tensor.
+    """
+    while (moved := graph.producer_of_kind(name, _MOVING)) is not None:
+        name = moved.inputs[0]
+    node = graph.producer(name)
+    if node is None or graph.is_constant(name):
+        return False
+    if node.kind == "Div":
+        return graph.is_constant(node.inputs[0])
+    if node.kind == "Pow":
+        exponent = graph.constant(node.inputs[1])
+        return exponent is not None and bool(np.all(exponent < 0))
+    return node.kind == "Reciprocal"
+
+
+#: Operators between a reciprocal and the product with it.
+_MOVING = REARRANGING | {"Expand"}
+
+
+def _without(
+    node: Node,
+    plan: PlanBuilder,
+    kept: tuple[str, ...],
+    reason: str,
+) -> None:
+    """Quantize the operands except some, where the engine has float, and the result.
+
+    Args:
+        node: the operator.
+        plan: the plan.
+        kept: names of the operands that stay float.
+        reason: why they stay float.
+    """
+    if not kept or not plan.safe or plan.integer_only(node):
+        _operands(node, plan, node.inputs)
+        return
+    others = tuple(name for name in node.inputs if name not in kept)
+    _operands(node, plan, node.inputs, quantized=others)
+    # A node that an operand has kept float reads floats in any case.
+    if node.name not in plan.kept:
+        for name in kept:
+            plan.keep_for(node, name, reason)
 
 
 def _operands(

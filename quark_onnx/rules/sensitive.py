@@ -12,7 +12,7 @@ from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import is_control_tensor, kept_float, rule, spare_masked
 
 _FACTORS = "small and large results differ by factors, which evenly spaced codes do not tell apart"
-_POLE = "it is steepest where its input is smallest, and few codes do not tell small values apart"
+POLE = "it is steepest where its input is smallest, and few codes do not tell small values apart"
 _EDGE = "it is steepest at the ends of its domain, which rounding may leave"
 _ANGLE = "an angle of many turns leaves few codes to one turn"
 _JUMP = "it jumps: a step of the input decides between two values"
@@ -25,7 +25,7 @@ _PART = (
 
 _WHY = {
     **dict.fromkeys(("Exp", "Pow", "Sinh", "Cosh"), _FACTORS),
-    **dict.fromkeys(("Log", "Sqrt", "Reciprocal", "ReduceLogSum"), _POLE),
+    **dict.fromkeys(("Log", "Sqrt", "Reciprocal", "ReduceLogSum"), POLE),
     **dict.fromkeys(("Asin", "Acos", "Acosh", "Atanh"), _EDGE),
     **dict.fromkeys(("Sin", "Cos", "Tan"), _ANGLE),
     **dict.fromkeys(

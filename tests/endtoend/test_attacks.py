@@ -347,6 +347,45 @@ def test_small_denominators(preset: str) -> None:
     assert min(noise(constant, quantize_static(constant, [feeds], preset), feeds)) > 30
 
 
+_SHAPE = "k = Constant <value_ints = [32, 16]> ()"
+#: Spellings of ``c`` in directions, with zero for a row of zeros, as exporters write them.
+DIRECTIONS = {
+    "clip": "m = Clip (n, tiny) y = Div (c, m)",
+    "clip and expand": f"m = Clip (n, tiny) {_SHAPE} e = Expand (m, k) y = Div (c, e)",
+    "max": "m = Max (n, tiny) y = Div (c, m)",
+    "add": "m = Add (n, tiny) y = Div (c, m)",
+    "where": "z = Equal (n, zero) m = Where (z, one, n) y = Div (c, m)",
+    "reciprocal": "m = Clip (n, tiny) r = Reciprocal (m) y = Mul (c, r)",
+    "moved": f"m = Max (n, tiny) r = Reciprocal (m) {_SHAPE} e = Expand (r, k) y = Mul (e, c)",
+    "one over": "m = Max (n, tiny) r = Div (one, m) y = Mul (c, r)",
+    "power": "m = Add (n, tiny) r = Pow (m, minus) y = Mul (c, r)",
+}
+
+
+@pytest.mark.parametrize("preset", ["A8W8", "S8S8", "A16W8"])
+@pytest.mark.parametrize("spelling", DIRECTIONS.values(), ids=DIRECTIONS)
+def test_directions_of_zeros(spelling: str, preset: str) -> None:
+    """The rounded bound of a norm is 0, and 0 / 0 is no number."""
+    constants = {
+        "tiny": np.float32(1e-12),
+        "zero": np.float32(0),
+        "one": np.float32(1),
+        "minus": np.float32(-1),
+    }
+    model = with_weights(
+        f"""g (float[32, 16] x) => (float[32, 16] y) {{
+            c = MatMul (x, w)
+            n = ReduceL2 <axes = [-1]> (c)
+            {spelling}
+        }}""",
+        w=gaussian(16, 16),
+        **{name: value for name, value in constants.items() if name in spelling},
+    )
+    sizes = np.float32(np.linspace(0, 1, 32))[:, None]
+    feeds = {"x": gaussian(32, 16, seed=1) * sizes}
+    assert min(noise(model, quantize_static(model, [feeds], preset), feeds)) > 20
+
+
 @pytest.mark.parametrize("preset", ["A8W8", "S8S8", "XINT8"])
 def test_known_bounds_that_are_hardly_used(preset: str) -> None:
     """A softmax over a thousand values, and a tangent close to zero."""
