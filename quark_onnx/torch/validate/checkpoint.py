@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +23,8 @@ from quark_onnx.torch.validate.rules import broken
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+#: Files in which GPTQModel and AutoAWQ write the settings of a quantization.
+SETTINGS = ("quantize_config.json", "quant_config.json")
 #: Stand-in where a name belongs to no module, so that look-ups of its tensors find nothing.
 _NO_MODULE = Module("", {})
 
@@ -36,6 +39,7 @@ class Checkpoint:
         index: file names by tensor name, from the index; None without an index.
         headers: headers of the readable files, by file name.
         damage: findings while reading.
+        settings: content of the files of ``SETTINGS`` that are there, by file name.
     """
 
     folder: Path
@@ -43,6 +47,7 @@ class Checkpoint:
     index: dict[str, str] | None
     headers: dict[str, Header]
     damage: tuple[Finding, ...]
+    settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
@@ -149,8 +154,9 @@ class Checkpoint:
         """Layout by the configuration, such as "quark"; "float" if not quantized."""
         if not self.quantization:
             return "float"
+        method = self.quantization.get("quant_method")
         # vLLM lowers the name before it looks for a class
-        return str(self.quantization.get("quant_method", "")).lower()
+        return method.lower() if isinstance(method, str) else ""
 
     @property
     def dtype(self) -> str:
@@ -206,13 +212,17 @@ def read(folder: Path) -> Checkpoint:
     # optional: clients generate with defaults of their own without the file
     if (folder / "generation_config.json").is_file():
         _read_json(folder / "generation_config.json", "generation-config", damage)
+    settings = dict[str, dict[str, Any]]()
+    for name in SETTINGS:
+        if (folder / name).is_file():
+            settings[name] = _read_json(folder / name, "settings-differ", damage)
     index = _read_index(folder, damage)
     headers = _read_headers(_weights(files, index), damage)
     if not files:
         damage.append(
             broken("no-weights", str(folder.name), "there is no *.safetensors"),
         )
-    return Checkpoint(folder, config, index, headers, tuple(damage))
+    return Checkpoint(folder, config, index, headers, tuple(damage), settings)
 
 
 def _weights(files: list[Path], index: dict[str, str] | None) -> list[Path]:

@@ -17,12 +17,15 @@ from quark_onnx.torch.validate import (
     llama_cpp,
     model,
     native_fp8,
+    other_settings,
     packed,
     quark_transformers,
     quark_vllm,
+    scale_values,
     vllm_names,
 )
 from quark_onnx.torch.validate.checkpoint import Checkpoint, read
+from quark_onnx.torch.validate.fields import NO_KEY, shown
 from quark_onnx.torch.validate.finding import (
     SEVERITIES,
     WARNING,
@@ -62,11 +65,12 @@ class Layout:
 #: ``file_findings`` comes first: damage explains many of the findings that follow.
 EVERY: tuple[Check, ...] = (
     model.file_findings,
+    other_settings.settings_findings,
     model.told_findings,
     model.layer_findings,
     model.head_findings,
     model.scale_findings,
-    model.value_findings,
+    scale_values.value_findings,
 )
 OWN: dict[str, tuple[Check, ...]] = {
     "vllm": (
@@ -231,7 +235,7 @@ RELEASES = {
 def validate(folder: Path, client: str) -> Validation:
     """Check by the rules of a client whether it would load a checkpoint correctly.
 
-    Only headers are read, and nothing is loaded.
+    Only headers and scales are read, and nothing is loaded.
 
     Args:
         folder: Hugging Face checkpoint of any tool; for "llama.cpp" a ``*.gguf`` file or its
@@ -317,7 +321,10 @@ def _unknown(checkpoint: Checkpoint, client: str) -> Finding:
         checkpoint: the checkpoint; its method is empty if the configuration names none.
         client: name of the client.
     """
-    place, found = "quantization_config.quant_method", repr(checkpoint.method)
+    place = "quantization_config.quant_method"
+    found = NO_KEY
+    if "quant_method" in checkpoint.quantization:
+        found = shown(checkpoint.quantization["quant_method"])
     if checkpoint.method in _UNCHECKED[client]:
         return broken("method-unchecked", place, found)
     # transformers raises without a method, and skips an unknown one with a warning

@@ -67,6 +67,11 @@ def is_positive(value: object) -> TypeGuard[int]:
     return type(value) is int and value > 0
 
 
+def is_group_size(value: object) -> bool:
+    """Return whether a value is a number of inputs with a common scale, or -1 for all inputs."""
+    return is_positive(value) or (is_integer(value) and value == -1)
+
+
 def is_object(value: object) -> bool:
     """Return whether a value is a JSON object."""
     return isinstance(value, dict)

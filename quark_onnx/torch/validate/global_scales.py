@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from quark_onnx.containers import grouped_by, present
@@ -64,6 +65,9 @@ def _differing_findings(
     # int4_fp8 has a second scale for each output: single_value returns None, which drops out
     tensors = present(module.tensors.get(scale) for module in modules)
     values = present(map(single_value, tensors))
+    # an unusable scale has a finding of its own
+    if not all(0 < value < math.inf for value in values):
+        return
     if values and max(values) - min(values) > _TOLERANCE * abs(max(values)):
         text = ", ".join(f"{value:.6g}" for value in values)
         yield broken("nvfp4-scales-differ", name, text)

@@ -27,6 +27,8 @@ _DYNAMIC = f"{QUANTIZATION}.dynamic"
 _LISTED = "modules_in_block_to_quantize"
 #: Bits and symmetry for which vLLM has kernels: ``TYPE_MAP`` of auto_gptq.py.
 _TYPES = ((4, True), (8, True))
+#: Group sizes of the kernel for Linear layers: ``MARLIN_SUPPORTED_GROUP_SIZES`` of marlin_utils.py.
+_GROUP_SIZES = (-1, 32, 64, 128)
 #: Blocks in which optimum replaces layers: ``BLOCK_PATTERNS`` in optimum/gptq/constants.py.
 _BLOCKS = (
     "transformer.h.",
@@ -119,15 +121,22 @@ class SettingsInVllm:
         return {**self._entries, **_changes(self._rules[rule])}
 
     def findings(self) -> Iterator[Finding]:
-        """Yield layers for which a rule chooses what vLLM has no kernel for."""
+        """Yield layers for which vLLM has no kernel."""
         for module in self._checkpoint.quantized_linears:
             settings = self.of(module)
-            if settings is None or settings is self._entries:
+            if settings is None:
                 continue
             bits, symmetric = settings.get("bits"), settings.get("sym")
             if (bits, symmetric) not in _TYPES:
                 text = f"a rule of dynamic chooses {bits} bits with sym {symmetric!r}"
                 yield broken("gptq-config", module.name, text)
+            size = settings.get("group_size")
+            # another kernel takes experts, whatever their groups are
+            if size not in _GROUP_SIZES and not module.experts:
+                is_common = settings is self._entries
+                place = f"{QUANTIZATION}.group_size" if is_common else module.name
+                text = f"groups of {size}; -1, 32, 64 and 128 are read"
+                yield broken("gptq-config", place, text)
 
 
 def _changes(change: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ The format: eight bytes with the length of a JSON header, the header, then the v
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
@@ -36,6 +37,8 @@ BITS = {
 #: Types of float weights and of scales in the layouts.
 FLOATS = ("F32", "BF16", "F16")
 
+#: Bytes of the values that are read at once.
+_PART = 2**26
 #: The library refuses longer headers, too.
 _LONGEST_HEADER = 100_000_000
 
@@ -158,6 +161,20 @@ def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:
     return np.frombuffer(data, f"<f{BITS[tensor.dtype] // 8}").astype(np.float64)
 
 
+def raw_values_of(tensor: Tensor) -> Iterator[npt.NDArray[np.unsignedinteger]]:
+    """Yield the bits of the values of a tensor, as unsigned integers, in parts of 64 MiB at most.
+
+    Args:
+        tensor: a tensor whose values have 8, 16 or 32 bits.
+    """
+    dtype = np.dtype(f"<u{BITS[tensor.dtype] // 8}")
+    with tensor.file.open("rb") as stream:
+        stream.seek(tensor.start)
+        for place in range(0, tensor.size, _PART):
+            data = stream.read(min(_PART, tensor.size - place))
+            yield np.frombuffer(data, dtype)
+
+
 def integers_of(tensor: Tensor) -> tuple[int, ...]:
     """Return the values of a small integer tensor.
 
@@ -186,9 +203,11 @@ def single_value(tensor: Tensor) -> float | None:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; raise ValueError for duplicate keys."""
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        raise ValueError("a name stands there twice")
+    entries = dict[str, Any]()
+    for name, value in pairs:
+        if name in entries:
+            raise ValueError(f"{name!r} stands there twice")
+        entries[name] = value
     return entries
 
 
@@ -253,8 +272,11 @@ def _check_places(tensors: dict[str, Tensor], start: int, size: int) -> None:
                 " gap or an overlap",
             )
         place += tensor.size
-    if place != size:
-        raise ModelError(
-            f"{size} bytes instead of {place}:"
-            f" {'truncated' if size < place else 'something follows'}",
-        )
+    if place == size:
+        return
+    what = "something follows"
+    if size < place:
+        ends = (tensor.start + tensor.size for tensor in tensors.values())
+        cut = [name for name, end in zip(tensors, ends, strict=True) if end > size]
+        what = f"truncated, {len(cut)} of {len(tensors)} tensors are cut, as {cut[0]!r}"
+    raise ModelError(f"{size} bytes instead of {place}: {what}")

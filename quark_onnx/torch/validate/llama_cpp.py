@@ -189,6 +189,9 @@ def _place_findings(
             problem = _misplaced(file, header, tensor, place, size)
             # every tensor begins at a multiple of the alignment
             place += ceil_div(size, align) * align
+        elif problem is None:
+            # of an unknown size, it has one byte at least
+            problem = _beyond_the_end(file, header, tensor, 1)
         if problem is not None:
             yield problem
             return
@@ -231,7 +234,7 @@ def _misplaced(
     place: int,
     size: int,
 ) -> Finding | None:
-    """Return the finding of a tensor at another offset, or beyond the end of the file.
+    """Return the finding of a tensor at a wrong offset, or beyond the end of the file.
 
     Args:
         file: name of the file.
@@ -243,6 +246,23 @@ def _misplaced(
     if tensor.offset != place:
         text = f"it begins at {tensor.offset} instead of {place}"
         return broken("gguf-place", tensor.name, text)
+    return _beyond_the_end(file, header, tensor, size)
+
+
+def _beyond_the_end(
+    file: str,
+    header: GGUFHeader,
+    tensor: GGUFTensor,
+    size: int,
+) -> Finding | None:
+    """Return the finding of a tensor that reaches beyond the end of the file.
+
+    Args:
+        file: name of the file.
+        header: header of the file.
+        tensor: the tensor.
+        size: size of its values in bytes.
+    """
     # the data section begins at a multiple of the alignment
     start = ceil_div(header.start, header.alignment) * header.alignment
     if start + tensor.offset + size > header.size:

@@ -8,19 +8,19 @@ from functools import partial
 from itertools import filterfalse
 from typing import Any
 
-import numpy as np
-
 from quark_onnx.containers import present, subset, without
 from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,
+    QUANTIZATION,
     FieldCheck,
     field_findings,
     is_given,
     is_set,
+    shown,
 )
-from quark_onnx.torch.validate.finding import REFUSED, WARNING, WRONG, Finding
-from quark_onnx.torch.validate.header import FLOATS, Tensor, single_value, values_of
+from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding
+from quark_onnx.torch.validate.header import FLOATS, Tensor, single_value
 from quark_onnx.torch.validate.modules import (
     EMBEDDING,
     HEAD,
@@ -67,11 +67,6 @@ _BLOCK = re.compile(r"model\.layers\.(\d+)\.(.+)")
 #: Norms over the hidden state; those of heads (q_norm, k_norm) have another length.
 _NORM = re.compile(r"model\.(layers\.\d+\.(input|post_attention)_layernorm|norm)")
 _LAYER_SCALES = ("weight_scale", "input_scale")
-#: Scales of weights, activations, outputs and the KV cache, in any layout; ``_2`` is the second
-#: stage, ``_inv`` DeepSeek's name, ``_global`` the name of compressed-tensors.
-_SCALE = re.compile(
-    r"(weight|input|activation|output|prob_output|[kvq]|kv)(_global)?_scale(_2|_inv)?",
-)
 #: Scales of a KV cache under all names that clients look for.
 _KV_SCALE = re.compile(
     r"\.(?:[kv]_proj\.(?:output_scale|[kv]_scale)|[kv]_scale|kv_scale)$",
@@ -317,56 +312,6 @@ def _lost_biases(checkpoint: Checkpoint, blocks: list[str]) -> list[str]:
     return lost
 
 
-def value_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield scales of layers or outputs that are 0, infinite or NaN.
-
-    Scales of blocks are not read.
-    """
-    for module in checkpoint.modules.values():
-        for name, tensor in module.tensors.items():
-            # scales per group or block are matrices, which would have to be read in full
-            if _SCALE.fullmatch(name) and _is_float_vector(tensor):
-                yield from _scale_value_findings(module, name, tensor)
-
-
-def _scale_value_findings(
-    module: Module,
-    name: str,
-    tensor: Tensor,
-) -> Iterator[Finding]:
-    """Yield a scale with unusable values.
-
-    Args:
-        module: the layer of the scale.
-        name: name of the tensor below the layer.
-        tensor: a float scalar or vector, whose values are read from the file.
-
-    Yields:
-        At most one finding, with the first unusable value. Infinities and NaN are unusable
-        anywhere, values of 0 or less only in a tensor of one value.
-    """
-    values = values_of(tensor)
-    # of several scales some may be 0, as for outputs whose weights are all 0
-    usable = np.isfinite(values)
-    if tensor.count == 1:
-        usable &= values > 0
-    if usable.all():
-        return
-    # one finding for each tensor, with the first bad value
-    wrong = values[~usable][0]
-    severity = WRONG
-    if wrong == 0 and module.experts and name.startswith("input"):
-        # clients take the greatest scale of the experts, so that a zero has no effect
-        severity = WARNING
-    yield broken("scale-value", tensor.name, f"it is {wrong:g}", severity)
-
-
-def _is_float_vector(tensor: Tensor) -> bool:
-    """Return whether a tensor has floats, and at most one axis."""
-    # scales of 8 bits belong to groups or blocks
-    return tensor.dtype in FLOATS and len(tensor.shape) <= 1 and tensor.count > 0
-
-
 def told_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield sizes that a configuration lacks, where clients use another model's."""
     # the configuration of a part may omit defaults of its family
@@ -380,6 +325,9 @@ def layer_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     for module in checkpoint.modules.values():
         weight = module.weight
         if weight is not None:
+            if module.has_bare_integers:
+                text = f"the type is {weight.dtype}; it must be a float"
+                yield broken("tensor-type", weight.name, text)
             yield from _norm_findings(config, module, weight)
             yield from _matrix_findings(config, module, weight)
 
@@ -495,9 +443,17 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield quantized tensors that no configuration declares."""
+    given = checkpoint.config.get("quantization_config")
+    if given:
+        text = f"{shown(given)}, and not an object"
+        yield broken("malformed", QUANTIZATION, text)
+        return
     for module in checkpoint.modules.values():
         # inv_freq of rotary embeddings is a buffer that old files store
-        if module.is_quantized and not module.name.endswith("rotary_emb"):
+        is_buffer = module.name.endswith("rotary_emb")
+        # integers without a scale have a finding of their own
+        is_asked = not is_buffer and not module.has_bare_integers
+        if module.is_quantized and is_asked:
             text = f"its weight is {module.weight}, and there is no quantization_config"
             yield broken("undeclared", module.name, text)
 

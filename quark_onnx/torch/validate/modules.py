@@ -98,6 +98,14 @@ class Module:
         return found["experts"] if found else ""
 
     @property
+    def has_bare_integers(self) -> bool:
+        """Whether a norm or an embedding, for example, has integers without a scale."""
+        weight = self.tensors.get("weight")
+        if weight is None or self.is_linear or self.is_head:
+            return False
+        return weight.dtype in _INTEGERS and not any("scale" in n for n in self.tensors)
+
+    @property
     def is_quantized(self) -> bool:
         """Whether the values are not 16-bit or 32-bit floats, or have a scale."""
         weight = self.weight
@@ -108,6 +116,10 @@ class Module:
         )
         # F64 without a scale is an unquantized weight, too; integers and 8-bit floats never are
         return weight is not None and (scaled or weight.dtype not in (*FLOATS, "F64"))
+
+
+#: Types of integers, which stand for codes in weights.
+_INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
 
 
 def today(name: str) -> str:

@@ -12,8 +12,10 @@ from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY,
     QUANTIZATION,
+    is_group_size,
     is_positive,
     missing_key_findings,
+    shown,
 )
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.gptq_settings import (
@@ -70,7 +72,21 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     bits = _bits(entries, 4)
     if bits != 4:
         yield broken("awq-config", f"{QUANTIZATION}.bits", repr(bits))
+    yield from _group_size_findings(entries, "awq-config")
     yield from _version_findings(entries, "awq-version")
+
+
+def _group_size_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
+    """Yield a group size that is no number of inputs; a missing one has a finding of its own.
+
+    Args:
+        entries: the quantization_config.
+        rule: name of the rule that another value breaks, which depends on the client.
+    """
+    given = subset(entries, ("q_group_size", "group_size"))
+    if given and not is_group_size(_group_size(entries)):
+        text = shown(_group_size(entries))
+        yield broken(rule, f"{QUANTIZATION}.group_size", text)
 
 
 def _version_findings(entries: dict[str, Any], rule: str) -> Iterator[Finding]:
@@ -172,6 +188,7 @@ def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             f"{QUANTIZATION}.bits",
             f"{bits!r} with sym {symmetric!r}; 4 and 8 with true are read",
         )
+    yield from _group_size_findings(entries, "gptq-config")
     # with one group for all inputs the order of the columns does not matter
     if entries.get("desc_act") and entries.get("group_size") != -1:
         yield broken(
@@ -193,6 +210,7 @@ def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if bits not in (2, 3, 4, 8):
         text = NO_KEY if bits is None else repr(bits)
         yield broken("gptqmodel-config", f"{QUANTIZATION}.bits", text)
+    yield from _group_size_findings(entries, "gptqmodel-config")
     if checkpoint.method == "awq":
         yield from _version_findings(entries, "method-unchecked")
 
@@ -269,7 +287,8 @@ def _tensor_findings(
         weight = module.weight
         # norms, embeddings and layers that were left out
         is_float = "weight" in module.tensors and not module.is_quantized
-        if weight is None or is_float:
+        # integers without a scale have a finding of their own
+        if weight is None or is_float or module.has_bare_integers:
             continue
         # a matrix of codes under another name, or a norm that was renamed to qweight
         if not weight.name.endswith(".qweight") or len(weight.shape) != 2:

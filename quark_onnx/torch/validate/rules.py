@@ -43,6 +43,13 @@ _FILES = {
         "delete or replace it",
         _LOADER,
     ),
+    "settings-differ": Rule(
+        WARNING,
+        "files with settings agree with config.json, which they have precedence over in"
+        " GPTQModel",
+        "delete the file, or correct the wrong one",
+        f"{release('gptqmodel')}, quantization/config.py, QUANT_CONFIG_FILENAME_COMPAT",
+    ),
     "architecture": Rule(
         REFUSED,
         "config.json names model_type and architectures",
@@ -500,7 +507,7 @@ _OTHER = {
     ),
     "awq-config": Rule(
         REFUSED,
-        "bits is 4, and group_size and zero_point are there",
+        "bits is 4, and zero_point and a group_size of -1 or more than 0 are there",
         _AGAIN,
         _AWQ,
     ),
@@ -524,7 +531,7 @@ _OTHER = {
     ),
     "gptqmodel-config": Rule(
         REFUSED,
-        "bits is 2, 3, 4 or 8",
+        "bits is 2, 3, 4 or 8, and group_size is -1 or more than 0",
         _AGAIN,
         f"{TRANSFORMERS}, GPTQConfig and AwqConfig",
     ),

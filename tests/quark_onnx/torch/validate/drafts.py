@@ -15,6 +15,7 @@ from typing import Any
 Entry = tuple[str, tuple[int, ...]]
 BYTES = {
     "BOOL": 1,
+    "F8_E8M0": 1,
     "U8": 1,
     "I8": 1,
     "F8_E4M3": 1,

@@ -92,16 +92,16 @@ def test_a_part_of_the_name_of_a_fused_layer(tmp_path: Path) -> None:
     [
         ("-:.*qkv_proj", {"excluded-quantized"}),
         ("-:.*o_proj", {"excluded-quantized"}),
-        ("+:.*qkv_proj", {"tensor-shape"}),
+        ("+:.*qkv_proj", {"group-divides"}),
         # groups of q_proj alone are not read by vLLM
-        ("+:.*[qkv]_proj", {"tensor-shape"}),
+        ("+:.*[qkv]_proj", {"group-divides"}),
         ("+:.*\\.[qkv]_proj", set()),
     ],
 )
 def test_rules_of_gptq(pattern: str, vllm: set[str], tmp_path: Path) -> None:
     """vLLM compares them with the names of fused layers; transformers does not read them."""
     draft = drafts.gptq()
-    draft.quantization["dynamic"] = {pattern: {"group_size": 16}}
+    draft.quantization["dynamic"] = {pattern: {"group_size": 128}}
     folder = draft.write(tmp_path / "model")
     found = {finding.rule for finding in validate(folder, "vllm").findings}
     assert found == vllm

@@ -258,6 +258,57 @@ def test_any_value_in_the_configuration(
         assert json.dumps(validate(folder, client).document)
 
 
+SETTINGS = ("quantize_config.json", "quant_config.json")
+
+
+@pytest.mark.parametrize("file", SETTINGS)
+@pytest.mark.parametrize("client", ["vllm", "transformers"])
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_settings_in_two_files(
+    layout: str, client: str, file: str, tmp_path: Path
+) -> None:
+    """GPTQModel reads the other file, and the clients config.json."""
+    draft: drafts.Draft = getattr(drafts, layout)()
+    folder = draft.write(tmp_path / "two")
+    (folder / file).write_text(json.dumps(draft.quantization), encoding="utf-8")
+    assert validate(folder, client).findings == ()
+    # AutoAWQ's own names
+    edit(folder / file, w_bit=4, q_group_size=32)
+    assert validate(folder, client).findings == ()
+    for key, value in (("bits", 8), ("group_size", -1), ("quant_method", "other")):
+        contrary = {**draft.quantization, key: value}
+        (folder / file).write_text(json.dumps(contrary), encoding="utf-8")
+        (finding,) = validate(folder, client).findings
+        assert finding.place == f"{file}, {key}"
+        assert finding.severity == "warning" and repr(value) in finding.found
+    (folder / file).write_text("{", encoding="utf-8")
+    (finding,) = validate(folder, client).findings
+    assert (finding.rule, finding.place) == ("settings-differ", file)
+
+
+def test_settings_that_config_json_lacks(tmp_path: Path) -> None:
+    draft = drafts.gptq()
+    settings = draft.config.pop("quantization_config")
+    folder = draft.write(tmp_path / "one")
+    (folder / SETTINGS[0]).write_text(json.dumps(settings), encoding="utf-8")
+    assert rules(validate(folder, "vllm")) == ["settings-differ", "undeclared"]
+
+
+def test_damage_names_the_tensor(tmp_path: Path) -> None:
+    """A file that is cut, and a header that has a name twice."""
+    folder = drafts.plain().write(tmp_path / "plain")
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    last = [*drafts.plain().tensors][-1]
+    file.write_bytes(whole[:-1])
+    (finding,) = validate(folder, "vllm").findings
+    assert finding.place == file.name and repr(last) in finding.found
+    text = b'{"a": 1, "twice": 2, "twice": 3}'
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    (finding,) = validate(folder, "vllm").findings
+    assert finding.place == file.name and "'twice'" in finding.found
+
+
 def test_a_header_that_is_longer_than_the_file(tmp_path: Path) -> None:
     file = tmp_path / "file.safetensors"
     file.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")

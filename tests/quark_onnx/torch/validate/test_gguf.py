@@ -252,6 +252,24 @@ def test_parts(tmp_path: Path) -> None:
     assert validate(tmp_path, "llama.cpp").findings == ()
 
 
+def test_truncated_without_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "quark_onnx.torch.validate.llama_cpp.gguf_package", lambda: None
+    )
+    file = write(tmp_path / "model.gguf")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: read_gguf(file).start + 100])
+    (finding,) = [
+        found
+        for found in validate(file, "llama.cpp").findings
+        if found.severity == "refused"
+    ]
+    assert (finding.rule, finding.place) == ("gguf-damaged", "model.gguf")
+    assert "ends within" in finding.found
+
+
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(tmp_path / "model.gguf")
     monkeypatch.setattr(

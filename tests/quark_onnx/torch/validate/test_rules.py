@@ -1154,6 +1154,47 @@ CASES = (
     Case("awq-version", "wrong", drafts.awq, quantization(version="gemv")),
     Case("gptq-config", "refused", drafts.gptq, quantization(desc_act=True)),
     Case("gptq-config", "refused", drafts.gptq, quantization(sym=False)),
+    # kernels for Linear layers have no such groups
+    Case("gptq-config", "refused", drafts.gptq, quantization(group_size=16)),
+    *(
+        Case(rule, "refused", whole, quantization(group_size=size), (client,), "size")
+        for size in (0, -5, "32", None, True, [32])
+        for rule, whole, client in (
+            ("gptq-config", drafts.gptq, "vllm"),
+            ("awq-config", drafts.awq, "vllm"),
+            ("gptqmodel-config", drafts.gptq, "transformers"),
+            ("gptqmodel-config", drafts.awq, "transformers"),
+        )
+    ),
+    *(
+        Case("tensor-type", "wrong", whole, shape(name, "I32", *sizes), BOTH, name)
+        for whole in (drafts.plain, lambda: drafts.fp8((16, 16)), drafts.awq)
+        for name, sizes in (
+            ("model.norm.weight", (32,)),
+            ("model.embed_tokens.weight", (40, 32)),
+        )
+    ),
+    *(
+        Case("method", "refused", drafts.awq, quantization(quant_method=name), BOTH)
+        for name in (None, "", ["awq"], {}, 7)
+    ),
+    Case(
+        "method",
+        "refused",
+        drafts.awq,
+        without("quantization_config", "quant_method"),
+        BOTH,
+    ),
+    *(
+        Case(
+            "malformed",
+            "refused",
+            drafts.plain,
+            config(quantization_config=value),
+            BOTH,
+        )
+        for value in (7, "awq", [1])
+    ),
     Case(
         "gptq-config",
         "refused",
@@ -1204,6 +1245,7 @@ CASES = (
             ({"x": {"desc_act": True}}, "dynamic"),
             ({r".*\.o_proj": {"bits": 3}}, "o_proj"),
             ({r".*\.o_proj": {"sym": False}}, "o_proj"),
+            ({r".*\.o_proj": {"group_size": 16}}, "o_proj"),
         )
     ),
     Case(
@@ -1263,6 +1305,7 @@ ELSEWHERE = {
         "index-json",
         "file-missing",
         "file-damaged",
+        "settings-differ",
     ),
     *("tensor-missing", "tensor-misplaced", "tensor-twice"),
     *("quark-two-stages", "quark-mixture", "fp8-names"),
@@ -1398,11 +1441,11 @@ def test_weights_that_are_cast_alone_have_no_scale(tmp_path: Path) -> None:
 def test_groups_of_single_layers_in_gptq(tmp_path: Path) -> None:
     """A rule of ``dynamic`` changes the groups of the layers whose whole name it matches."""
     draft = drafts.gptq()
-    draft.quantization["dynamic"] = {r"+:.*\.down_proj$": {"group_size": 16}}
+    draft.quantization["dynamic"] = {r"+:.*\.down_proj$": {"group_size": 64}}
     for name, (out, into) in drafts.LINEARS.items():
         if name.endswith("down_proj"):
-            draft.tensors[f"{name}.qzeros"] = ("I32", (into // 16, out // 8))
-            draft.tensors[f"{name}.scales"] = ("F16", (into // 16, out))
+            draft.tensors[f"{name}.qzeros"] = ("I32", (into // 64, out // 8))
+            draft.tensors[f"{name}.scales"] = ("F16", (into // 64, out))
     verdict = validate(draft.write(tmp_path / "groups"), "vllm")
     assert verdict.findings == ()
     del draft.quantization["dynamic"]
