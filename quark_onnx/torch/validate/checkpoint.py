@@ -25,6 +25,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: Files in which GPTQModel and AutoAWQ write the settings of a quantization.
 SETTINGS = ("quantize_config.json", "quant_config.json")
+#: Findings that leave tensors unknown.
+_INCOMPLETE = {"file-damaged", "index-json", "no-weights"}
 #: Stand-in where a name belongs to no module, so that look-ups of its tensors find nothing.
 _NO_MODULE = Module("", {})
 
@@ -63,6 +65,13 @@ class Checkpoint:
         for file, header in self.headers.items():
             names |= dict.fromkeys(header.tensors, file)
         return names
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether the headers of all files of weights were read."""
+        wanted = set((self.index or {}).values())
+        damaged = {finding.rule for finding in self.damage} & _INCOMPLETE
+        return not damaged and wanted <= self.headers.keys()
 
     # cached, as every check walks over all modules, and a mixture has 10,000s of tensors
     @cached_property
@@ -247,7 +256,8 @@ def _read_headers(files: list[Path], damage: list[Finding]) -> dict[str, Header]
     for file in files:
         try:
             headers[file.name] = read_header(file)
-        except ModelError as error:
+        # the operating system may not let it be read
+        except (ModelError, OSError) as error:
             damage.append(broken("file-damaged", file.name, str(error)))
     return headers
 
@@ -259,6 +269,8 @@ def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
     # "there is no such file" says more than the error of the operating system
     except FileNotFoundError:
         problem = "there is no such file"
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
     except (ValueError, RecursionError) as error:
         problem = f"it is no JSON: {error}"
     else:
@@ -277,7 +289,7 @@ def _read_index(folder: Path, damage: list[Finding]) -> dict[str, str] | None:
     # another
     before = len(damage)
     found = _read_json(folder / INDEX, "index-json", damage).get("weight_map")
-    if isinstance(found, dict) and is_names([*found.values()]):
+    if found and isinstance(found, dict) and is_names([*found.values()]):
         return found
     if len(damage) == before:
         damage.append(

@@ -34,6 +34,10 @@ def findings(folder: Path) -> Iterator[Finding]:
     except FileNotFoundError:
         yield broken("genai-none", str(folder), f"there is no {CONFIG}")
         return
+    except OSError as error:
+        text = f"it cannot be read: {error.strerror}"
+        yield broken("genai-config", CONFIG, text)
+        return
     except (ValueError, RecursionError) as error:
         yield broken("genai-config", CONFIG, f"it is no JSON: {error}")
         return

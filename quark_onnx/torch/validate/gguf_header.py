@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.validate.header import refuse_pointer
 
 #: Version 1 has counts of 32 bits; llama.cpp does not read it any more.
 VERSIONS = (2, 3)
@@ -97,6 +98,7 @@ def read_gguf(file: Path) -> GGUFHeader:
             without the file name.
     """
     size = file.stat().st_size
+    refuse_pointer(file)
     with file.open("rb") as stream:
         reader = _Reader(stream, size)
         if reader.bytes(4) != b"GGUF":

@@ -7,7 +7,7 @@ from typing import Any
 
 from quark_onnx.containers import flattened, of_type
 from quark_onnx.torch.validate.checkpoint import Checkpoint
-from quark_onnx.torch.validate.fields import QUANTIZATION, is_integer, shown
+from quark_onnx.torch.validate.fields import QUANTIZATION, is_integer, is_names, shown
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.json_values import object_of
 from quark_onnx.torch.validate.modules import (
@@ -157,6 +157,31 @@ def listed(entries: Mapping[str, Any]) -> list[str]:
     return of_type(flattened(nested), str)
 
 
+def list_findings(
+    entries: Mapping[str, Any],
+    rule: str,
+    is_nested_alone: bool = False,
+) -> Iterator[Finding]:
+    """Yield a list of quantized layers that a client cannot read.
+
+    Args:
+        entries: the quantization_config; null and a missing list are no error.
+        rule: name of the rule that another value breaks, which depends on the client.
+        is_nested_alone: whether the client reads lists of names in the list, and no names:
+            ``GPTQQuantizer.convert_model`` of optimum joins them by ``sum(..., [])``.
+    """
+    given = entries.get(_LISTED)
+    members = given if isinstance(given, list) else []
+    lists = of_type(members, list)
+    is_right = all(map(is_names, lists)) and len(lists) == len(members)
+    if not is_nested_alone:
+        is_right = is_right or is_names(given)
+    if given is not None and not (isinstance(given, list) and is_right):
+        wanted = "lists of names" if is_nested_alone else "names, or lists of them"
+        text = f"{shown(given)}, and not a list of {wanted}"
+        yield broken(rule, f"{QUANTIZATION}.{_LISTED}", text)
+
+
 def listed_findings(
     checkpoint: Checkpoint,
     settings: SettingsInVllm,
@@ -199,8 +224,8 @@ def replaced_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     entries = checkpoint.quantization
     given = entries.get("block_name_to_quantize")
     blocks = (given,) if isinstance(given, str) else _BLOCKS
-    # every name ends with ""
-    ends = tuple(listed(entries)) or ("",)
+    # every name ends with "", and none with an entry of an empty list
+    ends = ("",) if entries.get(_LISTED) is None else tuple(listed(entries))
     text = f"transformers reads {_LISTED}, and not dynamic"
     for module in checkpoint.linears:
         # experts are no Linear layers in transformers 5

@@ -37,6 +37,8 @@ BITS = {
 #: Types of float weights and of scales in the layouts.
 FLOATS = ("F32", "BF16", "F16")
 
+#: Beginning of a pointer (https://github.com/git-lfs/git-lfs, docs/spec.md).
+_POINTER = b"version https://git-lfs"
 #: Bytes of the values that are read at once.
 _PART = 2**26
 #: The library refuses longer headers, too.
@@ -104,6 +106,7 @@ def read_header(file: Path) -> Header:
     """
     # the length is not trusted: a damaged file could ask for gigabytes of header
     size = file.stat().st_size
+    refuse_pointer(file)
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
@@ -127,6 +130,17 @@ def read_header(file: Path) -> Header:
     }
     _check_places(tensors, 8 + length, size)
     return Header(tensors, object_of(metadata), 8 + length)
+
+
+def refuse_pointer(file: Path) -> None:
+    """Raise a ModelError for a file that Git LFS has not replaced by its content.
+
+    Raises:
+        ModelError: the file is such a pointer, as in a repository that was cloned without Git LFS.
+    """
+    with file.open("rb") as stream:
+        if stream.read(len(_POINTER)) == _POINTER:
+            raise ModelError("it is a pointer of Git LFS: run git lfs pull")
 
 
 def values_of(tensor: Tensor) -> npt.NDArray[np.float64]:

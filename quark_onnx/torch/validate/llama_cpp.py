@@ -133,7 +133,7 @@ def _read(files: list[Path]) -> GGUFModel:
         try:
             headers[file.name] = read_gguf(file)
         # the other parts are read on, so that one run reports all damage
-        except ModelError as error:
+        except (ModelError, OSError) as error:
             damage.append(broken("gguf-damaged", file.name, str(error)))
     part = _PART.search(files[0].name)
     # the number of parts is in the name of each of them

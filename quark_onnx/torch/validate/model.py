@@ -16,6 +16,7 @@ from quark_onnx.torch.validate.fields import (
     FieldCheck,
     field_findings,
     is_given,
+    is_positive,
     is_set,
     shown,
 )
@@ -43,10 +44,17 @@ _ARCHITECTURE_CHECKS = (
     FieldCheck("architecture", "model_type", is_set, _NO_KEY_OR_EMPTY),
     FieldCheck("architecture", "architectures", is_set, _NO_KEY_OR_EMPTY),
 )
+
+
+def _is_count_or_null(value: object) -> bool:
+    """Return whether a value is a positive integer, or missing."""
+    return value is None or is_positive(value)
+
+
 #: Keys of the sizes of a model.
 _SIZE_CHECKS = (
-    FieldCheck("size-missing", "hidden_size", is_given, absent=NO_KEY_OR_NULL),
-    FieldCheck("size-missing", "intermediate_size", is_given, absent=NO_KEY_OR_NULL),
+    FieldCheck("size-missing", "hidden_size", is_positive, absent=NO_KEY_OR_NULL),
+    FieldCheck("size-missing", "intermediate_size", is_positive, absent=NO_KEY_OR_NULL),
     # a layer missing in all files is not noticed
     FieldCheck(
         "size-missing",
@@ -55,8 +63,11 @@ _SIZE_CHECKS = (
         absent=NO_KEY_OR_NULL,
         severity=WRONG,
     ),
-    FieldCheck("size-missing", "num_attention_heads", is_given, absent=NO_KEY_OR_NULL),
-    FieldCheck("size-missing", "vocab_size", is_given, absent=NO_KEY_OR_NULL),
+    FieldCheck("size-missing", "num_hidden_layers", _is_count_or_null),
+    FieldCheck(
+        "size-missing", "num_attention_heads", is_positive, absent=NO_KEY_OR_NULL
+    ),
+    FieldCheck("size-missing", "vocab_size", is_positive, absent=NO_KEY_OR_NULL),
 )
 #: Families with uniform blocks, and the uniform parts of blocks in other families.
 _ALIKE = {
@@ -120,7 +131,8 @@ def _index_findings(
     # a damaged file has a finding of its own, and is not missing
     unread = {finding.place for finding in checkpoint.damage}
     for file in sorted({*index.values()} - {*checkpoint.headers} - unread):
-        yield broken("file-missing", file, f"{INDEX} names it")
+        # an empty name is no place
+        yield broken("file-missing", file or INDEX, f"{INDEX} names {file!r}")
     for name, file in index.items():
         # tensors of an unread file are not known
         if file in checkpoint.headers:
@@ -166,15 +178,14 @@ def missing_findings(
     """Yield layers and heads that the configuration promises and the files lack.
 
     Args:
-        checkpoint: the checkpoint; nothing is yielded if a file is damaged, since the tensors of
-            the file are unknown.
+        checkpoint: the checkpoint; nothing is yielded if a file is missing or damaged, since the
+            tensors of the file are unknown.
         severity: consequence of a missing part for the client.
 
     Yields:
         At most three findings: missing blocks, missing layers together, and a missing head.
     """
-    # what a damaged file holds is not known
-    if checkpoint.damage or not checkpoint.headers:
+    if not checkpoint.is_whole or not checkpoint.headers:
         return
     layers = _layer_numbers(checkpoint)
     yield from _missing_block_findings(checkpoint, layers, severity)
@@ -393,7 +404,8 @@ def scale_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield scales without a weight, and KV cache scales without calibration."""
     for module in checkpoint.modules.values():
         scales = [name for name in module.tensors if name.startswith(_LAYER_SCALES)]
-        if scales and module.weight is None:
+        # the weight may be in a file that was not read
+        if scales and module.weight is None and checkpoint.is_whole:
             yield broken(
                 "scale-alone",
                 module.name,
@@ -443,6 +455,9 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def float_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Yield quantized tensors that no configuration declares."""
+    # what an unreadable configuration declares is not known
+    if not checkpoint.config:
+        return
     given = checkpoint.config.get("quantization_config")
     if given:
         text = f"{shown(given)}, and not an object"

@@ -22,6 +22,7 @@ from quark_onnx.torch.validate.gptq_settings import (
     SettingsInVllm,
     SettingsOf,
     dynamic_findings,
+    list_findings,
     listed_findings,
     replaced_findings,
 )
@@ -45,6 +46,7 @@ from quark_onnx.torch.validate.slots import (
     Slot,
     Slots,
     floats,
+    name_list_findings,
     quantized_findings,
 )
 
@@ -73,6 +75,7 @@ def awq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
     if bits != 4:
         yield broken("awq-config", f"{QUANTIZATION}.bits", repr(bits))
     yield from _group_size_findings(entries, "awq-config")
+    yield from name_list_findings(entries, "modules_to_not_convert")
     yield from _version_findings(entries, "awq-version")
 
 
@@ -189,6 +192,7 @@ def gptq_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
             f"{bits!r} with sym {symmetric!r}; 4 and 8 with true are read",
         )
     yield from _group_size_findings(entries, "gptq-config")
+    yield from list_findings(entries, "gptq-config")
     # with one group for all inputs the order of the columns does not matter
     if entries.get("desc_act") and entries.get("group_size") != -1:
         yield broken(
@@ -211,7 +215,10 @@ def gptqmodel_config_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         text = NO_KEY if bits is None else repr(bits)
         yield broken("gptqmodel-config", f"{QUANTIZATION}.bits", text)
     yield from _group_size_findings(entries, "gptqmodel-config")
+    if checkpoint.method == "gptq":
+        yield from list_findings(entries, "gptqmodel-config", is_nested_alone=True)
     if checkpoint.method == "awq":
+        yield from name_list_findings(entries, "modules_to_not_convert")
         yield from _version_findings(entries, "method-unchecked")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,15 @@ def test_no_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"weight_map": {"a": 1}}', '{"weight_map": []}']
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": []}',
+        '{"weight_map": {}}',
+    ],
 )
 def test_index_is_damaged(text: str, tmp_path: Path) -> None:
     folder = drafts.quark().write_in_two(tmp_path / "two")
@@ -292,6 +301,44 @@ def test_settings_that_config_json_lacks(tmp_path: Path) -> None:
     folder = draft.write(tmp_path / "one")
     (folder / SETTINGS[0]).write_text(json.dumps(settings), encoding="utf-8")
     assert rules(validate(folder, "vllm")) == ["settings-differ", "undeclared"]
+
+
+@pytest.mark.parametrize("client", ["vllm", "transformers"])
+@pytest.mark.parametrize(
+    "damage", ["gone", "folder", "link", "empty", "cut", "pointer"]
+)
+def test_a_part_that_is_damaged_is_the_only_finding(
+    damage: str, client: str, tmp_path: Path
+) -> None:
+    """What its tensors are is not known: nothing else is said of them."""
+    folder = drafts.quark().write_in_two(tmp_path / "two")
+    file = folder / FIRST
+    content = file.read_bytes()
+    file.unlink()
+    changes: dict[str, Callable[[], object]] = {
+        "gone": lambda: None,
+        "folder": file.mkdir,
+        "link": lambda: file.symlink_to("nowhere"),
+        "empty": file.touch,
+        "cut": lambda: file.write_bytes(content[:-1]),
+        "pointer": lambda: file.write_text(
+            "version https://git-lfs.github.com/spec/v1"
+        ),
+    }
+    changes[damage]()
+    (finding,) = validate(folder, client).findings
+    assert (finding.place, finding.severity) == (FIRST, "refused")
+    assert ("git lfs pull" in finding.found) is (damage == "pointer")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_folder_in_place_of_a_configuration(name: str, tmp_path: Path) -> None:
+    folder = drafts.quark().write(tmp_path / "quark")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    places = [finding.place for finding in validate(folder, "vllm").findings]
+    # clients do not look for a file there that they can do without
+    assert places == (["config.json"] if name == "config.json" else [])
 
 
 def test_damage_names_the_tensor(tmp_path: Path) -> None:

@@ -72,3 +72,10 @@ def test_what_is_missing_or_damaged(
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is no folder"):
         checked(tmp_path / "none")
+
+
+def test_a_folder_in_place_of_the_configuration(folder: Path) -> None:
+    (folder / "genai_config.json").unlink()
+    (folder / "genai_config.json").mkdir()
+    (finding,) = checked(folder).findings
+    assert finding.rule == "genai-config" and "regular file" in finding.found

@@ -252,6 +252,14 @@ def test_parts(tmp_path: Path) -> None:
     assert validate(tmp_path, "llama.cpp").findings == ()
 
 
+def test_no_file_but_a_folder_or_a_pointer(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").mkdir()
+    (tmp_path / "other.gguf").write_text("version https://git-lfs.github.com/spec/v1")
+    first, second = validate(tmp_path, "llama.cpp").findings
+    assert (first.rule, first.place) == ("gguf-damaged", "model.gguf")
+    assert second.place == "other.gguf" and "git lfs pull" in second.found
+
+
 def test_truncated_without_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1175,6 +1175,48 @@ CASES = (
         )
     ),
     *(
+        Case("size-missing", "refused", drafts.plain, config(**{key: value}), BOTH, key)
+        for key, value in (
+            ("num_hidden_layers", "2"),
+            ("num_attention_heads", 0),
+            ("vocab_size", 40.5),
+        )
+    ),
+    *(
+        Case(
+            "malformed",
+            "refused",
+            drafts.awq,
+            quantization(modules_to_not_convert=names),
+            BOTH,
+            "modules_to_not_convert",
+        )
+        for names in (7, "lm_head", [7])
+    ),
+    *(
+        Case(
+            rule,
+            "refused",
+            drafts.gptq,
+            quantization(modules_in_block_to_quantize=names),
+            (client,),
+            "modules_in_block_to_quantize",
+        )
+        for rule, client, lists in (
+            ("gptq-config", "vllm", (7, "mlp", [7], {"mlp": 1}, ["mlp", ["mlp"]])),
+            ("gptqmodel-config", "transformers", (7, ["mlp"], [[7]])),
+        )
+        for names in lists
+    ),
+    # transformers replaces no layer
+    Case(
+        "excluded-quantized",
+        "refused",
+        drafts.gptq,
+        quantization(modules_in_block_to_quantize=[]),
+        HF,
+    ),
+    *(
         Case("method", "refused", drafts.awq, quantization(quant_method=name), BOTH)
         for name in (None, "", ["awq"], {}, 7)
     ),
