@@ -658,10 +658,17 @@ def _with_command(verdict: Any, options: Namespace) -> Any:
     # Without advice there is no command to try.
     if verdict is None or not verdict.advice or verdict.skipped:
         return verdict
-    command = _next_command(verdict, options) if verdict.options else ""
-    if not verdict.options and not verdict.command:
-        command = _validation(options)
-    return replace(verdict, command=command)
+    if verdict.options:
+        options_text = verdict.options
+        if "gguf" in (options.export or ()):
+            # GGUF has no place for fp8, and for integers of 8 bits
+            options_text = options_text.replace("ptpc_fp8", "int8_per_channel")
+        verdict = replace(verdict, options=options_text)
+        return replace(verdict, command=_next_command(verdict, options))
+    # Advice for which there is no option has no command, except for the validation.
+    if "llm validate" in verdict.advice:
+        return replace(verdict, command=_validation(options))
+    return verdict
 
 
 def _next_command(verdict: Any, options: Namespace) -> str:
@@ -683,14 +690,18 @@ def _next_command(verdict: Any, options: Namespace) -> str:
     if not options.overwrite:
         # The output of this run exists now.
         changes.append("--overwrite")
-    return next_command(options.words, options.parser, changes, without)
+    # Of several --layer, the first match wins.
+    first = changes[0] == "--layer"
+    return next_command(options.words, options.parser, changes, without, first=first)
 
 
 def _validation(options: Namespace) -> str:
     """Return the command that validates the result; empty for an ONNX model."""
     exports = options.export or ["hf_format"]
     if "hf_format" in exports:
-        words = [str(options.output), "--for", "vllm"]
+        # vLLM reads all layouts but this one, which is that of transformers.
+        client = "transformers" if options.layout == "finegrained-fp8" else "vllm"
+        words = [str(options.output), "--for", client]
     elif "gguf" in exports:
         words = [str(options.output / "model.gguf"), "--for", "llama.cpp"]
     else:

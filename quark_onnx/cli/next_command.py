@@ -76,6 +76,8 @@ def next_command(
     parser: Parser,
     changes: Sequence[str],
     without: Iterable[str] = (),
+    *,
+    first: bool = False,
 ) -> str:
     """Return a command line with changed options, quoted for the shell.
 
@@ -87,6 +89,8 @@ def next_command(
         parser: the parser of the command or its action.
         changes: the words of the options to set.
         without: further options to leave out.
+        first: whether the changes come before the earlier options, for options that collect values
+            of which the first match wins.
     """
     parts, rest = _split(words, parser)
     changed, _ = _split(changes, parser)
@@ -95,9 +99,10 @@ def next_command(
     for part in changed:
         unwanted |= set(map(id, _replaced(part.action, parser)))
     kept = [part for part in parts if id(part.action) not in unwanted]
+    ordered = [*changed, *kept] if first else [*kept, *changed]
     # positional arguments first: an option of several values would take them
-    kept.sort(key=lambda part: part.action is not None)
-    result = [word for part in [*kept, *changed] for word in part.words]
+    ordered.sort(key=lambda part: part.action is not None)
+    result = [word for part in ordered for word in part.words]
     return shell_line([PROGRAM, *result, *rest])
 
 

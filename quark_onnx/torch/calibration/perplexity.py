@@ -34,7 +34,7 @@ def perplexity(
         The perplexity.
 
     Raises:
-        DataError: there is no window of two tokens.
+        DataError: there is no window of two tokens, or the model cannot be run on a window.
     """
     rows = [torch.as_tensor(window).long() for window in windows]
     if not rows or rows[0].numel() < 2:
@@ -47,7 +47,7 @@ def perplexity(
             ids = torch.stack(rows[start : start + batch]).to(device)
             # (windows, length - 1, vocabulary): position t predicts token t + 1. In float32, since
             # the softmax of bfloat16 logits would lose digits.
-            logits = model(input_ids=ids).logits[:, :-1].float()
+            logits = _logits(model, ids)[:, :-1].float()
             loss = torch.nn.functional.cross_entropy(
                 logits.flatten(0, 1),
                 ids[:, 1:].flatten(),
@@ -58,6 +58,22 @@ def perplexity(
             bar.update(min(start + batch, len(rows)))
     # Overflow is infinity, where math.exp would raise an error.
     return float(torch.exp(torch.tensor(total / count, dtype=torch.float64)))
+
+
+def _logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Run a model on windows of token ids.
+
+    Raises:
+        DataError: the model cannot be run.
+    """
+    try:
+        logits: torch.Tensor = model(input_ids=ids).logits
+        return logits
+    except Exception as error:
+        raise DataError(
+            f"the model cannot be run on windows of {ids.shape[1]} tokens:"
+            f" {type(error).__name__}: {error}",
+        ) from error
 
 
 def windows_of(tokens: torch.Tensor, length: int) -> list[Any]:

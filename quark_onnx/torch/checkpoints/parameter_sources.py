@@ -6,7 +6,14 @@ Names differ if experts are stacked, or if tensors are renamed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 import torch
@@ -26,6 +33,8 @@ Change = Callable[[str, Callable[[str], Any]], Any]
 #: Bytes; the alignment of torch's own memory.
 _ALIGNMENT = 64
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+#: The same types, as safetensors files name them.
+_FLOAT_TYPES = ("F16", "BF16", "F32", "F64")
 #: Names of an expert's layers in checkpoints of Mixtral.
 _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
 
@@ -135,6 +144,18 @@ class Sources:
         if expert is None:
             return stored
         return self._part(stored, name, expert)
+
+    def check_shape(self, name: str, parameter: nn.Parameter) -> None:
+        """Raise ModelError if the file of a float tensor has another shape than its parameter.
+
+        Headers are read, and no values. Parts of stacks, converted tensors and codes have shapes of
+        their own, and are checked when they are read.
+        """
+        key, expert = self._find(name) or ("", None)
+        stored = self.reader.tensors.get(key)
+        if stored is None or expert is not None or stored.dtype not in _FLOAT_TYPES:
+            return
+        _check_shape(name, stored.shape, parameter)
 
     def mark(self, name: str) -> None:
         """Mark the tensor of a parameter as used."""
@@ -310,10 +331,7 @@ def fill(  # noqa: PLR0913
 
 def _check_value(key: str, value: torch.Tensor, parameter: nn.Parameter) -> None:
     """Raise ModelError for a stored tensor of a wrong shape, or of integer codes."""
-    if value.shape != parameter.shape:
-        raise ModelError(
-            f"{key} is {list(value.shape)}, and {list(parameter.shape)} in the model",
-        )
+    _check_shape(key, value.shape, parameter)
     if parameter.is_floating_point() and value.dtype not in _FLOATS:
         raise ModelError(
             f"{key} is {value.dtype}; start from a checkpoint of float weights",
@@ -367,3 +385,11 @@ def empty(module: nn.Module, *, recurse: bool = True) -> None:
         for name, parameter in list(owner.named_parameters(recurse=False)):
             hollow = torch.empty_like(parameter, device="meta")
             setattr(owner, name, nn.Parameter(hollow, requires_grad=False))
+
+
+def _check_shape(key: str, shape: Sequence[int], parameter: nn.Parameter) -> None:
+    """Raise ModelError if a stored tensor has another shape than its parameter."""
+    if tuple(shape) != tuple(parameter.shape):
+        raise ModelError(
+            f"{key} is {list(shape)}, and {list(parameter.shape)} in the model",
+        )

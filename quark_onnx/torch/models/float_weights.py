@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ROUTER = "it chooses among experts"
+EMPTY = "it has no weights"
 
 
 def reason_of(name: str, config: TorchConfig) -> str:

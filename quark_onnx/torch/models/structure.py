@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from quark_onnx.containers import among, excluding
+from quark_onnx.containers import among, excluding, of_type
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.models.language import decoder_of, outside_language, towers_of
 from quark_onnx.torch.models.names import (
@@ -211,6 +211,26 @@ def vocabulary_of(model: nn.Module) -> int:
             f"{type(model).__name__} has no single embedding of tokens; text cannot be its data",
         )
     return len(weight)
+
+
+def positions_of(model: nn.Module) -> int | None:
+    """Return the number of positions in a learned table of positions.
+
+    GPT-2 and OPT have such a table; rotary embeddings compute any position.
+
+    Returns:
+        The number; None without a table.
+    """
+    config = getattr(model, "config", None)
+    count = getattr(config, "max_position_embeddings", None)
+    if not isinstance(count, int):
+        return None
+    tokens = embedding_of(model)
+    for module in of_type(model.modules(), nn.Embedding):
+        # OPT has two more rows than positions
+        if module is not tokens and 0 <= module.num_embeddings - count <= 2:
+            return count
+    return None
 
 
 def heads_of(model: nn.Module) -> tuple[str, ...]:

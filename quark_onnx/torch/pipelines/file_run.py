@@ -111,9 +111,12 @@ class FileRun:
         """Raise an error for problems that would otherwise surface at the end of a run.
 
         Raises:
-            ModelError: a layer has no stored weight, or the layout cannot store its codes.
+            ModelError: a layer has no stored weight, a stored tensor has another shape than the
+                parameter, or the layout cannot store the codes of a layer.
         """
         names = dict(self.model.named_parameters())
+        for name, parameter in names.items():
+            self.sources.check_shape(name, parameter)
         # only a note: parameters of parts that text does not run may be missing
         lost = [name for name in names if name not in self.sources]
         if lost:

@@ -28,6 +28,7 @@ from quark_onnx.torch.config.torch_config import (
 from quark_onnx.torch.models.attention import install_attention_hooks, notes_of
 from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.float_weights import (
+    EMPTY,
     ROUTER,
     check_not_all_float,
     notes_on_stacks,
@@ -112,6 +113,9 @@ def chosen_layers(
         spec = config.spec_of(name, kind)
         if name in routers:
             kept[name] = ROUTER
+        elif not module.weight.numel():
+            # a part of the model that its configuration gives a width of 0
+            kept[name] = EMPTY
         elif spec is None:
             kept[name] = reason_of(name, config)
         else:

@@ -27,7 +27,6 @@ from quark_onnx.torch.calibration.block_stream import (
     inference,
 )
 from quark_onnx.torch.calibration.observers import ActivationObservers, Scales
-from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.quark_tensors import stored
 from quark_onnx.torch.config.schemes import scheme
@@ -39,7 +38,7 @@ from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import blocks_of, put_modules, usually_float
 from quark_onnx.torch.pipelines.block import inside, weight_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
-from quark_onnx.torch.pipelines.ptq import Text, tokenizer_of
+from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
 from quark_onnx.torch.runtime.memory import release_memory
 from quark_onnx.torch.runtime.reductions import total
 
@@ -193,12 +192,8 @@ def mix_checkpoint(  # noqa: PLR0913
     Raises:
         QuarkError: as ``mix``, or the checkpoint or the text cannot be read.
     """
-    windows = read_windows(
-        text.source,
-        tokenizer_of(source.folder, source.trust_code),
-        text.length,
-        text.count,
-    )
+    tokenizer = tokenizer_of(source.folder, source.trust_code)
+    windows = text_windows(text, tokenizer, source.model)
     model = source.load()
     samples = [window[None] for window in windows]
     try:

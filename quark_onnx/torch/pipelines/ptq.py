@@ -21,7 +21,7 @@ from quark_onnx.torch.checkpoints.layouts import check_config
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for as config_for
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
-from quark_onnx.torch.models.structure import vocabulary_of
+from quark_onnx.torch.models.structure import positions_of, vocabulary_of
 from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, Estimator
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
@@ -43,6 +43,13 @@ logger = logging.getLogger(__name__)
 #: Seconds of a run that is long enough to name shorter ones, with a number of samples or tokens
 #: per sample, if these take at most a fraction of its time.
 _LONG, _FEW, _SHORT, _USEFUL = 300.0, 32, 256, 0.8
+#: Files of a tokenizer, of which a folder has one or more.
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,7 @@ def ptq(  # noqa: PLR0913
             held_out[:HELD_OUT],
             where,
             progress=progress,
+            layout=writing.form,
         )
     if not judges:
         return PtqResult(report, expected, verdict=judged)
@@ -287,8 +295,15 @@ def text_windows(
         int64 tensors of shape (length,).
 
     Raises:
-        DataError: a token id is outside of the model's vocabulary.
+        DataError: a token id is outside of the model's vocabulary, or a window is longer than the
+            model's table of positions.
     """
+    positions = positions_of(model)
+    if positions is not None and text.length > positions:
+        raise DataError(
+            f"windows of {text.length} tokens, and the model has positions for"
+            f" {positions}; choose a length of at most {positions}",
+        )
     windows = read_windows(text.source, tokenizer, text.length, text.count, spare)
     # an index beyond the embedding would stop the run with torch's "index out of range in self"
     count = vocabulary_of(model)
@@ -314,11 +329,24 @@ def _batched(windows: Sequence[Any]) -> list[Any]:
 def tokenizer_of(
     folder: Path, trust_code: bool = False
 ) -> PreTrainedTokenizerBase | None:
-    """Return the tokenizer of a checkpoint, or None."""
+    """Return the tokenizer of a checkpoint, or None.
+
+    A tokenizer whose files are there and cannot be read is named in a warning.
+    """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_code)
     except Exception as error:  # transformers raises several unrelated types
-        logger.debug("%s has no tokenizer: %s", folder, error)
+        files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+        # without files it is a model of token ids
+        if files:
+            # the first line: errors of transformers have pages of hints
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            logger.warning(
+                "transformers cannot read the tokenizer of %s (%s): %s",
+                folder,
+                ", ".join(files),
+                reason,
+            )
         return None

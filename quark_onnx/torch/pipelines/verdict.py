@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ from quark_onnx.report.figures import near_limits
 from quark_onnx.reported import Reported
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
+from quark_onnx.torch.checkpoints.layouts.oga import OgaLayout
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.schemes import SCHEMES
+from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.fused_groups import experts_of, fused_group_of
+from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.tensor_files import size_of_files
 from quark_onnx.torch.runtime.memory import available, release_memory
@@ -47,7 +53,10 @@ _OF_WEIGHTS = ("weight", "qweight", "qzeros", "scales", "g_idx")
 _ROWS = 256
 #: Divergence, in nats a token, up to which a loss is small, and up to which it is moderate. The
 #: logarithm of perplexity grows by about as much, and has far more noise on a few windows.
-_SMALL, _MODERATE = 0.01, 0.05
+SMALL = 0.01
+_MODERATE = 0.05
+#: Scheme of 8 bits that needs no data, for layers and models that lose much.
+_EIGHT_BITS = "ptpc_fp8"
 
 
 @dataclass(frozen=True)
@@ -180,6 +189,7 @@ def judge(  # noqa: PLR0913
     windows: Sequence[Any],
     text: str,
     progress: bool | None = False,
+    layout: Layout | None = None,
 ) -> CheckpointVerdict:
     """Compare a quantized checkpoint with its float model.
 
@@ -191,6 +201,8 @@ def judge(  # noqa: PLR0913
             generates the text.
         text: the origin of the windows, in words.
         progress: whether to show progress.
+        layout: the layout in which the checkpoint was written, for the advice; that of its
+            config.json if None, which is the same for the layouts quark and oga.
 
     Returns:
         The verdict. It has the reason in ``skipped`` if the models cannot be compared.
@@ -208,7 +220,7 @@ def judge(  # noqa: PLR0913
         return replace(sizes, skipped=reason, advice=advice)
     try:
         return _compared_models(
-            source, checkpoint, config, windows, text, sizes, progress
+            source, checkpoint, config, windows, text, sizes, progress, layout
         )
     except (
         Exception
@@ -226,6 +238,7 @@ def _compared_models(  # noqa: PLR0913
     text: str,
     sizes: CheckpointVerdict,
     progress: bool | None,
+    layout: Layout | None,
 ) -> CheckpointVerdict:
     """Load and compare both models, as ``judge`` does.
 
@@ -237,8 +250,15 @@ def _compared_models(  # noqa: PLR0913
         text: the origin of the windows, in words.
         sizes: the verdict without the comparison.
         progress: whether to show progress.
+        layout: the layout of the checkpoint; that of its config.json if None.
     """
     model = source.load()
+    # reported by name, where generation and logits would only show NaN
+    if damaged := _damaged(model):
+        return replace(
+            sizes,
+            skipped=f"{damaged} of the float model holds numbers that are infinite or none",
+        )
     if not windows:
         # a language model is its own source of plausible text
         windows, text = _written(model), "that the float model has written"
@@ -253,9 +273,15 @@ def _compared_models(  # noqa: PLR0913
         scores = _scores(model, quantized, windows, progress)
         if not rewritten_by:
             errors = _errors(model, quantized, windows[0])
+    specs = {
+        name: layer.spec for name, layer in instances(quantized, QuantizedLayer).items()
+    }
     # an evaluation that follows loads the models again, one after the other
+    dtype = next(model.parameters()).dtype
     del model, quantized
     release_memory()
+    if not isfinite(scores[1]):
+        return replace(sizes, skipped=f"the float model overflows in {dtype} {text}")
     # the sort is stable: equal errors keep the order of the model
     worst = sorted(errors.items(), key=lambda item: -item[1])[:_WORST]
     found = replace(
@@ -268,8 +294,25 @@ def _compared_models(  # noqa: PLR0913
         worst=tuple(worst),
         rewritten_by=rewritten_by,
     )
-    advice, options = _advice(found, config)
+    advice, options = _advice(found, config, specs, layout or _layout(checkpoint))
     return replace(found, advice=advice, options=options)
+
+
+def _layout(checkpoint: Path | str) -> Layout:
+    """Return the layout of a quantized checkpoint."""
+    content = read_json(Path(checkpoint) / "config.json")
+    return read_layout(content["quantization_config"])[1]
+
+
+def _damaged(model: nn.Module) -> str:
+    """Return the name of the first parameter with an infinity or NaN; empty if there is none."""
+    for name, parameter in model.named_parameters():
+        # aminmax propagates NaN, and makes no mask of the size of the parameter
+        if parameter.numel():
+            ends = torch.stack(torch.aminmax(parameter.detach()))
+            if not torch.isfinite(ends).all():
+                return name
+    return ""
 
 
 def split_held_out(windows: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
@@ -469,31 +512,64 @@ def _compared(
             handle.remove()
 
 
-def _advice(found: CheckpointVerdict, config: TorchConfig) -> tuple[str, str]:
+def _advice(
+    found: CheckpointVerdict,
+    config: TorchConfig,
+    specs: Mapping[str, LayerSpec],
+    layout: Layout,
+) -> tuple[str, str]:
     """Return the change to try in words, and the options of ``llm ptq`` that make it.
 
     Args:
         found: the verdict, with a divergence.
         config: the quantization configuration.
+        specs: how the layers of the checkpoint are quantized, by name.
+        layout: the layout of the checkpoint, which the next run writes, too.
 
     Returns:
         The text, and the options, which may be empty.
     """
     assert found.divergence is not None
     # nothing to improve: the next step is to use the checkpoint
-    if found.divergence <= _SMALL:
+    if found.divergence <= SMALL:
         return "check that the runtime reads the checkpoint, with llm validate", ""
-    known = _activation_advice(config) or _weight_advice(config)
+    known = _activation_advice(config, layout) or _weight_advice(config)
     if known is not None:
         return known
-    # no layer where an algorithm has rewritten the inputs
-    layers = [name for name, _ in found.worst[:1]]
-    options = " ".join(f"--layer {shlex.quote(f'{name}=ptpc_fp8')}" for name in layers)
-    which = "the layer with the greatest error" if layers else "all weights or a layer"
-    return f"more bits for {which}", options
+    # no layer where an algorithm has rewritten the inputs, and none that may differ in this layout
+    if not found.worst or layout.name == OgaLayout.name:
+        return "more bits for all weights or a layer", ""
+    return _layer_advice(found.worst[0][0], specs, layout)
 
 
-def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
+def _layer_advice(
+    worst: str, specs: Mapping[str, LayerSpec], layout: Layout
+) -> tuple[str, str]:
+    """Return the change for the layer with the greatest error.
+
+    Args:
+        worst: name of the layer.
+        specs: how the layers of the checkpoint are quantized, by name.
+        layout: the layout of the checkpoint.
+
+    Returns:
+        The text, and the options, which name all layers that runtimes fuse with the layer: these
+        need a common scheme.
+    """
+    names = [f"{experts_of(worst)}.*"]
+    if not experts_of(worst):
+        names = fused_group_of(worst, specs)
+    weight = specs[worst].weight
+    more_bits = SCHEMES[_EIGHT_BITS]
+    # a float layer is all that has more bits, and the layout may have nothing between
+    if (weight is not None and weight.dtype.bits >= 8) or layout.refusal(more_bits):
+        options = [f"--exclude {shlex.quote(name)}" for name in names]
+        return "the layer with the greatest error in float", " ".join(options)
+    options = [f"--layer {shlex.quote(f'{name}={_EIGHT_BITS}')}" for name in names]
+    return "more bits for the layer with the greatest error", " ".join(options)
+
+
+def _activation_advice(config: TorchConfig, layout: Layout) -> tuple[str, str] | None:
     """Return the change for activations with a calibrated per-tensor scale, or None.
 
     Returns:
@@ -505,9 +581,11 @@ def _activation_advice(config: TorchConfig) -> tuple[str, str] | None:
     # SmoothQuant has moved the outliers into the weights already
     if inputs is None or not inputs.measured or is_smooth:
         return None
-    scheme = "ptpc_fp8"
+    scheme = _EIGHT_BITS
     if isinstance(inputs.dtype, Integer):
         scheme = "int8_per_channel"
+    if layout.refusal(SCHEMES[scheme]):
+        return None
     return (
         "one activation scale for each token, not each tensor",
         f"--scheme {scheme}",
@@ -549,12 +627,14 @@ def _loss(divergence: float) -> str:
     >>> _loss(0.01004)
     'little is lost (divergence 0.01004 nats a token)'
     """  # noqa: E501
+    if not isfinite(divergence):
+        return "the checkpoint overflows, and predicts nothing"
     words = "much is lost"
-    if divergence <= _SMALL:
+    if divergence <= SMALL:
         words = "next to nothing is lost"
     elif divergence <= _MODERATE:
         words = "little is lost"
-    shown = near_limits(divergence, (_SMALL, _MODERATE), 4)
+    shown = near_limits(divergence, (SMALL, _MODERATE), 4)
     return f"{words} (divergence {shown} nats a token)"
 
 

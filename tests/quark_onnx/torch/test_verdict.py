@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quark_onnx.cli.dispatch import main
 from quark_onnx.torch.checkpoints.load import load_checkpoint
@@ -18,8 +19,9 @@ from quark_onnx.torch.config.scheme_clients import weight_bits
 from quark_onnx.torch.pipelines import verdict as module
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq
+from quark_onnx.torch.validate import validate
 from tests.answers import check_described
-from tests.torch_models import llama, logits, made, saved, tokens
+from tests.torch_models import llama, logits, made, saved, tokens, with_tokenizer
 
 
 @pytest.fixture
@@ -94,7 +96,8 @@ def test_worst_layers(source: Path, tmp_path: Path) -> None:
     error = (quantized.get_submodule(worst)(x) - y).square().mean() / y.square().mean()
     assert found.worst[0][1] == pytest.approx(float(error), rel=0.5)  # on other text
     assert found.worst[0][1] > 10 * found.worst[1][1]
-    assert found.options == f"--layer {worst}=ptpc_fp8"
+    gate = worst.replace("up_proj", "gate_proj")  # runtimes fuse the two
+    assert found.options == f"--layer {gate}=ptpc_fp8 --layer {worst}=ptpc_fp8"
     assert f": {found.options}" in found.lines()[-1]
 
 
@@ -184,3 +187,110 @@ def test_layers_with_other_inputs_are_not_compared(
     name = algorithm.partition(":")[0]
     expected = f"  layers are not compared one by one: {name} changed their inputs"
     assert expected in found.verdict.lines()
+
+
+_WORST = "model.layers.1.mlp.down_proj"
+_DATA = ["--data", "tokens.npy", "--samples", "4", "--length", "12"]
+_LEARNED = ["--algorithm", "autoround:steps=1"]
+_RUNS = {
+    "8 bits": ["--scheme", "ptpc_fp8"],
+    "8 bits, data": ["--scheme", "fp8", *_DATA],
+    "8 bits, compressed": ["--scheme", "fp8", "--layout", "compressed-tensors", *_DATA],
+    "fp8": ["--scheme", "fp8", "--layout", "fp8", *_DATA],
+    "finegrained": ["--scheme", "fp8", "--layout", "finegrained-fp8", *_DATA],
+    "integers": ["--scheme", "int8", *_DATA],
+    "4 bits": ["--scheme", "uint4_wo_32", *_DATA, *_LEARNED],
+    "a layer": [
+        *("--scheme", "int8_per_channel", "--layer", f"{_WORST}=uint2_wo_32"),
+    ],
+    "awq": ["--scheme", "uint4_wo_32", "--layout", "awq", *_DATA, *_LEARNED],
+    "gguf": ["--scheme", "uint4_wo_32", "--export", "gguf", *_DATA, *_LEARNED],
+}
+
+
+@pytest.mark.parametrize("run", _RUNS)
+def test_the_command_runs_and_changes_a_layer(
+    run: str,
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # every loss leads to a change
+    monkeypatch.setattr(module, "SMALL", -1.0)
+    with_tokenizer(source)
+    command = ["llm", "ptq", str(source), "-o", "out", "--json", *_RUNS[run]]
+    assert main(command) == 0
+    before = json.loads(capsys.readouterr().out)
+    worst = before["verdict"]["worst"][0]["layer"]
+    _, *words = shlex.split(before["verdict"]["command"])
+    assert main(words) == 0
+    after = json.loads(capsys.readouterr().out)
+    assert after["specs"].get(worst) != before["specs"][worst]
+    if run not in ("finegrained", "gguf"):  # not for vLLM
+        found = validate(tmp_path / "out", "vllm")
+        assert found.right, str(found)
+
+
+def test_layers_without_an_option_get_no_command(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "SMALL", -1.0)
+    options = ["--scheme", "uint4_wo_32", "--layout", "oga", *_DATA, *_LEARNED]
+    assert main(["llm", "ptq", str(source), "-o", "out", *options]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "  next: more bits for all weights or a layer"
+
+
+def test_the_validation_is_that_of_the_client(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(module, "SMALL", 100.0)
+    command = ["llm", "ptq", str(source), "-o", "out", *_RUNS["finegrained"]]
+    assert main(command) == 0
+    _, *words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words == ["llm", "validate", "out", "--for", "transformers"]
+    assert main(words) == 0
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+@pytest.mark.parametrize("with_text", [False, True])
+def test_damaged_float_tensors_are_named(
+    name: str, with_text: bool, source: Path, tmp_path: Path
+) -> None:
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name].view(-1)[3] = torch.nan
+    save_file(tensors, file, metadata={"format": "pt"})
+    text = Text(str(tmp_path / "tokens.npy"), 4, 12) if with_text else None
+    config = config_for("uint4_wo_32")
+    found = ptq(
+        source, text, config, tmp_path / "out", progress=False, verdict=True
+    ).verdict
+    assert found is not None and found.divergence is None and not found.advice
+    reason = "of the float model holds numbers that are infinite or none"
+    assert found.skipped == f"{name} {reason}"
+
+
+def test_a_float_model_that_overflows(source: Path, tmp_path: Path) -> None:
+    model = made(llama(), torch.float16)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(60000)
+        model.lm_head.weight.fill_(50)
+    saved(model, source)
+    text = Text(str(tmp_path / "tokens.npy"), 4, 12)
+    config = config_for("uint4_wo_32")
+    found = ptq(
+        source, text, config, tmp_path / "out", progress=False, verdict=True
+    ).verdict
+    assert found is not None and found.divergence is None
+    assert "the float model overflows in torch.float16" in found.skipped

@@ -1,0 +1,151 @@
+"""Wrong models and texts are refused before the work, with a name and a remedy."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quark_onnx.errors import DataError, ModelError
+from quark_onnx.torch.calibration.perplexity import perplexity
+from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.pipelines.in_memory import quantize_model
+from quark_onnx.torch.pipelines.mixed_precision import mix_checkpoint
+from quark_onnx.torch.pipelines.ptq import Text, ptq, tokenizer_of
+from tests.torch_families import config_of
+from tests.torch_models import llama, logits, made, saved, tokens, with_tokenizer
+
+
+def long_text(folder: Path, length: int = 80) -> Text:
+    np.save(folder / "long.npy", torch.cat(tokens(3, length)).numpy())
+    return Text(str(folder / "long.npy"), 3, length)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+@pytest.mark.parametrize("use", ["calibration", "evaluation", "mixture"])
+def test_windows_beyond_the_table_of_positions(
+    use: str, family: str, tmp_path: Path
+) -> None:
+    source = saved(made(config_of(family)), tmp_path / "source")
+    text, out = long_text(tmp_path), tmp_path / "out"
+    reason = "windows of 80 tokens, and the model has positions for 64; .* at most 64"
+    with pytest.raises(DataError, match=reason):
+        if use == "calibration":
+            ptq(source, text, config_for("fp8"), out, progress=False)
+        elif use == "evaluation":
+            config = config_for("uint4_wo_32")
+            ptq(source, None, config, out, evaluate=text, progress=False)
+        else:
+            mix_checkpoint(
+                FloatCheckpoint(source),
+                ["uint4_wo_32", "ptpc_fp8"],
+                6,
+                text,
+                config=config_for("uint4_wo_32"),
+                progress=False,
+            )
+    assert not out.exists()
+
+
+def test_rotary_embeddings_have_any_number_of_positions(tmp_path: Path) -> None:
+    source = saved(made(llama()), tmp_path / "source")
+    text = long_text(tmp_path)
+    found = ptq(source, text, config_for("fp8"), tmp_path / "out", progress=False)
+    assert len(found.report.quantized) == 14
+
+
+def test_a_mixture_refuses_tokens_of_another_vocabulary(tmp_path: Path) -> None:
+    source = saved(made(llama(vocab_size=48)), tmp_path / "source")
+    with pytest.raises(DataError, match=r"those of the model are 0 to 47"):
+        mix_checkpoint(
+            FloatCheckpoint(source),
+            ["uint4_wo_32", "ptpc_fp8"],
+            6,
+            long_text(tmp_path),
+            config=config_for("uint4_wo_32"),
+            progress=False,
+        )
+
+
+def test_perplexity_names_the_windows_that_cannot_be_run() -> None:
+    model = made(config_of("gpt2"))
+    with pytest.raises(DataError, match=r"cannot be run on windows of 80 tokens"):
+        perplexity(model, [each[0] for each in tokens(2, 80)], progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("model.norm.weight", 63),
+        ("model.embed_tokens.weight", 95),
+        ("model.layers.1.input_layernorm.weight", 65),
+        ("model.layers.1.mlp.up_proj.weight", 95),
+    ],
+)
+@pytest.mark.parametrize("needs_data", [False, True])
+def test_tensors_of_another_shape(
+    name: str, cut: int, needs_data: bool, tmp_path: Path
+) -> None:
+    source = saved(made(llama()), tmp_path / "source")
+    file = source / "model.safetensors"
+    stored = load_file(file)
+    stored[name] = torch.ones(cut, *stored[name].shape[1:])
+    save_file(stored, file, metadata={"format": "pt"})
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens()).numpy())
+    text = Text(str(tmp_path / "tokens.npy"), 3, 12) if needs_data else None
+    config = config_for("fp8" if needs_data else "uint4_wo_32")
+    with pytest.raises(ModelError, match=rf"{name} is \[{cut}.*\], and .* in the mod"):
+        ptq(source, text, config, tmp_path / "out", progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_tokenizer_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = with_tokenizer(saved(made(llama()), tmp_path / "source"))
+    assert tokenizer_of(source) is not None
+    (source / "tokenizer.json").write_text("{", encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        assert tokenizer_of(source) is None
+    assert (
+        "cannot read the tokenizer" in caplog.text and "tokenizer.json" in caplog.text
+    )
+    caplog.clear()
+    for file in source.glob("tokenizer*"):
+        file.unlink()
+    assert tokenizer_of(source) is None and not caplog.text
+
+
+@pytest.mark.parametrize("scheme", ["uint4_wo_32", "fp8", "mxfp4", "uint4_wo_32+gptq"])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+def test_layers_without_weights_stay_float(scheme: str, tmp_path: Path) -> None:
+    name, _, algorithm = scheme.partition("+")
+    model = made(llama(intermediate_size=0))
+    source = saved(model, tmp_path / "source")
+    config = config_for(name, exclude=("lm_head",))
+    config = config.with_(algorithms=(algorithm,) if algorithm else ())
+    np.save(tmp_path / "tokens.npy", torch.cat(tokens()).numpy())
+    text = Text(str(tmp_path / "tokens.npy"), 3, 12)
+    found = ptq(source, text, config, tmp_path / "out", progress=False).report
+    report = quantize_model(model, tokens(), config, progress=False)
+    layers = [each for each in model.modules() if isinstance(each, QuantizedLayer)]
+    assert len(layers) == len(report.quantized) == len(found.quantized) == 8
+    empty = [name for name, reason in found.kept.items() if reason == _EMPTY]
+    assert empty == [
+        f"model.layers.{i}.mlp.{each}_proj" for i in (0, 1) for each in _MLP
+    ]
+    batch: Any = tokens()[0]
+    loaded = load_checkpoint(tmp_path / "out")
+    assert torch.equal(logits(loaded, batch), logits(model, batch))
+
+
+_EMPTY = "it has no weights"
+_MLP = ("gate", "up", "down")
