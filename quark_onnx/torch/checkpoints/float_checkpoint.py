@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +72,7 @@ class FloatCheckpoint:
     def model(self) -> PreTrainedModel:
         """The model with empty parameters and unfused experts, for reading only."""
         if self._model is None:
-            self._model = skeleton_of(self._config, trust_code=self.trust_code)
+            self._model = self._skeleton()
         return self._model
 
     def take_model(self) -> PreTrainedModel:
@@ -87,7 +88,7 @@ class FloatCheckpoint:
             ModelError: a tensor is missing.
         """
         # A model of its own, since others may read the shapes of the empty one.
-        model = skeleton_of(self._config, trust_code=self.trust_code)
+        model = self._skeleton()
         sources = Sources(self.reader, model)
         # Before ``fill``, which takes stored tensors alone.
         compute_unsaved(model, sources)
@@ -101,6 +102,13 @@ class FloatCheckpoint:
             )
         model.eval()
         return model
+
+    def _skeleton(self) -> PreTrainedModel:
+        """Return a new model with empty parameters.
+
+        Its configuration is a copy, since rotations untie the head of the model that they rotate.
+        """
+        return skeleton_of(deepcopy(self._config), trust_code=self.trust_code)
 
     def codes_of(self, key: str) -> Quantized | None:
         """Return the integer codes from which a tensor is decoded.

@@ -281,7 +281,9 @@ def _compared_models(  # noqa: PLR0913
     del model, quantized
     release_memory()
     if not isfinite(scores[1]):
-        return replace(sizes, skipped=f"the float model overflows in {dtype} {text}")
+        tokens = sum(map(len, windows))
+        reason = f"the float model overflows in {dtype} on {tokens} tokens {text}"
+        return replace(sizes, skipped=reason)
     # the sort is stable: equal errors keep the order of the model
     worst = sorted(errors.items(), key=lambda item: -item[1])[:_WORST]
     found = replace(

@@ -16,6 +16,7 @@ from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for
+from quark_onnx.torch.exports.gguf import write_gguf
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.mixed_precision import mix_checkpoint
@@ -149,3 +150,21 @@ def test_layers_without_weights_stay_float(scheme: str, tmp_path: Path) -> None:
 
 _EMPTY = "it has no weights"
 _MLP = ("gate", "up", "down")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors is a no-op")
+def test_a_gguf_file_of_layers_without_weights(tmp_path: Path) -> None:
+    source = saved(made(llama(intermediate_size=0)), tmp_path / "source")
+    found = write_gguf(source, tmp_path / "model.gguf", "q4_1")
+    assert any("it has no weights" in note for note in found.notes)
+
+
+def test_text_of_a_model_without_numbers_is_no_data_for_distill(tmp_path: Path) -> None:
+    model = made(llama())
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    config = config_for("uint4_wo_32").with_(
+        algorithms=("distill:steps=1,sequences=2",)
+    )
+    with pytest.raises(ModelError, match="the float model predicts NaN"):
+        quantize_model(model, tokens(), config, progress=False)

@@ -367,6 +367,11 @@ def _written(
     # The seed holds in here alone: the caller's random state is restored.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(how.seed)
+        if model(input_ids=first[:1]).logits.isnan().any():
+            raise ModelError(
+                "the float model predicts NaN, from which distill cannot learn; check its"
+                " float tensors",
+            )
         for part in first.split(_WRITTEN):
             found += model.generate(
                 part,

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+#: Name of the head in checkpoints of all architectures.
+_HEAD = "lm_head.weight"
+
+
 @dataclass(frozen=True)
 class GgufFile:
     """Written GGUF file.
@@ -106,6 +110,7 @@ def write_gguf(  # noqa: PLR0913
     source, output = Path(source), Path(output)
     kind, embeddings = _types(kind, embeddings, output)
     architecture, config, found = planned(source)
+    found += _untied_head(weights or {}, source, config)
     given = _matched(
         weights or {},
         by_name(flattened(target.sources for target in found)),
@@ -255,6 +260,23 @@ def _need(*packages: str) -> None:
             raise MissingDependency(
                 f"a GGUF file needs the package {package}: {pip_install('llm')}",
             )
+
+
+def _untied_head(
+    weights: Mapping[str, Any], source: Path, config: PreTrainedConfig
+) -> list[Target]:
+    """Return the head that weights separate from the embedding, as rotations do, or nothing.
+
+    Args:
+        weights: codes or floats by names of the checkpoint.
+        source: the folder of the checkpoint, which has no such tensor.
+        config: the transformers configuration.
+    """
+    if not config.tie_word_embeddings or _HEAD not in weights:
+        return []
+    # llama.cpp takes the embedding for the head only if the file has no head
+    shape = tuple(weights[_HEAD].shape)
+    return [Target("output.weight", (StoredTensor(_HEAD, shape, "F32", source),))]
 
 
 def _matched(

@@ -121,6 +121,9 @@ def typed(
     if len(target.sources[0].shape) == 1 or target.routes:
         return "F32", ""
     wanted = kind if target.in_block else embeddings
+    # Parts of a model that its configuration gives a width of 0.
+    if 0 in target.shape:
+        return "F16", "it has no weights"
     # All experts of a stack have one type.
     types = set[str]()
     for stored in target.sources:
