@@ -24,6 +24,7 @@ class Draft:
         form: form of the result, as in ``quark_onnx.QConfig``.
         target: the NPU target, or empty.
         op_types: operator types to quantize; empty for all.
+        op_types_setting: setting that has chosen the operator types, for messages.
         nodes: nodes to quantize; empty for all.
         exclude: names of nodes, and pairs of start and end nodes, that stay float.
         overrides: decisions for some nodes.
@@ -57,6 +58,8 @@ class Draft:
     form: str = "qdq"
     target: str = ""
     op_types: Sequence[str] = ()
+    # Not compared: a field and an option can ask for the same.
+    op_types_setting: str = field(default="op_types_to_quantize", compare=False)
     nodes: Sequence[str] = ()
     exclude: list[Any] = field(default_factory=list)
     overrides: list[Override] = field(default_factory=list)

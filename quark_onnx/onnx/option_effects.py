@@ -17,7 +17,7 @@ from quark_onnx.containers import differing, excluding, names_of, of_type, witho
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph.io import load
 from quark_onnx.onnx.draft import Draft
-from quark_onnx.onnx.legacy import narrowed
+from quark_onnx.onnx.legacy import listed, narrowed, pairs_of_ends
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,
@@ -47,23 +47,41 @@ def spec_setter(side: str, setting: str) -> Apply:
 
     Args:
         side: "activation" or "weight".
-        setting: name of the setting.
+        setting: name of the setting, which is true or false.
     """
 
     def apply(draft: Draft, value: object) -> None:
         spec: QuantizationSpec | None = getattr(draft, side)
         # Formats without a scale, such as bfloat16 and block formats, have no such setting.
         if spec is not None and spec.dtype.scaled:
-            setattr(draft, side, spec.with_(**{setting: value}))
+            setattr(draft, side, spec.with_(**{setting: bool(value)}))
 
     return apply
 
 
-def weight_symmetric(draft: Draft, value: bool) -> None:
+def names_setter(attribute: str) -> Apply:
+    """Return an effect that sets a list of names; a single name is a list of one.
+
+    Args:
+        attribute: name of the attribute.
+    """
+    return lambda draft, value: setattr(draft, attribute, listed(value, attribute))
+
+
+def flag_setter(attribute: str) -> Apply:
+    """Return an effect that sets an attribute of the draft to True or False.
+
+    Args:
+        attribute: name of the attribute.
+    """
+    return lambda draft, value: setattr(draft, attribute, bool(value))
+
+
+def weight_symmetric(draft: Draft, value: object) -> None:
     """Set a fixed or a variable zero point of weights; only the first omits the least code."""
     spec = draft.weight
     if spec is not None and spec.dtype.scaled:
-        draft.weight = narrowed(spec.with_(symmetric=value, narrow=False))
+        draft.weight = narrowed(spec.with_(symmetric=bool(value), narrow=False))
 
 
 def calibrator_setter(kind: type[Any], setting: str) -> Apply:
@@ -109,10 +127,9 @@ def algorithm_setter(kind: type[Any], parameter: str) -> Apply:
     return apply
 
 
-def shapes(draft: Draft, text: object) -> None:
+def shapes(draft: Draft, text: str) -> None:
     """Set input shapes by name; output shapes follow."""
-    if isinstance(text, str):
-        draft.shapes = parse_shapes(text)
+    draft.shapes = parse_shapes(text)
 
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
@@ -223,6 +240,9 @@ def matmul_nbits(draft: Draft, wanted: object) -> None:
         draft.weight = QuantizationSpec("int4", block_size=128)
         draft.form = "operators"
         draft.op_types = ("MatMul",)
+        draft.op_types_setting = (
+            "UseMatMulNBits, which quantizes MatMul alone: op_types"
+        )
 
 
 def matmul_nbits_parameters(draft: Draft, parameters: Mapping[str, Any]) -> None:
@@ -346,14 +366,14 @@ def block_attributes(draft: Draft, attributes: Mapping[str, Any]) -> None:
         )
 
 
-def float_results(draft: Draft, op_types: Iterable[str] | None) -> None:
+def float_results(draft: Draft, op_types: object) -> None:
     """Set operator types whose results stay float unless a consumer quantizes them."""
-    draft.float_results = tuple(op_types or ())
+    draft.float_results = tuple(listed(op_types, "OpTypesToExcludeOutputQuantization"))
 
 
-def float_nodes(draft: Draft, names: Iterable[str] | None) -> None:
+def float_nodes(draft: Draft, names: object) -> None:
     """Set the nodes whose results stay float."""
-    draft.float_nodes = tuple(names or ())
+    draft.float_nodes = tuple(listed(names, "NodesToExcludeOutputQuantization"))
 
 
 def pair_for_weights(draft: Draft, wanted: object) -> None:
@@ -396,7 +416,8 @@ def mixed_tensors(draft: Draft, tensors: object) -> None:
         )
     # The form of TensorQuantOverrides: a list with one dictionary for a per-tensor setting.
     for kind, names in (tensors or {}).items():
-        draft.tensors.update({name: [{"quant_type": kind}] for name in names})
+        for name in listed(names, f"MixedPrecisionTensor[{kind}]"):
+            draft.tensors[name] = [{"quant_type": kind}]
 
 
 def quantize_bias(draft: Draft, wanted: object) -> None:
@@ -415,8 +436,17 @@ def int16_bias(draft: Draft, wanted: object) -> None:
 
 
 def subgraphs(draft: Draft, pairs: Iterable[Any]) -> None:
+    """Keep the nodes between pairs of ends in float.
+
+    Raises:
+        ConfigError: an entry is no pair.
+    """
+    pairs = list(pairs)
+    # Read here for the error, which names the option.
+    pairs_of_ends(pairs)
     draft.exclude.extend(pairs)
 
 
-def op_types(draft: Draft, names: Sequence[str]) -> None:
-    draft.op_types = tuple(names)
+def op_types(draft: Draft, names: object) -> None:
+    draft.op_types = tuple(listed(names, "OpTypesToQuantize"))
+    draft.op_types_setting = "OpTypesToQuantize"

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrators import MinMax, Percentile
+from calibrators.shown import short
 from quark_onnx.config.option_support import OptionSupport
 from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx import option_effects as effects
+from quark_onnx.onnx import option_values as values
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import (
     CLEConfig,
@@ -40,6 +42,7 @@ class Option:
         text: the effect, the reason why it is not needed, or the alternative.
         harmless: values that agree with the actual behaviour.
         apply: function that changes the draft; None without an effect.
+        kind: accepted values of an option with an effect; None, as well, which means not set.
     """
 
     name: str
@@ -47,6 +50,7 @@ class Option:
     text: str
     harmless: tuple[Any, ...] = ()
     apply: effects.Apply | None = None
+    kind: values.Kind | None = None
 
 
 def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
@@ -70,8 +74,8 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
                 name,
                 nearest(name, TABLE),
             )
-        elif row.apply is not None:
-            row.apply(draft, value)
+        elif row.apply is not None and row.kind is not None:
+            _apply(row.apply, row.kind, draft, name, value)
         # Identity first: a comparison of arrays is no boolean.
         elif any(value is each or value == each for each in row.harmless):
             logger.debug("extra option %s asks for what happens anyway", name)
@@ -88,6 +92,29 @@ def apply_options(draft: Draft, options: Mapping[str, Any]) -> None:
             )
 
 
+def _apply(
+    apply: effects.Apply,
+    kind: values.Kind,
+    draft: Draft,
+    name: str,
+    value: object,
+) -> None:
+    """Check the value of an option and change the draft.
+
+    Raises:
+        ConfigError: the value is wrong; the message names the option.
+    """
+    # Scripts write None for an option that is not set.
+    if value is None:
+        return
+    kind.check(name, value)
+    try:
+        apply(draft, value)
+    except ConfigError as error:
+        # Settings have other names than the options that set them.
+        raise ConfigError(f"extra option {name}={short(value)}: {error}") from error
+
+
 def _is_parameter(option: tuple[str, Any]) -> bool:
     """Return False for options that choose what other options parametrize."""
     return option[0] not in ("UseMatMulNBits", "UseGPTQ")
@@ -97,8 +124,13 @@ def _cle(parameter: str) -> effects.Apply:
     return effects.algorithm_setter(CLEConfig, parameter)
 
 
-def _obeyed(name: str, apply: effects.Apply, text: str) -> Option:
-    return Option(name, "obeyed", text, apply=apply)
+def _obeyed(
+    name: str,
+    kind: values.Kind,
+    apply: effects.Apply,
+    text: str,
+) -> Option:
+    return Option(name, "obeyed", text, apply=apply, kind=kind)
 
 
 def _not_needed(name: str, harmless: tuple[Any, ...], text: str) -> Option:
@@ -129,25 +161,29 @@ ROWS: tuple[Option, ...] = (
     # What is quantized
     _obeyed(
         "InputNodes",
-        effects.setter("input_nodes"),
+        values.NAMES,
+        effects.names_setter("input_nodes"),
         "nodes before these stay float",
     ),
     _obeyed(
         "OutputNodes",
-        effects.setter("output_nodes"),
+        values.NAMES,
+        effects.names_setter("output_nodes"),
         "nodes behind these stay float",
     ),
-    _obeyed("OpTypesToQuantize", effects.op_types, "`op_types`"),
-    _obeyed("NodesToQuantize", effects.setter("nodes"), "`nodes`"),
+    _obeyed("OpTypesToQuantize", values.NAMES, effects.op_types, "`op_types`"),
+    _obeyed("NodesToQuantize", values.NAMES, effects.names_setter("nodes"), "`nodes`"),
     _obeyed(
         "SubgraphsToExclude",
+        values.PAIRS,
         effects.subgraphs,
         "`Override(between=..., keep=True)`",
     ),
-    _obeyed("WeightsOnly", effects.weights_only, "`activation=None`"),
+    _obeyed("WeightsOnly", values.FLAG, effects.weights_only, "`activation=None`"),
     _obeyed(
         "MatMulConstBOnly",
-        effects.setter("constant_matmul"),
+        values.FLAG,
+        effects.flag_setter("constant_matmul"),
         "a MatMul of two activations stays float",
     ),
     _not_needed(
@@ -163,6 +199,7 @@ ROWS: tuple[Option, ...] = (
     _obeyed(
         # Not set, it means True here, and False for AMD Quark.
         "EnableSubgraph",
+        values.FLAG,
         effects.bodies,
         "`bodies`; bodies of If, Loop and Scan are quantized by default",
     ),
@@ -174,21 +211,25 @@ ROWS: tuple[Option, ...] = (
     ),
     _obeyed(
         "OpTypesToExcludeOutputQuantization",
+        values.NAMES,
         effects.float_results,
         "`float_results`",
     ),
     _obeyed(
         "NodesToExcludeOutputQuantization",
+        values.NAMES,
         effects.float_nodes,
         "`TensorOverride(results, keep=True)`",
     ),
     _obeyed(
         "TensorQuantOverrides",
+        values.BY_TENSOR,
         effects.tensor_overrides,
         "a `TensorOverride` for each tensor, two with `convert`",
     ),
     _obeyed(
         "MixedPrecisionTensor",
+        values.TENSORS_BY_TYPE,
         effects.mixed_tensors,
         "`TensorOverride(tensors, dtype=...)` for each type",
     ),
@@ -205,30 +246,40 @@ ROWS: tuple[Option, ...] = (
     # Formats and scales
     _obeyed(
         "ActivationSymmetric",
+        values.FLAG,
         effects.spec_setter("activation", "symmetric"),
         "`symmetric` of the activations",
     ),
     _obeyed(
         "WeightSymmetric",
+        values.FLAG,
         effects.weight_symmetric,
         "`symmetric` of the weights",
     ),
-    _obeyed("QuantizeBias", effects.quantize_bias, "`bias`"),
-    _obeyed("Int16Bias", effects.int16_bias, "`bias='int16'`"),
-    _obeyed("EnableNPUCnn", effects.npu, "`target='npu'`"),
+    _obeyed("QuantizeBias", values.FLAG, effects.quantize_bias, "`bias`"),
+    _obeyed("Int16Bias", values.FLAG, effects.int16_bias, "`bias='int16'`"),
+    _obeyed("EnableNPUCnn", values.FLAG, effects.npu, "`target='npu'`"),
     _obeyed(
         "BFPAttributes",
+        values.PARAMETERS,
         effects.block_attributes,
         "the formats bfp16, mx4, mx6 and mx9",
     ),
     _obeyed(
         "MXAttributes",
+        values.PARAMETERS,
         effects.block_attributes,
         "the formats mxfp8e4m3, mxfp4e2m1 and their kin",
     ),
-    _obeyed("UseMatMulNBits", effects.matmul_nbits, "the preset INT4, for MatMul"),
+    _obeyed(
+        "UseMatMulNBits",
+        values.FLAG,
+        effects.matmul_nbits,
+        "the preset INT4, for MatMul",
+    ),
     _obeyed(
         "MatMulNBitsParams",
+        values.PARAMETERS,
         effects.matmul_nbits_parameters,
         "format, `block_size`, `solver` and `accuracy_level`",
     ),
@@ -295,43 +346,51 @@ ROWS: tuple[Option, ...] = (
     # Calibration
     _obeyed(
         "CalibMovingAverage",
+        values.FLAG,
         effects.calibrator_setter(MinMax, "moving_average"),
         "`MinMax(moving_average=...)`",
     ),
     _obeyed(
         "CalibMovingAverageConstant",
+        values.FRACTION,
         effects.calibrator_setter(MinMax, "constant"),
         "`MinMax(constant=...)`",
     ),
     _obeyed(
         "Percentile",
+        values.PERCENT,
         effects.calibrator_setter(Percentile, "percentile"),
         "`Percentile(percentile=...)`",
     ),
     _obeyed(
         "PercentileCandidates",
+        values.NUMBERS,
         effects.percentiles,
         "`LayerwisePercentile(least, greatest, count)`",
     ),
     _obeyed(
         "WeightCalibrateMethod",
+        values.METHOD,
         effects.weight_method,
         "the calibrator of the weights",
     ),
-    _obeyed("CalibDataSize", effects.samples, "`limit` of the reader"),
-    _obeyed("UseRandomData", effects.random, "`RandomData`"),
+    _obeyed("CalibDataSize", values.COUNT, effects.samples, "`limit` of the reader"),
+    _obeyed("UseRandomData", values.FLAG, effects.random, "`RandomData`"),
     _obeyed(
         "RandomDataReaderInputShape",
+        values.SHAPES,
         effects.random_shapes,
         "`RandomData(shapes=...)`",
     ),
     _obeyed(
         "RandomDataReaderInputDataRange",
+        values.RANGES,
         effects.random_ranges,
         "`RandomData(ranges=...)`",
     ),
     _obeyed(
         "SaveAndRestore",
+        values.PATH,
         effects.resume,
         "`resume`, a folder of that name with the suffix .resume",
     ),
@@ -381,69 +440,104 @@ ROWS: tuple[Option, ...] = (
     # Algorithms
     _obeyed(
         "SmoothAlpha",
+        values.ALPHA,
         effects.algorithm_setter(SmoothQuantConfig, "alpha"),
         "`SmoothQuant(alpha=...)`",
     ),
-    _obeyed("BiasCorrection", effects.bias_correction, "`BiasCorrection()`"),
-    _obeyed("UseGPTQ", effects.gptq, "`GPTQ()`"),
+    _obeyed(
+        "BiasCorrection", values.FLAG, effects.bias_correction, "`BiasCorrection()`"
+    ),
+    _obeyed("UseGPTQ", values.FLAG, effects.gptq, "`GPTQ()`"),
     _obeyed(
         "GPTQParams",
+        values.PARAMETERS,
         effects.gptq_parameters,
         "`GPTQ(...)`, and the format of the weights",
     ),
     _obeyed(
         "FastFinetune",
+        values.PARAMETERS,
         effects.fast_finetune,
         "`AdaRound(...)` or `AdaQuant(...)`",
     ),
-    _obeyed("AutoMixprecision", effects.auto_mixed, "`AutoMixedPrecision(...)`"),
+    _obeyed(
+        "AutoMixprecision",
+        values.PARAMETERS,
+        effects.auto_mixed,
+        "`AutoMixedPrecision(...)`",
+    ),
     # Obeyed in name: the value reaches CLEConfig, which warns unless it is AMD's default.
-    _obeyed("CLESteps", _cle("cle_steps"), "factors of all pairs are chosen together"),
-    _obeyed("ReplaceClip6Relu", _cle("replace_relu6"), "`CLE(relu6='replace')`"),
+    _obeyed(
+        "CLESteps",
+        values.INTEGER,
+        _cle("cle_steps"),
+        "factors of all pairs are chosen together",
+    ),
+    _obeyed(
+        "ReplaceClip6Relu", values.FLAG, _cle("replace_relu6"), "`CLE(relu6='replace')`"
+    ),
     _obeyed(
         "CLEBalanceMethod",
+        values.TEXT,
         _cle("cle_balance_method"),
         "factors leave the least noise",
     ),
     _obeyed(
         "CLEWeightThreshold",
+        values.NUMBER,
         _cle("cle_weight_threshold"),
         "channels of any size are equalized",
     ),
     _obeyed(
         "CLEScaleAppendBias",
+        values.FLAG,
         _cle("cle_scale_append_bias"),
         "factors follow from weights and activations",
     ),
     _obeyed(
         "CLEScaleUseThreshold",
+        values.FLAG,
         _cle("cle_scale_use_threshold"),
         "channels of any size are equalized",
     ),
     _obeyed(
         "CLETotalLayerDiffThreshold",
+        values.NUMBER,
         _cle("cle_total_layer_diff_threshold"),
         "sweeps end by themselves",
     ),
     _obeyed(
         "RMatrixDim",
+        values.INTEGER,
         effects.algorithm_setter(QuarotConfig, "r_matrix_dim"),
         "the size follows from the model",
     ),
     _obeyed(
         "UseRandomHad",
+        values.FLAG,
         effects.algorithm_setter(QuarotConfig, "use_random_had"),
         "the signs are random",
     ),
     _obeyed(
         "RConfigPath",
+        values.PATH,
         effects.algorithm_setter(QuarotConfig, "r_config_path"),
         "layers are found in the graph",
     ),
     # The float graph
-    _obeyed("ConvertFP16ToFP32", effects.setter("widen"), "the conversion `float32`"),
-    _obeyed("ConvertOpsetVersion", effects.setter("opset"), "the conversion `opset`"),
-    _obeyed("FixShapes", effects.shapes, "the conversion `fixed-shapes`"),
+    _obeyed(
+        "ConvertFP16ToFP32",
+        values.FLAG,
+        effects.flag_setter("widen"),
+        "the conversion `float32`",
+    ),
+    _obeyed(
+        "ConvertOpsetVersion",
+        values.COUNT,
+        effects.setter("opset"),
+        "the conversion `opset`",
+    ),
+    _obeyed("FixShapes", values.TEXT, effects.shapes, "the conversion `fixed-shapes`"),
     _refused(
         # A model with other input shapes is another model for the application.
         "ConvertNCHWToNHWC",
@@ -538,15 +632,19 @@ ROWS: tuple[Option, ...] = (
     ),
     _obeyed(
         "AddQDQPairToWeight",
+        values.FLAG,
         effects.pair_for_weights,
         '`TensorOverride("*", stored=False)`, for formats with a scale',
     ),
     _obeyed(
         "DedicatedQDQPair",
+        values.FLAG,
         effects.dedicated_pairs,
         '`TensorOverride("*", dedicated=True)`',
     ),
-    _obeyed("UseQDQContribOps", effects.setter("contrib"), "`contrib`"),
+    _obeyed(
+        "UseQDQContribOps", values.FLAG, effects.flag_setter("contrib"), "`contrib`"
+    ),
     _not_needed(
         "QDQOpTypePerChannelSupportToAxis",
         ({}, None),

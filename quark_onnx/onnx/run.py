@@ -132,15 +132,10 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         accuracy_level=draft.accuracy_level,
         target=draft.target,
         fix_sizes=False,  # AMD Quark keeps a dynamic batch unless FixShapes is set
-        op_types=names.known_types(draft.op_types),
+        op_types=names.known_types(draft.op_types, draft.op_types_setting),
         float_results=tuple(draft.float_results),
         tensors=names.tensor_overrides(draft),
-        nodes=(
-            known_nodes(names.graph, draft.nodes, "nodes_to_quantize")
-            # An empty list means all nodes, for which the graph need not be read.
-            if draft.nodes
-            else ()
-        ),
+        nodes=names.known_nodes(draft.nodes),
         safe=not draft.nodes,  # explicit names disable the exclusions for safety
         optimizers=names.optimizers(algorithms),
         equalize=False,  # AMD Quark equalizes where include_cle says so
@@ -203,8 +198,29 @@ class _Names:
                 found.append(optimizer)
         return tuple(found)
 
-    def known_types(self, op_types: Sequence[str]) -> tuple[str, ...]:
+    def known_nodes(self, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return the nodes to quantize that are in the model.
+
+        Raises:
+            ConfigError: no node remains.
+        """
+        # An empty list means all nodes, for which the graph need not be read.
+        if not nodes:
+            return ()
+        found = known_nodes(self.graph, nodes, "nodes_to_quantize")
+        if not found:
+            raise ConfigError(
+                f"nodes_to_quantize is {list(nodes)}: nothing would be quantized, as"
+                " the model has no such node",
+            )
+        return found
+
+    def known_types(self, op_types: Sequence[str], setting: str) -> tuple[str, ...]:
         """Return the operator types that are in the model and have a rule.
+
+        Args:
+            op_types: the operator types; empty for all.
+            setting: name of the setting that has chosen them, for messages.
 
         Raises:
             ConfigError: no operator type remains.
@@ -217,13 +233,14 @@ class _Names:
         for op_type in op_types:
             if ruled_kinds([op_type]).isdisjoint(in_model):
                 logger.warning(
-                    "op_types_to_quantize: no %s is quantized; the model has none, or"
-                    " it has no rule",
+                    "%s: no %s is quantized; the model has none, or it has no rule",
+                    setting,
                     op_type,
                 )
         if not found:
             raise ConfigError(
-                f"op_types_to_quantize is {list(op_types)}: nothing would be quantized",
+                f"{setting} is {list(op_types)}: nothing would be quantized, as the"
+                " model has no such operator, or there is no rule for it",
             )
         return found
 
@@ -312,10 +329,10 @@ class _Names:
         # A dictionary as an ordered set: the order of the nodes reaches the configuration.
         found: dict[Node, None] = {}
         if inputs:
-            starts = self._nodes(inputs)
+            starts = self._nodes(inputs, "input_nodes")
             found |= _beyond(starts, self.graph.leaders)
         if outputs:
-            found |= _beyond(self._nodes(outputs), self.graph.followers)
+            found |= _beyond(self._nodes(outputs, "output_nodes"), self.graph.followers)
         return names_of(found)
 
     def variable_products(self) -> list[str]:
@@ -326,12 +343,12 @@ class _Names:
             if not any(map(self.graph.is_constant, node.inputs))
         ]
 
-    def _nodes(self, names: Sequence[str]) -> list[Node]:
+    def _nodes(self, names: Sequence[str], setting: str) -> list[Node]:
         nodes = by_name(self.graph.nodes)
         unknown = excluding(names, nodes)
         if unknown:
             raise ConfigError(
-                f"no node of the model is called {unknown[0]!r}"
+                f"{setting}: no node of the model is called {unknown[0]!r}"
                 f"{nearest(unknown[0], nodes)}",
             )
         return values_at(nodes, names)

@@ -71,7 +71,7 @@ class ModelQuantizer:
         if isinstance(self.config, QConfig):
             if algorithms:
                 logger.warning(
-                    "algorithms has no effect: the configuration has algo_config",
+                    "algorithms has no effect with a QConfig: pass them as its algo_config",
                 )
             draft = self.config.draft()
         else:
