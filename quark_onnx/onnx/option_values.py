@@ -76,6 +76,10 @@ def _list_of(value: object, holds: Callable[[object], bool]) -> bool:
     return _is_list(value) and all(map(holds, cast("Collection[object]", value)))
 
 
+def _is_dictionary(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
 def _is_lists_by_name(
     value: object,
     holds: Callable[[object], bool],
@@ -134,14 +138,8 @@ NUMBERS = Kind(
     lambda value: _list_of(value, _is_number) and _size(value) > 0,
     "a list of finite numbers",
 )
-PARAMETERS = Kind(
-    lambda value: isinstance(value, Mapping),
-    "a dictionary by parameter names",
-)
-BY_TENSOR = Kind(
-    lambda value: isinstance(value, Mapping),
-    "a dictionary by tensor names",
-)
+PARAMETERS = Kind(_is_dictionary, "a dictionary by parameter names")
+BY_TENSOR = Kind(_is_dictionary, "a dictionary by tensor names")
 TENSORS_BY_TYPE = Kind(
     lambda value: isinstance(value, Mapping) and all(map(_is_names, value.values())),
     "a dictionary by types, with lists of tensor names",
