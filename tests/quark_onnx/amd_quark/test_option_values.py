@@ -24,7 +24,7 @@ def draft() -> Draft:
 @pytest.mark.parametrize(
     "value",
     [float("nan"), -2.5, [float("inf")], object()],
-    ids=str.split("nan negative list object"),
+    ids=["nan", "negative", "list", "object"],
 )
 def test_a_wrong_value_is_named(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^extra option {name} is .*; it must be "):
