@@ -159,7 +159,11 @@ class _Session:
         self._arrays = arrays
         if arrays:
             _give_arrays(options, arrays)
-        if sum(array.nbytes for array in arrays.values()) > _WORTH_TRIMMING:
+        size = sum(array.nbytes for array in arrays.values())
+        if isinstance(source, bytes):
+            size += len(source)
+        trims = size > _WORTH_TRIMMING
+        if trims:
             return_freed_memory()
         # onnxruntime 1.20 has no way to stop loading.
         stop = getattr(options, "set_load_cancellation_flag", lambda _: None)
@@ -167,6 +171,9 @@ class _Session:
             lambda: native_session(source, options),
             lambda: stop(True),
         )
+        # Loading leaves copies of the weights behind.
+        if trims:
+            return_freed_memory()
         self.settings = settings
         # onnxruntime (1.20 to 1.32) stores the running mean and variance of a
         # BatchNormalization in the memory of its inputs: in the arrays of the caller.
