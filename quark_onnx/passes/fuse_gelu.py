@@ -7,32 +7,14 @@ Erf is not offloaded with 16-bit activations (documentation of Ryzen AI 1.8, ops
 
 from __future__ import annotations
 
-import math
-
 from onnx import TensorProto
 
 from quark_onnx.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.pattern import Pattern, number, op, tensor
 from quark_onnx.passes.base import register, rewrite_each
+from quark_onnx.patterns.gelu import GELU
 
 _DOMAIN = "com.microsoft"
-
-
-def _near(value: float) -> Pattern:
-    """Return the pattern of a constant that exporters round in their own ways."""
-    return number(value, within=1e-4)
-
-
-def _halved(pattern: Pattern) -> Pattern:
-    return pattern * _near(0.5) | pattern / _near(2)
-
-
-_X = tensor("x")
-_SCALED = _X * _near(math.sqrt(0.5)) | _X / _near(math.sqrt(2))
-_SHIFTED = _near(1) + op("Erf", _SCALED).named("erf")
-#: x * (1 + erf(x / sqrt(2))) / 2: exporters write the factors in any order.
-_GELU = _halved(_X * _SHIFTED) | _X * _halved(_SHIFTED) | _halved(_X) * _SHIFTED
 
 
 @register
@@ -49,7 +31,7 @@ def fuse_gelu(graph: Graph) -> int:
 def _fuse(graph: Graph, last: Node) -> None:
     """Replace the decomposed Gelu that ends in a node."""
     result = last.outputs[0]
-    match = required(_GELU.match(graph, result))
+    match = required(GELU.match(graph, result))
     source = match["x"]
     erf = required(graph.producer(match["erf"]))
     only_if(graph.elem_type(source) == TensorProto.FLOAT)

@@ -87,22 +87,21 @@ class _Axes:
         is_kept = bool(node.attribute("keepdims", 1))
         return is_kept and bool(wanted) and reduced_axes(graph, node) == {*wanted}
 
-    def mean(self, of: Pattern) -> Pattern:
-        """Return the pattern of a mean over the axes."""
-        return op("ReduceMean", of, where=self.are_reduced)
 
-
-def _normalized(axes: _Axes) -> Pattern:
+def normalized(are_reduced: Callable[[Graph, Node], bool]) -> Pattern:
     """Return the pattern of a normalized tensor x, which is centered first or not.
 
     Exporters write ``v / sqrt(mean(v * v) + epsilon)`` in the forms below, with up to two summands.
+
+    Args:
+        are_reduced: returns whether a ReduceMean has the axes of the normalization.
     """
     x = tensor("x")
     # Where other nodes read the mean, the centered tensor is the source of the normalization.
-    mean = op("ReduceMean", x, where=partial(_is_mean_for_one, axes))
+    mean = op("ReduceMean", x, where=partial(_is_mean_for_one, are_reduced))
     v = (x - mean | x).named("v")
     square = v * v | op("Pow", v, 2)
-    squares = axes.mean(square).named("mean of squares")
+    squares = op("ReduceMean", square, where=are_reduced).named("mean of squares")
     shifted = squares + scalar("epsilon")
     variance = squares | shifted | shifted + scalar("more epsilon")
     root = op("Sqrt", variance)
@@ -110,17 +109,19 @@ def _normalized(axes: _Axes) -> Pattern:
     return v / root | v * inverse_root
 
 
-def _is_mean_for_one(axes: _Axes, graph: Graph, mean: Node) -> bool:
+def _is_mean_for_one(
+    are_reduced: Callable[[Graph, Node], bool], graph: Graph, mean: Node
+) -> bool:
     """Return whether a node computes a mean over axes for a single reader.
 
     Args:
-        axes: the axes.
+        are_reduced: returns whether the mean runs over the axes.
         graph: the graph.
         mean: a ReduceMean.
     """
     result = mean.outputs[0]
     has_one_reader = only_reader(graph, result) is not None
-    return has_one_reader and private(graph, result) and axes.are_reduced(graph, mean)
+    return has_one_reader and private(graph, result) and are_reduced(graph, mean)
 
 
 _LAST = _Axes(
@@ -136,8 +137,8 @@ _IMAGE = _Axes(
 )
 #: Operators that divide by the root.
 _LAST_NODES = ("Mul", "Div")
-_NORMALIZED_LAST = _normalized(_LAST)
-_NORMALIZED_IMAGE = _normalized(_IMAGE)
+_NORMALIZED_LAST = normalized(_LAST.are_reduced)
+_NORMALIZED_IMAGE = normalized(_IMAGE.are_reduced)
 
 
 def norms(graph: Graph) -> list[Norm]:

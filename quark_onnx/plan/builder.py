@@ -171,6 +171,7 @@ class PlanBuilder(Plan):
         *,
         axis: int = 0,
         repeat: int = 1,
+        product: Node | None = None,
     ) -> None:
         """Request quantization of a constant that is added to the product of ``x`` and ``w``.
 
@@ -184,11 +185,14 @@ class PlanBuilder(Plan):
             w: name of the weight.
             axis: axis of the bias over the channels of the weight.
             repeat: number of repetitions of the weight's channel scales.
+            product: the node that multiplies ``x`` and ``w``; None for ``node`` itself.
         """
         spec = self.specs[node].activation
         # Rules request both factors before the bias: their decisions are final for this node.
-        activation_entry = self.entry(self.use(x, node))
-        weight_entry = self.entry(self.use(w, node))
+        activation = self.use(x, product or node)
+        weight = self.use(w, product or node)
+        activation_entry = self.entry(activation)
+        weight_entry = self.entry(weight)
         if spec is None or not self.graph.is_constant(tensor):
             return
         if not self._takes(tensor, spec):
@@ -199,14 +203,9 @@ class PlanBuilder(Plan):
             self._put(
                 node,
                 tensor,
-                BiasOf(
-                    self.use(x, node),
-                    self.use(w, node),
-                    axis,
-                    repeat,
-                ),
+                BiasOf(activation, weight, axis, repeat),
             )
-        elif not spec.dtype.scaled and self.quantized(x, node):
+        elif not spec.dtype.scaled and self.quantized(x, product or node):
             self._put(
                 node,
                 tensor,

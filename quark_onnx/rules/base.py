@@ -40,6 +40,8 @@ NORMALIZING = frozenset(
         "com.microsoft::SkipSimplifiedLayerNormalization",
     },
 )
+#: Why the operators of a decomposed normalization stay float, of which other rules take note.
+NORMALIZES = "it is a part of a decomposed layer normalization"
 RESIDUAL = "the residual stream around a layer normalization is too wide for 8 bits"
 
 

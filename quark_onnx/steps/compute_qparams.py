@@ -16,9 +16,10 @@ from calibrators.affine import octaves_for, round_scale
 from calibrators.grid import SMALLEST_SCALE
 from calibrators.shown import short
 from quark_onnx.config import QuantizationSpec
+from quark_onnx.containers import present
 from quark_onnx.dtypes import INT32, Integer
 from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.hqq import half_quadratic
 from quark_onnx.kernels.nbits import round_to_nearest
 from quark_onnx.kernels.packing import BITS
@@ -549,7 +550,7 @@ def _own_weight(
 ) -> Use | None:
     """Return the weight use whose scale may be raised for a bias without side effects.
 
-    A weight with further consumers gets a second entry for the node that adds the bias.
+    A weight with further consumers gets a second entry for the node that multiplies by it.
 
     Args:
         graph: the float graph.
@@ -563,8 +564,8 @@ def _own_weight(
     """
     if not graph.is_constant(root.tensor):
         return None
-    adding = [
-        node
+    multiplying = [
+        _multiplying(graph, node, use.tensor, entry.w.tensor)
         for node in graph.consumers(use.tensor)
         if plan.use(use.tensor, node) == use
     ]
@@ -573,16 +574,38 @@ def _own_weight(
         for node in graph.consumers(root.tensor)
         if plan.root(plan.use(root.tensor, node)) == root
     ]
-    if set(readers) <= set(adding) and root == plan.root(entry.w):
+    if set(readers) <= set(multiplying) and root == plan.root(entry.w):
         # Nobody else reads the weight, so that its scale may change in place.
         return root
-    if len(adding) != 1 or entry.w.tensor != root.tensor:
+    if len(multiplying) != 1 or entry.w.tensor != root.tensor:
+        return None
+    [reader] = multiplying
+    if reader is None:
         return None
     # The weight is then stored twice, with both scales.
-    own = Use(root.tensor, adding[0].name)
+    own = Use(root.tensor, reader.name)
     plan.entries[own] = plan.entries[root]
     plan.entries[use] = replace(entry, w=own)
     return own
+
+
+def _multiplying(graph: Graph, node: Node, bias: str, weight: str) -> Node | None:
+    """Return the node that multiplies by a weight: a reader of the bias, or the MatMul before it.
+
+    Args:
+        graph: the float graph.
+        node: a reader of the bias.
+        bias: name of the bias.
+        weight: name of the weight.
+
+    Returns:
+        The node; None if the reader adds the bias to something else.
+    """
+    if weight in node.inputs:
+        return node
+    before = [graph.producer(name) for name in node.inputs if name != bias]
+    products = [each for each in present(before) if weight in each.inputs]
+    return products[0] if products else None
 
 
 def _up(scale: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -30,6 +30,7 @@ from quark_onnx.plan import (
 from quark_onnx.registry import RULES, TARGETS
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+from quark_onnx.steps.composites import spare_composites
 from quark_onnx.steps.decoding import spare_decoding
 from quark_onnx.steps.long_sums import spare_long_sums
 from quark_onnx.steps.states import spare_states
@@ -80,6 +81,7 @@ def make_plan(
     if config.safe and not config.target:
         spare_states(plan, states(graph) if recurrent is None else recurrent)
         spare_long_sums(plan)
+        spare_composites(plan)
     if config.safe:
         spare_decoding(plan)
     for node in graph.nodes:
