@@ -45,9 +45,10 @@ def add(node: Node, plan: PlanBuilder) -> None:
     # The product leaves its result in float32, and so does this sum: the next reader rounds once.
     elif _adds_bias(node, plan) and not plan.rounds_results(node):
         plan.keep_node(node, "it adds a bias to a product that is not rounded yet")
-        _gemm_bias(node, plan)
     else:
         _operands(node, plan, node.inputs)
+        return
+    _gemm_bias(node, plan)
 
 
 def _is_residual(node: Node, plan: PlanBuilder) -> bool:
@@ -84,6 +85,8 @@ def _gemm_bias(node: Node, plan: PlanBuilder) -> None:
     only_if(len(sizes) == 2 or known_sizes(sizes) is not None)
     only_if(len(graph.sizes(weight)) == 2 and graph.is_constant(weight))
     only_if(graph.sizes(match["bias"]) == graph.sizes(weight)[1:])
+    # A result that is rounded before the sum is one of a MatMul alone.
+    only_if(not plan.quantized(match["product"]))
     # The kernel takes 8-bit codes, and fusions to operators have one with a float bias.
     only_if(not plan.fuses)
     only_if(_has_bytes(plan, product, source) and _has_bytes(plan, product, weight))

@@ -199,6 +199,33 @@ def optimized_kinds(model: ModelProto, folder: Path) -> list[str]:
     return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
 
 
+@pytest.mark.parametrize("shape", [(5, 16), (2, 3, 16)], ids=["matrix", "stack"])
+@pytest.mark.parametrize(
+    "config", [TENSOR, CHANNEL, QConfig()], ids=["tensor", "channel", "default"]
+)
+def test_a_matmul_with_a_bias_runs_in_integers_and_has_a_float_result(
+    tmp_path: Path, config: QConfig, shape: tuple[int, ...]
+) -> None:
+    # LayerNormalization keeps its input float, so that nothing rounds the sum.
+    declared = ",".join(map(str, shape[:-1]))
+    model = parse(
+        f"""g (float[{declared},16] x) => (float[{declared},8] y) {{
+            h = MatMul (x, w)  s = Add (h, b)  y = LayerNormalization (s, scale)
+        }}""",
+        w=weight(16, 8),
+        b=normal(8),
+        scale=np.ones(8, np.float32),
+    )
+    done = quantize_static(model, samples(model), config)
+    kinds = optimized_kinds(done, tmp_path)
+    assert "QGemm" in kinds and not {"Gemm", "MatMul", "DequantizeLinear"} & {*kinds}
+    feeds = samples(model, 1, seed=9)[0]
+    expected = run(model, feeds)[0].astype(np.float64)
+    for optimize in (False, True):
+        found = run(done, feeds, optimize=optimize)[0]
+        assert np.square(found - expected).sum() < 1e-3 * np.square(expected).sum()
+
+
 MOVED = {"QuantizeLinear", "DequantizeLinear", "Transpose", "Flatten", "MaxPool"}
 
 

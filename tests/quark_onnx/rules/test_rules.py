@@ -339,9 +339,10 @@ def test_what_is_computed_from_integers_stays_float() -> None:
     )
 
 
-BIASED = (
-    "g (float[N,6] x) => (float[N,6] y) { [fc] h = MatMul (x, w) [bias] y = Add (h,"
-    " b) }"
+BIASED = "g (float[{}] x) => (float[{}] y) {{ [fc] h = MatMul (x, w) [bias] y = Add (h, b) }}"
+#: onnxruntime fuses no stack of matrices whose number is unknown.
+OPEN_STACK, MATRIX, STACK = (
+    BIASED.format(*[each] * 2) for each in ("N,4,6", "N,6", "2,4,6")
 )
 
 
@@ -353,14 +354,48 @@ def test_a_bias_is_added_before_rounding() -> None:
           < w: W
         bias (Add)  float: it adds a bias to a product that is not rounded yet
         """,
-        BIASED,
+        OPEN_STACK,
         w=weight(6, 6),
         b=normal(6),
     )
 
 
+@pytest.mark.parametrize("text", [MATRIX, STACK], ids=["matrix", "stack"])
+def test_a_bias_is_that_of_the_gemm_that_onnxruntime_makes(text: str) -> None:
+    check(
+        """
+        fc (MatMul)
+          < x: Q
+          < w: W
+        bias (Add)  float: it adds a bias to a product that is not rounded yet
+          < b: bias of x and w
+        """,
+        text,
+        w=weight(6, 6),
+        b=normal(6),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "config", "bias"),
+    [
+        (MATRIX, WIDE, normal(6)),
+        (MATRIX, TENSOR.with_(form="operators"), normal(6)),
+        (MATRIX, QConfig.of("A8W4"), normal(6)),
+        (MATRIX, QConfig.of("DYNAMIC"), normal(6)),
+        (MATRIX, QConfig.of("W8"), normal(6)),
+        (MATRIX, TENSOR, normal(1)),
+    ],
+    ids=["16 bits", "operators", "4 bits", "dynamic", "weights", "one value"],
+)
+def test_a_bias_beside_a_product_without_an_integer_kernel_stays_float(
+    text: str, config: QConfig, bias: Array
+) -> None:
+    assert "bias of" not in plan_text(text, config, w=weight(6, 6), b=bias)
+
+
 def test_integer_only_hardware_adds_a_bias_after_rounding() -> None:
-    text = plan_text(BIASED, POW2, w=weight(6, 6), b=normal(6))
+    text = plan_text(MATRIX, POW2, w=weight(6, 6), b=normal(6))
     assert (
         text.count("quantize int8 symmetric pow2 minmse") == 6 and "float" not in text
     )
