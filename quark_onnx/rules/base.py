@@ -40,6 +40,20 @@ NORMALIZING = frozenset(
         "com.microsoft::SkipSimplifiedLayerNormalization",
     },
 )
+#: Operators whose results are parts of their input, or its values in another order.
+_PARTING = frozenset(
+    {
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    },
+)
 #: Why the operators of a decomposed normalization stay float, of which other rules take note.
 NORMALIZES = "it is a part of a decomposed layer normalization"
 RESIDUAL = "the residual stream around a layer normalization is too wide for 8 bits"
@@ -56,6 +70,16 @@ def rule(*op_types: str, override: bool = False) -> Callable[[Rule], Rule]:
         ConfigError: an operator type has a rule.
     """
     return RULES.register(*op_types, override=override)
+
+
+def enters_normalization(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a normalization reads a result, or parts of it, as in a transformer."""
+    for follower in plan.graph.followers(node):
+        if follower.kind in NORMALIZING or plan.kept.get(follower.name) == NORMALIZES:
+            return True
+        if follower.kind in _PARTING and enters_normalization(follower, plan):
+            return True
+    return False
 
 
 def kept_float(node: Node, plan: PlanBuilder, reason: str) -> bool:

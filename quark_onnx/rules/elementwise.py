@@ -10,9 +10,8 @@ from quark_onnx.graph.pattern import op, tensor
 from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.plan import PlanBuilder, Quantize
 from quark_onnx.rules.base import (
-    NORMALIZES,
-    NORMALIZING,
     RESIDUAL,
+    enters_normalization,
     follows_floats,
     is_control_tensor,
     kept_before_root,
@@ -40,7 +39,7 @@ def add(node: Node, plan: PlanBuilder) -> None:
     Float for a bias of an unrounded product and, in 8 bits, for a residual stream.
     """
     # Outlier channels of the residual stream set the range, and leave few codes to the others.
-    if _is_residual(node, plan) and plan.is_low_bit(node):
+    if enters_normalization(node, plan) and plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     # The product leaves its result in float32, and so does this sum: the next reader rounds once.
     elif _adds_bias(node, plan) and not plan.rounds_results(node):
@@ -49,14 +48,6 @@ def add(node: Node, plan: PlanBuilder) -> None:
         _operands(node, plan, node.inputs)
         return
     _gemm_bias(node, plan)
-
-
-def _is_residual(node: Node, plan: PlanBuilder) -> bool:
-    """Return whether a normalization reads a sum, as in a transformer."""
-    return any(
-        follower.kind in NORMALIZING or plan.kept.get(follower.name) == NORMALIZES
-        for follower in plan.graph.followers(node)
-    )
 
 
 def _adds_bias(node: Node, plan: PlanBuilder) -> bool:
