@@ -41,7 +41,7 @@ NORMALIZING = frozenset(
     },
 )
 #: Operators whose results are parts of their input, or its values in another order.
-_PARTING = frozenset(
+PARTING = frozenset(
     {
         "Flatten",
         "Gather",
@@ -72,12 +72,17 @@ def rule(*op_types: str, override: bool = False) -> Callable[[Rule], Rule]:
     return RULES.register(*op_types, override=override)
 
 
+def normalizes(node: Node, plan: PlanBuilder) -> bool:
+    """Return whether a node normalizes channels, or is a part of a decomposed normalization."""
+    return node.kind in NORMALIZING or plan.kept.get(node.name) == NORMALIZES
+
+
 def enters_normalization(node: Node, plan: PlanBuilder) -> bool:
     """Return whether a normalization reads a result, or parts of it, as in a transformer."""
     for follower in plan.graph.followers(node):
-        if follower.kind in NORMALIZING or plan.kept.get(follower.name) == NORMALIZES:
+        if normalizes(follower, plan):
             return True
-        if follower.kind in _PARTING and enters_normalization(follower, plan):
+        if follower.kind in PARTING and enters_normalization(follower, plan):
             return True
     return False
 

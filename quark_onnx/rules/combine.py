@@ -7,9 +7,7 @@ from quark_onnx.graph import Node
 from quark_onnx.graph.matching import keeps_range
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import (
-    RESIDUAL,
     control,
-    enters_normalization,
     is_control_tensor,
     rule,
 )
@@ -19,33 +17,18 @@ from quark_onnx.rules.base import (
 def concat(node: Node, plan: PlanBuilder) -> None:
     """Quantize every input and the result, with separate scales.
 
-    A token that is joined to a residual stream stays float with it, in 8 bits. Pieces of a float
-    input of the model are joined first, so that values are rounded once. onnxruntime then computes
-    the slices of a Focus layer as one SpaceToDepth.
+    Pieces of a float input of the model are joined first, so that values are rounded once.
+    onnxruntime then computes the slices of a Focus layer as one SpaceToDepth.
     """
     # One such input decides: a single scale of the result would span a mask and a signal.
     for name in node.inputs:
         if control(plan.graph, name) or plan.holds_mask_constants(name):
             plan.keep_node(node, f"{name!r} is a mask or a position, not a signal")
             return
-    if _extends_residual(node, plan) and plan.is_low_bit(node):
-        plan.keep_node(node, RESIDUAL)
-    elif _joins_pieces_of_inputs(node, plan):
+    if _joins_pieces_of_inputs(node, plan):
         plan.activation(node, node.outputs[0])
     else:
         plan.activation(node, *node.inputs, node.outputs[0])
-
-
-def _extends_residual(node: Node, plan: PlanBuilder) -> bool:
-    """Return whether a normalization reads a tensor, before or after a sum with another.
-
-    Positions are added to the tokens of a vision transformer after its class token was joined.
-    """
-    if enters_normalization(node, plan):
-        return True
-    followers = plan.graph.followers(node)
-    sums = [follower for follower in followers if follower.kind == "Add"]
-    return any(enters_normalization(follower, plan) for follower in sums)
 
 
 @otherwise(False)

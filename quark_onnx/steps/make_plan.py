@@ -32,6 +32,7 @@ from quark_onnx.rules import WEIGHTED
 from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
 from quark_onnx.steps.composites import spare_composites
 from quark_onnx.steps.decoding import spare_decoding
+from quark_onnx.steps.joined_tokens import spare_joined_tokens
 from quark_onnx.steps.long_sums import spare_long_sums
 from quark_onnx.steps.states import spare_states
 
@@ -82,6 +83,7 @@ def make_plan(
         spare_states(plan, states(graph) if recurrent is None else recurrent)
         spare_long_sums(plan)
         spare_composites(plan)
+        spare_joined_tokens(plan)
     if config.safe:
         spare_decoding(plan)
     for node in graph.nodes:
