@@ -78,13 +78,20 @@ def normalizes(node: Node, plan: PlanBuilder) -> bool:
 
 
 def enters_normalization(node: Node, plan: PlanBuilder) -> bool:
-    """Return whether a normalization reads a result, or parts of it, as in a transformer."""
-    for follower in plan.graph.followers(node):
-        if normalizes(follower, plan):
-            return True
-        if follower.kind in PARTING and enters_normalization(follower, plan):
-            return True
-    return False
+    """Return whether a normalization reads a result, or parts of it, as in a transformer.
+
+    The parts may be joined with others again, as a class token with the tokens of an image.
+    """
+
+    def readers(reached: Node) -> list[Node]:
+        carries = reached is node or reached.kind in PARTING or reached.kind == "Concat"
+        return plan.graph.followers(reached) if carries else []
+
+    return any(
+        normalizes(reached, plan)
+        for reached in reach([node], readers)
+        if reached is not node
+    )
 
 
 def kept_float(node: Node, plan: PlanBuilder, reason: str) -> bool:

@@ -13,7 +13,7 @@ from quark_onnx.graph import Node, reach
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import PARTING, RESIDUAL, normalizes
 
-#: Operators whose result is a part of the stream if their inputs are.
+#: Operators whose inputs are a part of the stream if their result is.
 _CARRYING = PARTING | {"Add", "Concat"}
 
 
