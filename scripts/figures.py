@@ -268,6 +268,32 @@ def runtime() -> str:
     return table(head, rows)
 
 
+def architectures() -> str:
+    """Return SQNR and runtime on architectures with random weights, beside onnxruntime's."""
+    rows = []
+    for key, row in stored("architectures").items():
+        model, opset = key.split("/")
+        rows.append(
+            (
+                f"{model}, opset {opset}",
+                f"{row['ours dB']:.1f}",
+                f"{row['onnxruntime dB']:.1f}",
+                f"{row['XINT8 dB']:.1f}",
+                f"{row['ours/float']:.2f}",
+                f"{row['ours/onnxruntime']:.2f}",
+            )
+        )
+    head = (
+        "model",
+        "`A8W8`, dB",
+        "ort, dB",
+        "`XINT8`, dB",
+        "ours / float",
+        "ours / ort",
+    )
+    return table(head, rows)
+
+
 def large() -> str:
     """Return time and memory of weight-only quantization of large models."""
     rows = []
@@ -538,6 +564,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "llm-rtn": llm_rtn,
     "npu-optimizers": npu,
     "optimizers": optimizers,
+    "architectures": architectures,
     "runtime": runtime,
     "simulate": simulate,
     "speed": speed,
