@@ -30,14 +30,15 @@ from quark_onnx.fusions.base import (
     grid,
     one_scale,
     read_bytes,
+    stored_codes,
     value,
     write,
     written_bytes,
     zero_points,
 )
 from quark_onnx.graph import Graph, Node
-from quark_onnx.graph.constant_input import ConstantInput
-from quark_onnx.graph.matching import constant_operand
+from quark_onnx.graph.codes import dequantized
+from quark_onnx.graph.matching import only_use, other_input
 from quark_onnx.patterns.conv_and_gemm import output_axis, unscaled
 
 #: First version of the standard operator set that has QLinearConv and QLinearMatMul.
@@ -76,12 +77,13 @@ def matmul_to_float(graph: Graph, node: Node) -> bool:
     b_scale, b_zero = grid(graph, b)
     inputs = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero]
     result = node.outputs[0]
-    vector = _added_vector(graph, node, b)
+    added = only_use(graph, result, "Add")
+    vector = "" if added is None else _vector(graph, other_input(added, result), b)
     # The operator adds a float bias itself, so that the Add goes.
-    if vector is not None:
-        inputs.append(vector.node.inputs[vector.index])
-        result = vector.node.outputs[0]
-        graph.remove([vector.node])
+    if added is not None and vector:
+        inputs.append(vector)
+        result = added.outputs[0]
+        graph.remove([added])
     return write(graph, node, "MatMulIntegerToFloat", inputs, result)
 
 
@@ -153,10 +155,24 @@ def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str]:
     return [bias.codes]
 
 
-def _added_vector(graph: Graph, node: Node, w: Codes) -> ConstantInput | None:
-    """Return the constant with a value per column that an Add adds to a product alone."""
-    added = constant_operand(graph, node.outputs[0], "Add")
+def _vector(graph: Graph, tensor: str, w: Codes) -> str:
+    """Return a float constant with a value per column of a weight; empty for another tensor.
+
+    A constant in codes, such as the bias of a Gemm that onnxruntime makes, becomes float.
+
+    Args:
+        graph: the graph.
+        tensor: name of the tensor.
+        w: the codes of the weight.
+    """
+    codes = stored_codes(graph, tensor)
+    source = tensor if codes is None else codes.codes
     columns = graph.sizes(w.codes)[1:]
-    if added is None or len(columns) != 1 or added.sizes(graph) != columns:
-        return None
-    return added
+    if len(columns) != 1 or graph.sizes(source) != columns:
+        return ""
+    if codes is None:
+        return tensor if graph.is_constant(tensor) else ""
+    if not all(graph.is_constant(name) for name in codes.node.inputs if name):
+        return ""
+    values = [value(graph, name) for name in codes.node.inputs if name]
+    return graph.add_constant(f"{tensor}_float", dequantized(codes.node, values))

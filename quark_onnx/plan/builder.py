@@ -35,6 +35,8 @@ class PlanBuilder(Plan):
         self.entries = dict(entries)
         self.kept = dict(kept)
         self.spoken = set(spoken)
+        #: Names of nodes in residual streams, for the rules.
+        self.streams = set[str]()
 
     @classmethod
     def of(cls, plan: Plan) -> PlanBuilder:
@@ -200,11 +202,11 @@ class PlanBuilder(Plan):
         # The scale of the bias is the product of both: one number for the activation, and one or
         # one per channel for the weight.
         if _has_one_integer_scale(activation_entry) and _multiplies(weight_entry):
-            self._put(
-                node,
-                tensor,
-                BiasOf(activation, weight, axis, repeat),
-            )
+            # Another reader may add it to another product, whose scale differs: onnxruntime takes
+            # the codes of a bias for those of the product that they are added to.
+            alone = self.graph.consumers(tensor) == [node]
+            use = Use(tensor) if alone else Use(tensor, node.name)
+            self.entries.setdefault(use, BiasOf(activation, weight, axis, repeat))
         elif not spec.dtype.scaled and self.quantized(x, product or node):
             self._put(
                 node,

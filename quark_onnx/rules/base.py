@@ -78,20 +78,10 @@ def normalizes(node: Node, plan: PlanBuilder) -> bool:
 
 
 def enters_normalization(node: Node, plan: PlanBuilder) -> bool:
-    """Return whether a normalization reads a result, or parts of it, as in a transformer.
-
-    The parts may be joined with others again, as a class token with the tokens of an image.
-    """
-
-    def readers(reached: Node) -> list[Node]:
-        carries = reached is node or reached.kind in PARTING or reached.kind == "Concat"
-        return plan.graph.followers(reached) if carries else []
-
-    return any(
-        normalizes(reached, plan)
-        for reached in reach([node], readers)
-        if reached is not node
-    )
+    """Return whether a normalization reads a result, or parts of it, as in a transformer."""
+    if node.name in plan.streams:
+        return True
+    return any(normalizes(follower, plan) for follower in plan.graph.followers(node))
 
 
 def kept_float(node: Node, plan: PlanBuilder, reason: str) -> bool:

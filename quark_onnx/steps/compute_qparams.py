@@ -458,7 +458,8 @@ def _make_room(
     """Raise weight scales until the bias fits int32 with a normal scale.
 
     A bias exceeds int32 only if the weights are tiny compared with the bias; a coarser weight
-    scale then has no visible effect on an 8-bit result. Keeping the bias float is no
+    scale then has no visible effect on an 8-bit result. A channel of zeros, which has any scale,
+    gets one that keeps the digits of its bias. Keeping the bias float is no
     alternative: onnxruntime's optimizer quantizes the float bias of a quantized layer without
     an overflow check.
 
@@ -477,68 +478,148 @@ def _make_room(
             "the activation or the weight beside it is not quantized",
         )
         return
-    x, w = params.table[source], params.table[root]
-    magnitude = np.abs(bias.astype(np.float64))
-    if entry.dtype != INT32:
-        magnitude = np.zeros_like(
-            magnitude,
-        )  # the scale is raised by powers of two instead
-    least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / x.scale.astype(
-        np.float64,
-    )
-    # Both limits matter: the weight's scale, and its product with the activation's as the bias
-    # scale.
-    largest = max(least.max(initial=0.0), float(w.scale.max()))
-    weight = plan.entries.get(root)
-    half = isinstance(weight, Quantize) and weight.spec.scale == "float16"
-    if max(largest, largest * float(x.scale)) > _LARGEST_SCALE or (
-        half and largest > Grid(0, 1, half=True).scales[1]
-    ):
-        plan.entries[use] = Keep(
-            f"it would need a scale beyond what a {'float16' if half else 'float'}"
-            " holds",
-        )
+    w, weight = params.table[root], plan.entries.get(root)
+    room = _Room.of(bias, params.table[source], w, entry)
+    reason = room.refusal(w, weight)
+    # The result of a product with an Add behind it is not rounded to 8 bits.
+    is_float = w.axis is None and _is_added_later(graph, use, entry)
+    if not reason and is_float and room.low.any():
+        reason = "the scale of the weight that lets an int32 hold it is too coarse"
+    if reason:
+        plan.entries[use] = Keep(reason)
         return
-    if w.axis is not None:
-        if least.size != w.scale.size * entry.repeat:
-            plan.entries[use] = Keep(
-                "it does not have one value for each channel of the weight",
-            )
-            return
-        # (repeat, channels): a weight scale serves the same channel of every group.
-        least = least.reshape(entry.repeat, -1).max(axis=0)
-    low = least > w.scale
-    if low.any():
-        if (
-            isinstance(weight, Quantize)
-            and weight.given is not None
-            and (weight.given.scale or not weight.given.raised)
-        ):
-            plan.entries[use] = Keep(
-                "an int32 does not hold it with the scale of its weight, which is not"
-                " to be raised",
-            )
-            return
+    unset = room.biased & (room.least < w.scale)
+    unset &= _holds_zeros(graph, root, weight, w.axis)
+    if room.low.any() or unset.any():
         own = _own_weight(graph, plan, use, entry, root)
-        if own is None:
+        if own is not None:
+            _set_scales(plan, params, root, own, room, unset)
+        elif room.low.any():
             plan.entries[use] = Keep(
                 "its scale would be that of a weight which is computed or has other"
                 " readers",
             )
-            return
-        weight = plan.entries[own]
-        pow2 = isinstance(weight, Quantize) and weight.spec.pow2
-        least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
-        # Channels whose bias fits keep their scale.
-        raised = np.where(low, least, w.scale)
-        # Rounded up: a scale that rounds down to float32 would let the bias overflow after all.
-        raised = _up(raised if w.axis is not None else raised.max())
-        if isinstance(weight, Quantize) and weight.spec.scale == "float16":
-            raised = round_scale(raised.astype(np.float64), weight.spec.grid).astype(
-                np.float32,
+
+
+@dataclass(frozen=True)
+class _Room:
+    """The weight scales that a bias needs.
+
+    Attributes:
+        least: the least scales, (channels,), or () with one scale for the weight.
+        low: which scales are below.
+        biased: where the bias is not zero.
+        largest: the greatest scale of the weight after it is raised.
+        step: the scale of the activation.
+    """
+
+    least: NDArray[np.float64]
+    low: NDArray[np.bool_]
+    biased: NDArray[np.bool_]
+    largest: float
+    step: float
+
+    @classmethod
+    def of(cls, bias: NDArray[Any], x: QParams, w: QParams, entry: BiasOf) -> _Room:
+        """Return the scales for the values of a bias."""
+        magnitude = np.abs(bias.astype(np.float64))
+        # The scale of a 16-bit bias is raised by powers of two instead.
+        if entry.dtype != INT32:
+            magnitude = np.zeros_like(magnitude)
+        step = float(x.scale)
+        least = np.maximum(magnitude / _LARGEST_CODE, SMALLEST_SCALE) / step
+        largest = max(least.max(initial=0.0), float(w.scale.max()))
+        if w.axis is None:
+            least = np.max(least, initial=0.0, keepdims=True).reshape(())
+            magnitude = np.max(magnitude, initial=0.0, keepdims=True).reshape(())
+        elif least.size == w.scale.size * entry.repeat:
+            # (repeat, channels): a weight scale serves the same channel of every group.
+            least = least.reshape(entry.repeat, -1).max(axis=0)
+            magnitude = magnitude.reshape(entry.repeat, -1).max(axis=0)
+        low = least > w.scale if least.shape == w.scale.shape else np.zeros((), bool)
+        return cls(least, np.asarray(low), np.asarray(magnitude > 0), largest, step)
+
+    def refusal(self, w: QParams, weight: Entry | None) -> str:
+        """Return why the weight cannot have these scales; empty if it can."""
+        half = isinstance(weight, Quantize) and weight.spec.scale == "float16"
+        greatest = max(self.largest, self.largest * self.step)
+        if greatest > _LARGEST_SCALE or (
+            half and self.largest > Grid(0, 1, half=True).scales[1]
+        ):
+            held = "float16" if half else "float"
+            return f"it would need a scale beyond what a {held} holds"
+        if self.least.shape != w.scale.shape:
+            return "it does not have one value for each channel of the weight"
+        given = weight.given if isinstance(weight, Quantize) else None
+        if self.low.any() and given is not None and (given.scale or not given.raised):
+            return (
+                "an int32 does not hold it with the scale of its weight, which is not"
+                " to be raised"
             )
-        params.table[own] = w.with_scale(raised)
-        params.raised[root.tensor] = params.raised.get(root.tensor, 0) + int(low.sum())
+        return ""
+
+
+def _set_scales(  # noqa: PLR0913
+    plan: PlanBuilder,
+    params: Params,
+    root: Use,
+    own: Use,
+    room: _Room,
+    unset: NDArray[np.bool_],
+) -> None:
+    """Raise the scales of a weight for a bias, and set those of its channels of zeros.
+
+    Args:
+        plan: the plan.
+        params: the scales; changed in place.
+        root: the use that owned the scales.
+        own: the use of the weight whose scales change.
+        room: the scales that the bias needs.
+        unset: the channels of zeros.
+    """
+    w, weight = params.table[root], plan.entries[own]
+    pow2 = isinstance(weight, Quantize) and weight.spec.pow2
+    least = np.maximum(room.least, SMALLEST_SCALE)
+    least = np.exp2(np.ceil(np.log2(least))) if pow2 else least
+    # Channels whose bias fits keep their scale. Rounded up: a scale that rounds down to float32
+    # would let the bias overflow after all.
+    raised = _up(np.where(room.low | unset, least, w.scale))
+    if isinstance(weight, Quantize) and weight.spec.scale == "float16":
+        rounded = round_scale(raised.astype(np.float64), weight.spec.grid)
+        raised = rounded.astype(np.float32)
+    params.table[own] = w.with_scale(raised)
+    if room.low.any():
+        count = params.raised.get(root.tensor, 0) + int(room.low.sum())
+        params.raised[root.tensor] = count
+
+
+def _holds_zeros(
+    graph: Graph, root: Use, weight: Entry | None, axis: int | None
+) -> NDArray[np.bool_]:
+    """Return which channels of a constant weight hold zeros alone, such as pruned ones.
+
+    Args:
+        graph: the float graph.
+        root: the use of the weight.
+        weight: its decision.
+        axis: the axis of its scales; None for one scale, and one truth value.
+
+    Returns:
+        (channels,), or (); False for a weight whose scales obey further rules.
+    """
+    values = graph.constant(root.tensor)
+    if values is None or not isinstance(weight, Quantize) or weight.given is not None:
+        return np.zeros((), bool)
+    if weight.spec.pow2 or weight.spec.scale != "float32":
+        return np.zeros((), bool)
+    others = tuple(each for each in range(values.ndim) if each != axis)
+    return np.asarray(~values.any(axis=None if axis is None else others))
+
+
+def _is_added_later(graph: Graph, use: Use, entry: BiasOf) -> bool:
+    """Return whether an Add behind the product adds a bias, which may then stay float."""
+    readers = graph.consumers(use.tensor)
+    return all(entry.w.tensor not in reader.inputs for reader in readers)
 
 
 def _own_weight(

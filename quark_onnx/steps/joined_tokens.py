@@ -1,4 +1,4 @@
-"""Float arithmetic where tokens are joined to a residual stream.
+"""Float arithmetic in residual streams where tokens are cut out and joined.
 
 Vision transformers join a class token with the tokens of the image. One scale for both leaves few
 codes to the smaller one: class attention (CaiT) has 11 dB then, and 38 dB without. The sums and the
@@ -7,28 +7,46 @@ normalizations around such a Concat are float in any case, so that no layer beco
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
-from quark_onnx.graph import Node, reach
+from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import PARTING, RESIDUAL, normalizes
-
-#: Operators whose inputs are a part of the stream if their result is.
-_CARRYING = PARTING | {"Add", "Concat"}
 
 
 def spare_joined_tokens(plan: PlanBuilder) -> None:
     """Keep a Concat float whose result reaches a normalization, before rules are applied.
 
-    It may pass sums on its way, as with positions, and other operators that only move values.
-    Decomposed normalizations have to be known (``spare_composites``).
+    It may pass sums on its way, as with positions, and other operators that only move values. Sums
+    that reach a normalization without another sum are marked for their rule. Decomposed
+    normalizations have to be known (``spare_composites``).
     """
-    graph = plan.graph
-
-    def carriers(node: Node) -> Iterable[Node]:
-        return [leader for leader in graph.leaders(node) if leader.kind in _CARRYING]
-
-    normalizations = [node for node in graph.nodes if normalizes(node, plan)]
-    for node in reach(normalizations, carriers):
+    normalizations = [node for node in plan.graph.nodes if normalizes(node, plan)]
+    for node in _before(plan.graph, normalizations, {"Add", "Concat"}):
         if node.kind == "Concat" and plan.is_low_bit(node):
             plan.keep_node(node, RESIDUAL)
+    joined = _before(plan.graph, normalizations, {"Concat"})
+    plan.streams.update(
+        leader.name
+        for node in joined
+        for leader in plan.graph.leaders(node)
+        if leader.kind == "Add"
+    )
+
+
+def _before(
+    graph: Graph, nodes: Iterable[Node], kinds: Container[str]
+) -> dict[Node, None]:
+    """Return nodes, and those before them of some kinds, or that only move values.
+
+    Args:
+        graph: the graph.
+        nodes: the nodes to start from.
+        kinds: the operator types to pass.
+    """
+
+    def step(node: Node) -> list[Node]:
+        leaders = graph.leaders(node)
+        return [each for each in leaders if each.kind in PARTING or each.kind in kinds]
+
+    return reach(nodes, step)

@@ -13,10 +13,20 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from quark_onnx import QConfig, convert, quantize_static
+from quark_onnx import QConfig, convert, quantize, quantize_static
 from quark_onnx.errors import ModelError
 from tests.endtoend.random_graphs import draw
-from tests.models import MODELS, Feeds, parse, residual, run, samples
+from tests.models import (
+    MODELS,
+    Feeds,
+    kinds,
+    normal,
+    parse,
+    residual,
+    run,
+    samples,
+    weight,
+)
 from tests.quark_onnx.convert.conftest import quantized_as
 from tests.settings import portable
 
@@ -432,3 +442,20 @@ def test_a_model_that_onnx_cannot_convert(tmp_path: Any) -> None:
     with pytest.raises(ModelError, match="cannot convert the model to opset 14"):
         convert(layer_norm, "opset", tmp_path / "out.onnx", opset=14)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("shape", ["4,8", "2,3,8"])
+def test_the_bias_behind_a_matmul_becomes_that_of_the_operator(shape: str) -> None:
+    out = shape[:-1] + "6"
+    model = parse(
+        f"g (float[{shape}] x) => (float[{out}] y) {{ h = MatMul (x, w) y = Add (h, b) }}",
+        w=weight(8, 6),
+        b=normal(6),
+    )
+    pairs = quantize(model, samples(model), "A8W8").model
+    done = convert(pairs, "qdq-to-qoperator").model
+    assert kinds(done) == ["QuantizeLinear", "MatMulIntegerToFloat"]
+    for feeds in samples(model, 3, seed=5):
+        np.testing.assert_allclose(
+            run(done, feeds)[0], run(pairs, feeds)[0], rtol=0, atol=1e-5
+        )

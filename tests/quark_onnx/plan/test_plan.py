@@ -93,7 +93,10 @@ def test_a_shared_bias_is_quantized_for_each_layer() -> None:
         for use, entry in plan.entries.items()
         if isinstance(entry, BiasOf)
     }
-    assert biases == {"b": "bias of x and w", "b in second": "bias of l and w"}
+    assert biases == {
+        "b in first": "bias of x and w",
+        "b in second": "bias of l and w",
+    }
 
 
 def test_a_float_node_reads_a_float_value_where_there_is_one() -> None:

@@ -141,8 +141,8 @@ def test_a_shared_weight_is_stored_once() -> None:
 def test_a_shared_bias_is_stored_for_each_layer() -> None:
     lines = text(Stages.of(shared_bias()).model)
     assert (
-        "b_DequantizeLinear_Output = DequantizeLinear (b_quantized, b_scale,"
-        " b_zero_point)" in lines
+        "b_first_DequantizeLinear_Output = DequantizeLinear (b_first_quantized,"
+        " b_first_scale, b_first_zero_point)" in lines
     )
     assert (
         "b_second_DequantizeLinear_Output = DequantizeLinear (b_second_quantized,"
