@@ -6,11 +6,7 @@ from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.graph import Node
 from quark_onnx.graph.matching import keeps_range
 from quark_onnx.plan import PlanBuilder
-from quark_onnx.rules.base import (
-    control,
-    is_control_tensor,
-    rule,
-)
+from quark_onnx.rules.base import control, is_control_tensor, rule
 
 
 @rule("Concat")
