@@ -34,9 +34,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from _data import Samples
 from _results import Row, Store, add_arguments, add_turn_arguments, table
 from _tools import Ours
-from runtime import figures, run_in_turn
+from judging import sqnr
+from runtime import figures, run_in_turn, write_ours, write_theirs
 
 Feeds = dict[str, np.ndarray[Any, Any]]
 
@@ -211,45 +213,13 @@ def sample(family: Family, random: np.random.Generator) -> Feeds:
     return {"x": noise.astype(np.float32)}
 
 
-def sqnr(expected: list[Any], found: list[Any]) -> float:
-    """Return the SQNR of one output over samples, in dB.
-
-    >>> sqnr([np.float32([3, 4])], [np.float32([3, 4.5])])
-    20.0
-    """
-    signal = np.concatenate([np.ravel(each) for each in expected]).astype(np.float64)
-    noise = np.concatenate([np.ravel(each) for each in found]) - signal
-    return round(10 * float(np.log10((signal**2).sum() / (noise**2).sum())), 6)
-
-
 def write(path: Path, data: list[Feeds], folder: Path) -> dict[str, Path]:
     """Return the files of ours at two presets, and onnxruntime's."""
-    from onnxruntime.quantization import CalibrationDataReader, QuantType
-    from onnxruntime.quantization import quantize_static as theirs
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    from quark_onnx import quantize_static
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            self.rest = iter(data)
-
-        def get_next(self) -> Feeds | None:
-            return next(self.rest, None)
-
+    samples = Samples.write(iter(data), folder / "samples")
     files = {name: folder / f"{name}.onnx" for name in ("ours", "XINT8", "onnxruntime")}
-    quantize_static(path, data, "A8W8", files["ours"])
-    quantize_static(path, data, "XINT8", files["XINT8"])
-    prepared = folder / "prepared.onnx"
-    quant_pre_process(str(path), str(prepared), skip_symbolic_shape=True)
-    theirs(
-        str(prepared),
-        str(files["onnxruntime"]),
-        Reader(),
-        per_channel=True,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-    )
+    write_ours(path, samples, "A8W8", files["ours"])
+    write_ours(path, samples, "XINT8", files["XINT8"])
+    write_theirs(path, samples, "A8W8", files["onnxruntime"])
     return files
 
 
@@ -268,7 +238,8 @@ def measure(family: Family, opset: int, options: argparse.Namespace) -> Row:
             random = np.random.default_rng(draw)
             data = [sample(family, random) for _ in range(CALIBRATION + HELD_OUT)]
             files = write(path, data[:CALIBRATION], folder)
-            expected, held = outputs(path, data[CALIBRATION:]), data[CALIBRATION:]
+            held = data[CALIBRATION:]
+            expected = outputs(path, held)
             for tool, file in files.items():
                 found.setdefault(tool, []).append(sqnr(expected, outputs(file, held)))
         row |= {f"{tool} dB": mean(each) for tool, each in found.items()}
@@ -282,8 +253,8 @@ def measure(family: Family, opset: int, options: argparse.Namespace) -> Row:
     return row | {"runtime": onnxruntime.__version__}
 
 
-def outputs(path: Path, data: list[Feeds]) -> list[Any]:
-    """Return the output of a model on each sample."""
+def outputs(path: Path, data: list[Feeds]) -> np.ndarray[Any, Any]:
+    """Return the outputs of a model on all samples, one behind the other."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -291,7 +262,7 @@ def outputs(path: Path, data: list[Feeds]) -> list[Any]:
     session = onnxruntime.InferenceSession(
         str(path), options, providers=["CPUExecutionProvider"]
     )
-    return [session.run(None, feeds)[0] for feeds in data]
+    return np.concatenate([np.ravel(session.run(None, feeds)[0]) for feeds in data])
 
 
 def verdict(row: Row) -> tuple[str, bool]:

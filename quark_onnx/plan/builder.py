@@ -35,7 +35,7 @@ class PlanBuilder(Plan):
         self.entries = dict(entries)
         self.kept = dict(kept)
         self.spoken = set(spoken)
-        #: Names of nodes in residual streams, for the rules.
+        #: Names of sums in residual streams, which a step before the rules finds.
         self.streams = set[str]()
 
     @classmethod

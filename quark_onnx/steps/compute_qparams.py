@@ -459,9 +459,9 @@ def _make_room(
 
     A bias exceeds int32 only if the weights are tiny compared with the bias; a coarser weight
     scale then has no visible effect on an 8-bit result. A channel of zeros, which has any scale,
-    gets one that keeps the digits of its bias. Keeping the bias float is no
+    gets one that keeps the digits of its bias. Keeping the bias of a layer float is no
     alternative: onnxruntime's optimizer quantizes the float bias of a quantized layer without
-    an overflow check.
+    an overflow check. A bias that an Add behind a product adds may stay float.
 
     Args:
         graph: the float graph.

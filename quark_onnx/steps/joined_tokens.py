@@ -15,11 +15,12 @@ from quark_onnx.rules.base import PARTING, RESIDUAL, normalizes
 
 
 def spare_joined_tokens(plan: PlanBuilder) -> None:
-    """Keep a Concat float whose result reaches a normalization, before rules are applied.
+    """Keep each Concat float whose result reaches a normalization, before rules are applied.
 
-    It may pass sums on its way, as with positions, and other operators that only move values. Sums
-    that reach a normalization without another sum are marked for their rule. Decomposed
-    normalizations have to be known (``spare_composites``).
+    The path may contain sums, such as that with positions, and operators that only move values.
+    A sum whose result reaches a normalization without another sum is added to ``plan.streams``,
+    which the rule of Add reads. Runs after ``spare_composites``, which marks decomposed
+    normalizations.
     """
     normalizations = [node for node in plan.graph.nodes if normalizes(node, plan)]
     for node in _before(plan.graph, normalizations, {"Add", "Concat"}):
