@@ -109,6 +109,7 @@ from quark_onnx.steps import (
     spare_movers,
     stretch,
     tie_transposed_weights,
+    unfuse_sums,
     unmeasured,
     write_provenance,
 )
@@ -652,7 +653,7 @@ class Job:
             result, fused = fuse(result, data.judges, before)
             set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
-        notes += tie_transposed_weights(result)
+        notes += [*tie_transposed_weights(result), *unfuse_sums(result, config)]
         self.narrowing.store_constants(result)
         quantized_any = bool(inside) or any(
             isinstance(entry, Quantize) for entry in plan.entries.values()

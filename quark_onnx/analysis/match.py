@@ -225,7 +225,11 @@ class _Walk:
             raw: tensor of the quantized model before its grid.
         """
         producer = self.other.graph.producer(raw)
-        return producer is not None and self.other.operands(producer)[0] == node.op_type
+        return producer is not None and self._are_alike(node, producer)
+
+    def _are_alike(self, node: Node, other: Node) -> bool:
+        """Return True if a node of the quantized model has the operator of a float node."""
+        return self.other.operands(other)[0] == self.reference.operands(node)[0]
 
     def _before_fused(self, node: Node, raw: str) -> bool:
         """Return True if the operator before a fused operator computes a tensor.
@@ -322,7 +326,7 @@ class _Walk:
             reader: node of the quantized model.
         """
         kind, operands = self.other.operands(reader)
-        if kind != node.op_type or not operands:
+        if not operands or not self._are_alike(node, reader):
             return False
         origins = [self.other.origin(operand.tensor) for operand in operands]
         if _are_read(inputs, origins):

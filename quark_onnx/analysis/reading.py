@@ -427,6 +427,9 @@ class Reading:
             in the order of that operator's inputs. Operands of nodes on floats have no scale.
         """
         name = _FUSED.get(node.op_type, node.op_type.removeprefix("QLinear"))
+        if name == "Sum" and len(node.inputs) == 2:
+            # Before a LayerNormalization, quantize writes Add so.
+            name = "Add"
         if node.op_type == "QLinearConcat":
             # After the output's scale and zero point: tensor, scale and zero point of each input.
             places: tuple[int, ...] = tuple(range(2, len(node.inputs), 3))

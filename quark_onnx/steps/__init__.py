@@ -50,6 +50,7 @@ from quark_onnx.steps.subgraph_plans import (
     give_up_late,
 )
 from quark_onnx.steps.tie_transposed_weights import tie_transposed_weights
+from quark_onnx.steps.unfused_sums import unfuse_sums
 
 __all__ = [
     "FORMATS",
@@ -110,6 +111,7 @@ __all__ = [
     "spare_movers",
     "stretch",
     "tie_transposed_weights",
+    "unfuse_sums",
     "unmeasured",
     "with_bodies",
     "write_provenance",

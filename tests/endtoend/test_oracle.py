@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from onnx import ModelProto, numpy_helper
@@ -35,6 +33,7 @@ from tests.models import (
     samples,
     weight,
 )
+from tests.optimized import optimized_kinds
 from tests.settings import ALL, CHANNEL, POW2, SIGNED, TENSOR, WIDE, portable
 
 # Integer arithmetic
@@ -186,17 +185,6 @@ def test_optimizing_changes_a_result_by_one_step_at_most(
                 rtol=0,
                 atol=tolerance,
             )
-
-
-def optimized_kinds(model: ModelProto, folder: Path) -> list[str]:
-    """Operators that onnxruntime really runs."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.optimized_model_filepath = str(folder / "optimized.onnx")
-    ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return [node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node]
 
 
 @pytest.mark.parametrize("shape", [(5, 16), (2, 3, 16)], ids=["matrix", "stack"])
