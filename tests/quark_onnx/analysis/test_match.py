@@ -124,6 +124,22 @@ def test_every_model_is_matched_without_names(name: str) -> None:
     assert len(two.tensors) >= 0.8 * len(one.tensors)
 
 
+def test_a_sum_in_another_notation_is_found_by_name_and_by_structure() -> None:
+    model = parse(
+        """g (float[2,4,8] x) => (float[2,4,8] y) {
+            h = MatMul (x, w)  s = Add (x, h)
+            n = LayerNormalization (s, scale)  y = MatMul (n, u)
+        }""",
+        w=weight(8, 8),
+        u=weight(8, 8, seed=1),
+        scale=np.ones(8, np.float32),
+    )
+    quantized = quantize_static(model, samples(model, 3), "A8W8")
+    assert "Sum" in {node.op_type for node in quantized.graph.node}
+    for other in (quantized, renamed(quantized)):
+        assert {"h", "s", "n"} <= matched(model, other).pairs.keys()
+
+
 @pytest.mark.parametrize("preset", ["BF16_BFP16", "BFP16", "MX9", "MXINT8"])
 def test_vendor_operators_need_no_bodies(preset: str) -> None:
     """amd-quark writes its operators without functions of the same name."""
