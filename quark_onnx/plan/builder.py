@@ -199,6 +199,10 @@ class PlanBuilder(Plan):
             return
         if not self._takes(tensor, spec):
             return
+        override = self.asked.tensors.of(tensor, node.name)
+        if override is not None and override.keep:
+            self.keep_for(node, tensor, EXCLUDED)
+            return
         # The scale of the bias is the product of both: one number for the activation, and one or
         # one per channel for the weight.
         if _has_one_integer_scale(activation_entry) and _multiplies(weight_entry):

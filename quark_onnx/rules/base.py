@@ -40,20 +40,6 @@ NORMALIZING = frozenset(
         "com.microsoft::SkipSimplifiedLayerNormalization",
     },
 )
-#: Operators whose results are parts of their input, or its values in another order.
-PARTING = frozenset(
-    {
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    },
-)
 #: Why the operators of a decomposed normalization stay float, of which other rules take note.
 NORMALIZES = "it is a part of a decomposed layer normalization"
 RESIDUAL = "the residual stream around a layer normalization is too wide for 8 bits"

@@ -106,7 +106,7 @@ def division(node: Node, plan: PlanBuilder) -> None:
     # The error of a rounded denominator is relative to its largest value, the error of the quotient
     # is largest at its smallest value.
     reason = "it is a denominator: the smallest ones matter most"
-    _without(node, plan, (node.inputs[1],), reason)
+    _with_float_operands(node, plan, (node.inputs[1],), reason)
 
 
 @rule("Mul")
@@ -117,7 +117,7 @@ def product(node: Node, plan: PlanBuilder) -> None:
     """
     factors = tuple(name for name in node.inputs if _is_reciprocal(plan.graph, name))
     reason = "it is a reciprocal: the largest ones leave few codes to the others"
-    _without(node, plan, factors, reason)
+    _with_float_operands(node, plan, factors, reason)
 
 
 @rule("Sub", "Sum", "Mean", "SwiGLU")
@@ -169,7 +169,7 @@ def _is_reciprocal(graph: Graph, name: str) -> bool:
 _MOVING = REARRANGING | {"Expand"}
 
 
-def _without(
+def _with_float_operands(
     node: Node,
     plan: PlanBuilder,
     kept: tuple[str, ...],

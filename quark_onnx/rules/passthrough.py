@@ -40,6 +40,9 @@ _SELECTING = frozenset(
     | {"MaxUnpool", "CenterCropPad", "Trilu", "com.microsoft::Trilu"},
 )
 
+#: Operators whose results are parts of the first input.
+PARTING = frozenset({"Slice", "Split", "Gather", "GatherND", "GatherElements"})
+
 _GATHERING = frozenset(
     {"Gather", "GatherElements", "GatherND", "com.microsoft::GatherND"},
 )

@@ -17,15 +17,13 @@ from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import kinds_of
 from quark_onnx.plan import Keep, PlanBuilder, Use
 from quark_onnx.rules.base import WEIGHTED
-from quark_onnx.rules.passthrough import REARRANGING
+from quark_onnx.rules.passthrough import PARTING, REARRANGING
 
 #: Formats with this many bits have steps far below a pixel. Block formats count shared bits.
 _FINE = 16
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "Sum", "Max", "Min", "Pow"})
 _SUMS = frozenset({"Add", "Sub"})
 _SCALING = frozenset({"Mul", "Div"})
-#: Operators whose result is a part of the first input.
-_PARTING = frozenset({"Slice", "Split", "Gather", "GatherND", "GatherElements"})
 #: Operators with one signal among their inputs.
 _POINTWISE = frozenset({"Clip", "Exp", "Relu", "Sigmoid"})
 _SIZES = frozenset({"Shape", "Size"})
@@ -192,7 +190,7 @@ def _sum_of_parts(graph: Graph, tensor: str) -> str:
 
 def _cut_from(node: Node | None) -> str:
     """Return the tensor that a node cuts a part out of; empty for other nodes."""
-    if node is None or node.kind not in _PARTING:
+    if node is None or node.kind not in PARTING:
         return ""
     return node.inputs[0]
 

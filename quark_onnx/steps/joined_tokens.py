@@ -11,7 +11,11 @@ from collections.abc import Container, Iterable
 
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.plan import PlanBuilder
-from quark_onnx.rules.base import PARTING, RESIDUAL, normalizes
+from quark_onnx.rules.base import RESIDUAL, normalizes
+from quark_onnx.rules.passthrough import PARTING, REARRANGING
+
+#: Operators whose results are parts of their input, or its values in another order.
+_MOVING = REARRANGING | PARTING
 
 
 def spare_joined_tokens(plan: PlanBuilder) -> None:
@@ -48,6 +52,6 @@ def _before(
 
     def step(node: Node) -> list[Node]:
         leaders = graph.leaders(node)
-        return [each for each in leaders if each.kind in PARTING or each.kind in kinds]
+        return [each for each in leaders if each.kind in _MOVING or each.kind in kinds]
 
     return reach(nodes, step)

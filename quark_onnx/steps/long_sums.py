@@ -17,7 +17,7 @@ from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import kinds_of
 from quark_onnx.plan import PlanBuilder
-from quark_onnx.rules.passthrough import REARRANGING
+from quark_onnx.rules.passthrough import PARTING, REARRANGING
 
 #: Formats with this many bits lose nothing in a sum.
 _FINE = 16
@@ -28,13 +28,7 @@ _ADDING = frozenset({"Add", "Sum"})
 #: Values that an addition of codes converts for each value of the sum.
 _CONVERSIONS = 3
 #: Operators whose result is a part of the first input, or rearranges the first input.
-_MOVING = REARRANGING | {
-    "Slice",
-    "Split",
-    "Gather",
-    "GatherND",
-    "GatherElements",
-}
+_MOVING = REARRANGING | PARTING
 
 
 def spare_long_sums(plan: PlanBuilder) -> None:

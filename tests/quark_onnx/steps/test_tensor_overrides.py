@@ -52,6 +52,19 @@ def test_scale_and_zero_point() -> None:
     )
 
 
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8", "BF16"])
+@pytest.mark.parametrize("readers", [(), ("product",)])
+def test_a_bias_that_is_kept_stays_float(readers: tuple[str, ...], preset: str) -> None:
+    config = QConfig.of(preset).with_(
+        tensors=(TensorOverride("b", readers=readers, keep=True),)
+    )
+    result = quantize(model(), data(), config).model
+    assert node(result, "product").input[2] == "b"
+    np.testing.assert_array_equal(value(result, "b"), np.float32([1, 2]))
+    # without the override it has codes, or is rounded
+    assert node(quantize(model(), data(), preset).model, "product").input[2] != "b"
+
+
 def test_range_and_format() -> None:
     result = written(TensorOverride("x", low=-1, high=1, dtype="int16", symmetric=True))
     assert (
