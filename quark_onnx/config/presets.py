@@ -4,11 +4,11 @@ Presets with optimizers are in ``quark_onnx.optimizers.presets``.
 
 With float scales, weights have per-channel scales, as a per-tensor scale of a depthwise convolution
 degrades its small channels; and they use the codes -127..127, symmetric around zero. Each tensor of
-8-bit activations is clipped to suit the average sample (best), or at the rarest values where it is
-symmetric (percentile); 16 bits can represent the full range (minmax).
+8-bit activations is clipped to suit the average sample (best); 16 bits can represent the full range
+(minmax).
 """
 
-from calibrators import MinMSE, Percentile
+from calibrators import Best, MinMSE
 from quark_onnx.config.qconfig import QConfig
 from quark_onnx.config.spec import QuantizationSpec
 from quark_onnx.dtypes import (
@@ -30,7 +30,7 @@ _POW2 = QuantizationSpec(INT8, pow2=True, calibrator=MinMSE())
 #: 8-bit activations with a free zero point, 8-bit symmetric weights.
 A8W8 = PRESETS.add("A8W8", QConfig())
 #: 8-bit signed and symmetric throughout.
-S8S8 = PRESETS.add("S8S8", QConfig(QuantizationSpec(INT8, calibrator=Percentile())))
+S8S8 = PRESETS.add("S8S8", QConfig(QuantizationSpec(INT8, calibrator=Best())))
 #: 16-bit activations, 8-bit weights: close to float.
 A16W8 = PRESETS.add("A16W8", QConfig(QuantizationSpec(UINT16, symmetric=False)))
 #: 8-bit signed codes and per-tensor power-of-two scales, for AMD's integer engine and similar ones.

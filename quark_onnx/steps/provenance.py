@@ -50,7 +50,7 @@ def described(config: QConfig) -> dict[str, str]:
     """Return the settings that distinguish quantized models, as texts.
 
     >>> described(QConfig.of("S8S8"))["preset"], described(QConfig.of("S8S8"))["calibrator"]
-    ('S8S8', 'percentile')
+    ('S8S8', 'best')
     """
     activation = config.activation
     texts = {
