@@ -42,7 +42,7 @@ def test_composing_changes_no_preset() -> None:
         ("A8W8", "uint8 asymmetric best", "int8 symmetric per_channel narrow minmax"),
         (
             "S8S8",
-            "int8 symmetric percentile",
+            "int8 symmetric best",
             "int8 symmetric per_channel narrow minmax",
         ),
         (
