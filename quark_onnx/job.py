@@ -646,14 +646,14 @@ class Job:
         # Parameters and codes of a large model are large.
         del params, resolved
         inside = quantize_insides(result, planned.insides, config)
-        notes += inside
         define_functions(result)
         if config.form == "operators":
             before = quantized_before(graph)
             result, fused = fuse(result, data.judges, before)
             set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
-        notes += [*tie_transposed_weights(result), *unfuse_sums(result, config)]
+        notes += [*inside, *tie_transposed_weights(result)]
+        sums = unfuse_sums(result, config)
         self.narrowing.store_constants(result)
         quantized_any = bool(inside) or any(
             isinstance(entry, Quantize) for entry in plan.entries.values()
@@ -673,7 +673,7 @@ class Job:
                 plan,
                 self._report(plans, done, [*self.notes, *notes], data, layers),
             )
-        notes = [*self.notes, *planned.rewrites, *notes]
+        notes = [*self.notes, *planned.rewrites, *notes, *sums]
         notes += [
             f"{note}; keep_initializer_inputs keeps the interface"
             for note in describe_closed(self.closed)

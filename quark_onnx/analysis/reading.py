@@ -428,7 +428,7 @@ class Reading:
         """
         name = _FUSED.get(node.op_type, node.op_type.removeprefix("QLinear"))
         if name == "Sum" and len(node.inputs) == 2:
-            # Before a LayerNormalization, quantize writes Add so.
+            # The same function: ``quantize`` writes some Adds as Sum.
             name = "Add"
         if node.op_type == "QLinearConcat":
             # After the output's scale and zero point: tensor, scale and zero point of each input.

@@ -58,7 +58,7 @@ class TensorOverride:
         tensors: tensor names or globs (``"/head/*"``).
         readers: apply to these nodes only, by name; empty for every reader. Other readers get the
             other format.
-        keep: leave these tensors float.
+        keep: leave these tensors float; optimizers may still change their values.
         dtype: the number format, or its name.
         symmetric: as in a ``QuantizationSpec``.
         reduce_range: as in a ``QuantizationSpec``.

@@ -14,6 +14,7 @@ from quark_onnx.passes.pick_channels import pick_channels
 from quark_onnx.passes.remove_identity import remove_identity
 from quark_onnx.passes.split_large_pools import split_large_pools
 from quark_onnx.passes.split_to_slices import split_to_slices
+from quark_onnx.passes.sum_to_add import sum_to_add
 from quark_onnx.passes.unshare_initializers import unshare_initializers
 from quark_onnx.passes.write_attributes import write_attributes
 from quark_onnx.passes.write_defaults import write_defaults
@@ -26,6 +27,7 @@ CLEANING: tuple[Pass, ...] = (
     remove_identity,
     fold_batch_norm,
     pick_channels,
+    sum_to_add,
 )
 #: Equivalent forms for the compiler of an accelerator, for float and quantized graphs.
 CANONICALIZE: tuple[Pass, ...] = (
@@ -69,6 +71,7 @@ __all__ = [
     "remove_identity",
     "split_large_pools",
     "split_to_slices",
+    "sum_to_add",
     "to_opset",
     "unshare_initializers",
     "whole_image_norms",

@@ -178,7 +178,8 @@ class PlanBuilder(Plan):
         """Request quantization of a constant that is added to the product of ``x`` and ``w``.
 
         Next to integers the bias gets the product of their scales, next to scaled floats it stays
-        float, and in formats without a scale it is rounded like the activations.
+        float, and in formats without a scale it is rounded like the activations. A bias that the
+        user keeps stays float.
 
         Args:
             node: the node that adds the bias.
@@ -199,6 +200,7 @@ class PlanBuilder(Plan):
             return
         if not self._takes(tensor, spec):
             return
+        # Here and not in ``_put``, which the scale of an integer bias does not pass.
         override = self.asked.tensors.of(tensor, node.name)
         if override is not None and override.keep:
             self.keep_for(node, tensor, EXCLUDED)
@@ -437,10 +439,12 @@ class PlanBuilder(Plan):
         # Two entries: an override may name readers, and applies to no other reader then.
         shared_entry = self._given(entry, tensor, "")
         own_entry = self._given(entry, tensor, node.name)
-        # Another format for this reader, which gets the values rounded to the shared format.
+        # Another format for this reader, which gets the values rounded to the shared format; a
+        # reader that keeps them float gets the float values.
         if shared not in self.entries and shared_entry != own_entry:
             self.entries[shared] = shared_entry
-            self.spoken.add(tensor)
+            if not isinstance(own_entry, Keep):
+                self.spoken.add(tensor)
         return own_entry
 
     def rounded_result(self, node: Node) -> None:

@@ -40,7 +40,7 @@ _SELECTING = frozenset(
     | {"MaxUnpool", "CenterCropPad", "Trilu", "com.microsoft::Trilu"},
 )
 
-#: Operators whose results are parts of the first input.
+#: Operators that cut parts out of their first input.
 PARTING = frozenset({"Slice", "Split", "Gather", "GatherND", "GatherElements"})
 
 _GATHERING = frozenset(

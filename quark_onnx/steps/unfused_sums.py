@@ -17,17 +17,19 @@ from quark_onnx.wording import counted
 
 #: First opset whose Sum broadcasts as Add does.
 _SUM_OPSET = 8
-#: Axes of a constant that may be the bias of a layer, which onnxruntime adds in the layer.
+#: Most axes of a constant that onnxruntime may add within a layer, as its bias. It would not
+#: recognize a Sum.
 _BIAS_AXES = 2
 
 
 def unfuse_sums(graph: Graph, config: QConfig) -> list[str]:
-    """Write each Add that only a LayerNormalization reads as Sum, in place.
+    """Write each float Add that only a LayerNormalization reads as Sum, in place.
 
-    Models for an accelerator keep Add, which its compiler may know alone.
+    Models for an accelerator keep Add, as its compiler may not know Sum. ``passes.sum_to_add`` is
+    the reverse, for models that are quantized again.
 
     Args:
-        graph: the quantized graph; its floats are float32.
+        graph: the quantized graph, without the bodies of its nodes.
         config: the settings of the run.
 
     Returns:
@@ -51,7 +53,7 @@ def unfuse_sums(graph: Graph, config: QConfig) -> list[str]:
 
 
 def _is_for_onnxruntime(config: QConfig) -> bool:
-    """Return whether activations have a format for onnxruntime's kernels on a CPU."""
+    """Return whether activations are float, or integers with kernels in onnxruntime."""
     if config.target:
         return False
     spec = config.activation
@@ -66,14 +68,14 @@ def _summed(graph: Graph, norm: Norm) -> Node | None:
     addition = graph.producer(source)
     if addition is None or addition.kind != "Add" or graph.is_output(source):
         return None
-    if any(_may_be_bias(graph, name) for name in addition.inputs):
+    if any(_is_small_constant(graph, name) for name in addition.inputs):
         return None
     readers = frozenset(graph.consumers(source))
     return addition if readers == norm.nodes else None
 
 
-def _may_be_bias(graph: Graph, name: str) -> bool:
-    """Return whether an operand of an Add is a constant of few axes, stored in codes or not."""
+def _is_small_constant(graph: Graph, name: str) -> bool:
+    """Return whether an operand of an Add is a constant of few axes, in codes or not."""
     dequantize = graph.producer_of_type(name, DEQUANTIZE)
     stored = name if dequantize is None else dequantize.input(0)
     return graph.is_constant(stored) and len(graph.sizes(stored)) <= _BIAS_AXES

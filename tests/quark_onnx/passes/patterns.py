@@ -25,6 +25,7 @@ _EXPRESSIONS = {
     "batch_norm_to_conv": f"{_IMAGE} (float[1,6,8,8] y) {{ h = Relu (x) y = {_NORM} }}",
     "pick_channels": f"""g (float[1,8,4,6] x) => (float[1,4,4,6] y, float[1,4,4,6] right)
         {{ {_SHUFFLE} }}""",
+    "sum_to_add": "g (float[N,2] x) => (float[N,2] y) { n = Neg (x) y = Sum (n, x) }",
     "fold_gemm_alpha_beta": """g (float[2,4] x) => (float[2,6] y) {
         y = Gemm <alpha = 0.5, beta = 3.0> (x, matrix, k) }""",
     "fold_shapes": f"""{_IMAGE} (int64[2] y) {{

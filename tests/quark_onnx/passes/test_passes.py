@@ -19,6 +19,7 @@ from quark_onnx.passes import (
     fold_constants,
     raise_opset,
     remove_identity,
+    sum_to_add,
 )
 from quark_onnx.registry import PASSES
 from tests.models import (
@@ -258,6 +259,29 @@ def test_what_onnxruntime_cannot_compute_stays() -> None:
         "Reshape",
         "Add",
     ]
+
+
+# sum_to_add
+
+
+@pytest.mark.parametrize(
+    ("summands", "opset", "left"),
+    [
+        ("x, n", 17, "Add"),
+        ("x, k", 8, "Add"),  # of another shape
+        ("x, x", 17, "Add"),
+        ("x", 17, "Sum"),
+        ("x, n, k", 17, "Sum"),
+        ("x, n", 7, "Sum"),
+    ],
+)
+def test_sums_of_two(summands: str, opset: int, left: str) -> None:
+    model = parse(
+        f"g (float[N,2] x) => (float[N,2] y) {{ n = Neg (x) y = Sum ({summands}) }}",
+        k=normal(2),
+    )
+    model.opset_import[0].version = opset
+    assert kinds(applied(sum_to_add, model)[1])[-1] == left
 
 
 # remove_identity

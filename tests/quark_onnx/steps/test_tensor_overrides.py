@@ -65,6 +65,16 @@ def test_a_bias_that_is_kept_stays_float(readers: tuple[str, ...], preset: str) 
     assert node(quantize(model(), data(), preset).model, "product").input[2] != "b"
 
 
+@pytest.mark.parametrize("preset", ["A8W8", "XINT8"])
+def test_a_single_reader_keeps_a_tensor_float(preset: str) -> None:
+    config = QConfig.of(preset).with_(
+        tensors=(TensorOverride("x", readers="product", keep=True),)
+    )
+    result = quantize(model(), data(), config).model
+    assert node(result, "product").input[0] == "x"
+    assert node(result, "sum").input[1] != "x"
+
+
 def test_range_and_format() -> None:
     result = written(TensorOverride("x", low=-1, high=1, dtype="int16", symmetric=True))
     assert (

@@ -105,6 +105,61 @@ def test_a_target_keeps_the_operator() -> None:
     assert not unfuse_sums(graph, QConfig.of("A8W8").with_(target="npu"))
 
 
+def wide(model: ModelProto) -> list[dict[str, np.ndarray]]:
+    """Samples with an outlier channel, as residual streams have."""
+    scale = np.where(np.arange(WIDTH) == 3, 40, 1).astype(np.float32)
+    return [
+        {name: value * scale for name, value in each.items()} for each in samples(model)
+    ]
+
+
+def sqnr(model: ModelProto, other: ModelProto) -> float:
+    expected, found = (
+        np.concatenate([run(each, feeds)[0] for feeds in wide(model)])
+        for each in (model, other)
+    )
+    error = np.square(expected - found).sum()
+    return float(10 * np.log10(np.square(expected).sum() / error))
+
+
+def sums_read_floats(model: ModelProto) -> bool:
+    """Whether the sum before the normalization and its result have no pair."""
+    [total] = [node for node in model.graph.node if node.op_type == "Sum"]
+    [norm] = [node for node in model.graph.node if "LayerNorm" in node.op_type]
+    return norm.input[0] == total.output[0] and total.input[0] == "p"
+
+
+@pytest.mark.parametrize("first", ["A8W8", "W8", "DYNAMIC"])
+def test_a_second_run_keeps_the_residual_stream_float(first: str) -> None:
+    model = block(FUSED["operator"])
+    once = quantize(model, wide(model) if first == "A8W8" else None, first).model
+    again = QConfig.of("A8W8").with_(keep_existing=True)
+    twice = quantize(once, wide(model), again).model
+    assert sums_read_floats(twice)
+    assert sqnr(model, twice) > sqnr(model, quantize(model, wide(model)).model) - 0.5
+
+
+def test_a_residual_sum_of_an_exporter_stays_float() -> None:
+    found = {
+        kind: quantize(model, wide(model), "A8W8").model
+        for kind in ("Add", "Sum")
+        for model in [block(FUSED["operator"].replace("Add", kind))]
+    }
+    assert all(map(sums_read_floats, found.values()))
+    model = block(FUSED["operator"])
+    assert sqnr(model, found["Sum"]) == sqnr(model, found["Add"])
+
+
+def test_the_users_own_model_is_returned_without_a_note() -> None:
+    model = block(FUSED["operator"])
+    config = QConfig.of("A8W8").with_(exclude=("*",))
+    result = quantize(model, samples(model), config)
+    assert [node.op_type for node in result.model.graph.node] == [
+        node.op_type for node in model.graph.node
+    ]
+    assert not any("Sum" in note for note in result.report.notes)
+
+
 def test_values_are_the_same() -> None:
     model = block(FUSED["operator"])
     graph = Graph(block(FUSED["operator"]))  # takes the nodes of the model

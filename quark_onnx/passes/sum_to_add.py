@@ -1,0 +1,25 @@
+"""Write a Sum of two tensors as Add, which has integer kernels and rules for residual streams."""
+
+from __future__ import annotations
+
+from quark_onnx.conditions import only_if
+from quark_onnx.graph import Graph, Node
+from quark_onnx.passes.base import register, rewrite_each
+
+#: First opset whose Sum broadcasts as Add does.
+_BROADCASTING = 8
+
+
+@register
+def sum_to_add(graph: Graph) -> int:
+    """Replace each Sum of two tensors by Add.
+
+    Exporters of several frameworks write residual sums so, and ``steps.unfused_sums`` does in
+    models that are quantized a second time. onnxruntime has an integer kernel for Add alone.
+    """
+    return rewrite_each(graph, _replace, "Sum")
+
+
+def _replace(graph: Graph, node: Node) -> None:
+    only_if(len(node.inputs) == 2 and graph.opset >= _BROADCASTING)
+    node.rename("Add")
