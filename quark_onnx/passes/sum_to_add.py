@@ -14,8 +14,9 @@ _BROADCASTING = 8
 def sum_to_add(graph: Graph) -> int:
     """Replace each Sum of two tensors by Add.
 
-    Exporters of several frameworks write residual sums so, and ``steps.unfused_sums`` does in
-    models that are quantized a second time. onnxruntime has an integer kernel for Add alone.
+    Exporters of several frameworks write residual sums as Sum, and so does
+    ``steps.unfused_sums``, whose models may be quantized a second time. onnxruntime has an integer
+    kernel for Add alone.
     """
     return rewrite_each(graph, _replace, "Sum")
 

@@ -200,7 +200,7 @@ class PlanBuilder(Plan):
             return
         if not self._takes(tensor, spec):
             return
-        # Here and not in ``_put``, which the scale of an integer bias does not pass.
+        # ``_put`` applies overrides to formats alone, and an integer bias has none of its own.
         override = self.asked.tensors.of(tensor, node.name)
         if override is not None and override.keep:
             self.keep_for(node, tensor, EXCLUDED)
