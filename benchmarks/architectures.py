@@ -254,7 +254,7 @@ def measure(family: Family, opset: int, options: argparse.Namespace) -> Row:
 
 
 def outputs(path: Path, data: list[Feeds]) -> np.ndarray[Any, Any]:
-    """Return the outputs of a model on all samples, one behind the other."""
+    """Return the outputs of a model on all samples, concatenated."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
