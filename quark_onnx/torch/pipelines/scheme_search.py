@@ -24,8 +24,9 @@ from quark_onnx.torch.config.scheme_clients import (
     weight_bits,
 )
 from quark_onnx.torch.pipelines.file_to_file import Writing
-from quark_onnx.torch.pipelines.ptq import Text, ptq
+from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
+from quark_onnx.torch.runtime.devices import device_named
 from quark_onnx.version import __version__
 
 #: Algorithms for weight-only schemes, by ascending runtime.
@@ -174,13 +175,18 @@ def search_schemes(  # noqa: PLR0913
         The trials, the best candidate, and the untried candidates.
 
     Raises:
-        ConfigError: the journal belongs to a different search, or there are no candidates.
+        ConfigError: the journal belongs to a different search, there are no candidates, or the
+            device is not available.
+        DataError: the text has no windows for the model.
     """
     if not candidates:
         raise ConfigError(
             f"no scheme that this client loads has at most {bits} bits a weight; give"
             " more --bits",
         )
+    # what is wrong for all candidates is an error here, and no trial in the journal
+    device_named(device)
+    text_windows(text, tokenizer_of(source.folder, source.trust_code), source.model)
     # the clock of the system may be set back
     start = time.monotonic()
     mark = _mark(source, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from quark_onnx.cli.dispatch import main
-from quark_onnx.errors import ConfigError
+from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language_recipes import EFFORTS, RECIPES, recipe_for
@@ -132,6 +133,35 @@ def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> No
             tmp_path / "search.json",
             bits=12,
         )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"source": "missing.npy"}, "missing.npy"),
+        ({"length": 10**6}, "not enough for one window"),
+    ],
+)
+def test_wrong_input_is_no_trial(
+    change: dict[str, Any], message: str, source: Path, tmp_path: Path
+) -> None:
+    """The journal would keep the candidates as failed after the input is corrected."""
+    text = replace(Text(str(tmp_path / "tokens.npy"), 6, 12), **change)
+    journal = tmp_path / "search.json"
+    with pytest.raises(QuarkError, match=message):
+        search_schemes(
+            FloatCheckpoint(source), [Candidate("fp8")], text, journal, bits=12
+        )
+    with pytest.raises(ConfigError, match="nowhere"):
+        search_schemes(
+            FloatCheckpoint(source),
+            [Candidate("fp8")],
+            Text(str(tmp_path / "tokens.npy"), 6, 12),
+            journal,
+            bits=12,
+            device="nowhere",
+        )
+    assert not journal.exists()
 
 
 def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
