@@ -4,7 +4,8 @@ not yet correct.
     python compare.py [--device auto|npu|cpu] [--least 20]
 
 For each output of each shipped sample: the signal-to-noise ratio in dB, the greatest deviation, and
-whether the greatest value is at the same place. The exit code is 1 if any ratio is below --least.
+whether the greatest value is at the same place. The exit code is 1 if any ratio is below --least, and 2 if there are no
+samples.
 """
 
 from __future__ import annotations
@@ -64,6 +65,12 @@ def main() -> int:
     names = [value.name for value in session.get_outputs()]
     worst = float("inf")
     files = sorted((HERE / "samples").glob("*.npz"))
+    if not files:
+        print(
+            f"compare: {HERE / 'samples'} has no samples; copy the whole folder of the bundle",
+            file=sys.stderr,
+        )
+        return 2
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
             sample = {value.name: arrays[value.name] for value in session.get_inputs()}
@@ -89,7 +96,8 @@ def main() -> int:
                 more = f", greatest deviation {greatest:.3g}, {same} greatest value"
             print(f"{file.name} {name}: {ratio:.1f} dB{more}")
             worst = min(worst, ratio)
-    print(f"on the {where.upper()}, {len(files)} samples: worst {worst:.1f} dB")
+    count = f"{len(files)} sample" if len(files) == 1 else f"{len(files)} samples"
+    print(f"on the {where.upper()}, {count}: worst {worst:.1f} dB")
     if worst < options.least:
         hint = (
             ""

@@ -195,6 +195,10 @@ def test_a_machine_that_computes_something_else_is_found_out(
         done.returncode == 1
         and "this machine computes something else; without VNNI" in done.stderr
     )
+    for sample in (folder / "samples").glob("*.npz"):
+        sample.unlink()
+    done = called(folder, "compare.py")
+    assert done.returncode == 2 and "has no samples" in done.stderr
 
 
 PROVIDER = """
