@@ -4,8 +4,8 @@ not yet correct.
     python compare.py [--device auto|npu|cpu] [--least 20]
 
 For each output of each shipped sample: the signal-to-noise ratio in dB, the greatest deviation, and
-whether the greatest value is at the same place. The exit code is 1 if any ratio is below --least, and 2 if there are no
-samples.
+whether the greatest value is at the same place. The exit code is 1 if any ratio is below --least,
+and 2 if there are no samples.
 """
 
 from __future__ import annotations
