@@ -136,30 +136,27 @@ def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "device", "message"),
     [
-        ({"source": "missing.npy"}, "missing.npy"),
-        ({"length": 10**6}, "not enough for one window"),
+        ({"source": "missing.npy"}, "cpu", "missing.npy"),
+        ({"length": 10**6}, "cpu", "not enough for one window"),
+        ({}, "nowhere", "device is 'nowhere'"),
     ],
 )
 def test_wrong_input_is_no_trial(
-    change: dict[str, Any], message: str, source: Path, tmp_path: Path
+    change: dict[str, Any], device: str, message: str, source: Path, tmp_path: Path
 ) -> None:
     """The journal would keep the candidates as failed after the input is corrected."""
     text = replace(Text(str(tmp_path / "tokens.npy"), 6, 12), **change)
     journal = tmp_path / "search.json"
     with pytest.raises(QuarkError, match=message):
         search_schemes(
-            FloatCheckpoint(source), [Candidate("fp8")], text, journal, bits=12
-        )
-    with pytest.raises(ConfigError, match="nowhere"):
-        search_schemes(
             FloatCheckpoint(source),
             [Candidate("fp8")],
-            Text(str(tmp_path / "tokens.npy"), 6, 12),
+            text,
             journal,
             bits=12,
-            device="nowhere",
+            device=device,
         )
     assert not journal.exists()
 
