@@ -38,7 +38,7 @@ def sqnr(expected: np.ndarray, found: np.ndarray) -> float:
 
 
 def deviation(expected: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """What is found less what is expected; 0 where both are the same, be they no numbers."""
+    """The difference of found and expected values; 0 where both are NaN, or the same infinity."""
     wanted, got = expected.astype(np.float64), found.astype(np.float64)
     same = (wanted == got) | (np.isnan(wanted) & np.isnan(got))
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""What a run is said to take is what it takes."""
+"""Estimates of memory, disk and time, compared with those of runs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def peak(folder: Path, settings: dict[str, Any], *arguments: str) -> tuple[int, 
 
 
 class WorkClock(TorchDispatchMode):
-    """A clock that advances with each operator by what it computes, whatever else the machine does.
+    """A clock that counts the work of torch operators. The load of the machine does not change it.
 
     A call takes 2 us, a value 1 ns, and a multiply-accumulate of a product 0.05 ns. Other code,
     NumPy's among it, takes no time.
