@@ -392,7 +392,7 @@ def main() -> int:
             "Milliseconds of one run on one thread, medians of"
             f" {min(turns)} to {max(turns)} turns."
         )
-        intro += " Ratios are medians of those of each turn."
+        intro += " A ratio is the median over the ratios of all turns."
         (arguments.out / "runtime.md").write_text(
             f"# Runtime of what is written\n\n{intro}\n\n{text}\n"
         )
