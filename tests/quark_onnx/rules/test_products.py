@@ -73,9 +73,12 @@ def layer(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_recurrent_weights_have_a_scale_for_each_direction(kind: str) -> None:
-    assert text_of(layer(kind), **recurrent(kind)) == "  < w: W0\n  < r: W0\n"
-    assert text_of(layer(kind), DYNAMIC, **recurrent(kind)) == "  < w: W0\n  < r: W0\n"
+def test_recurrent_weights_have_a_scale_for_each_unit(kind: str) -> None:
+    """Of each gate, and each direction."""
+    rows = "quantize int8 symmetric each output channel minmax"
+    expected = f"  < w: {rows}\n  < r: {rows}\n"
+    assert text_of(layer(kind), **recurrent(kind)) == expected
+    assert text_of(layer(kind), DYNAMIC, **recurrent(kind)).endswith(expected)
     assert (
         text_of(layer(kind), INT4, **recurrent(kind)).count("axis 2 blocks of 32") == 2
     )
