@@ -110,7 +110,7 @@ READERS = {
     "GatherND": "i = Cast <to = 7> (v) r = Slice (i, at0, two, at1) y = GatherND (grid, r)",
     "ScatterElements": "i = Cast <to = 7> (v) y = ScatterElements (grid, i, ones)",
     "GridSample": "r = Reshape (v, four) y = GridSample (image, r)",
-    "RoiAlign": "r = Slice (v, at0, fours, at1) y = RoiAlign (image, r, zeros)",
+    "RoiAlign": "r = Slice (v, at0, fours, at1) y = RoiAlign <sampling_ratio = 2> (image, r, zeros)",
     "NonMaxSuppression": (
         "r = Slice (v, at0, fours, at1) b = Unsqueeze (r, at0)"
         " y = NonMaxSuppression (b, scores, two)"
