@@ -19,17 +19,18 @@ def spare_decisions(plan: PlanBuilder) -> None:
     for value in plan.graph.inputs:
         _spare_tensor(plan, value.name, plan.graph.consumers(value.name))
     for node in plan.graph.nodes:
-        decided = [
-            name
-            for name in node.results
-            if _spare_tensor(plan, name, [node, *plan.graph.consumers(name)])
-        ]
-        if decided and not is_layer(node.kind) and not _computes_signal(plan, node):
-            _spare_node(plan, node, _reason(plan, decided[0]))
+        decisions = list[Decision]()
+        for name in node.results:
+            nodes = [node, *plan.graph.consumers(name)]
+            decision = _spare_tensor(plan, name, nodes)
+            if decision is not None:
+                decisions.append(decision)
+        if decisions and not is_layer(node.kind) and not _computes_signal(plan, node):
+            _spare_node(plan, node, decisions[0].reason)
 
 
-def _spare_tensor(plan: PlanBuilder, name: str, nodes: list[Node]) -> bool:
-    """Keep a tensor float if only decisions read it; return the decision.
+def _spare_tensor(plan: PlanBuilder, name: str, nodes: list[Node]) -> Decision | None:
+    """Keep a tensor float if only decisions read it; return the decision, otherwise None.
 
     Args:
         plan: the plan under construction; changed in place.
@@ -37,12 +38,14 @@ def _spare_tensor(plan: PlanBuilder, name: str, nodes: list[Node]) -> bool:
         nodes: the nodes that compute and read the tensor.
     """
     decision = plan.shapes.decision(name)
-    if decision is None or (decision.layered and _is_rounded(plan, nodes)):
-        return False
+    if decision is None or plan.ineligible(name):
+        return None
+    if decision.layered and _is_rounded(plan, nodes):
+        return None
     # Without static activations nothing would round the tensor, and no reason is needed.
-    if any(map(plan.static, nodes)) and not plan.ineligible(name):
+    if any(map(plan.static, nodes)):
         plan.keep(name, decision.reason)
-    return True
+    return decision
 
 
 def _is_rounded(plan: PlanBuilder, nodes: list[Node]) -> bool:
@@ -73,7 +76,8 @@ def _spare_node(plan: PlanBuilder, node: Node, reason: str) -> None:
         plan.keep_for(node, name, reason)
 
 
-def _reason(plan: PlanBuilder, name: str) -> str:
-    decision = plan.shapes.decision(name)
-    assert isinstance(decision, Decision)
-    return decision.reason
+def is_decided(plan: PlanBuilder, node: Node) -> bool:
+    """Return whether a node stays float because nothing but decisions read its results."""
+    reason = plan.kept.get(node.name)
+    decided = filter(None, map(plan.shapes.decision, node.results))
+    return any(decision.reason == reason for decision in decided)

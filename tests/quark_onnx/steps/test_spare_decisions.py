@@ -110,7 +110,11 @@ READERS = {
     "GatherND": "i = Cast <to = 7> (v) r = Slice (i, at0, two, at1) y = GatherND (grid, r)",
     "ScatterElements": "i = Cast <to = 7> (v) y = ScatterElements (grid, i, ones)",
     "GridSample": "r = Reshape (v, four) y = GridSample (image, r)",
-    "RoiAlign": "r = Slice (v, at0, fours, at1) y = RoiAlign <sampling_ratio = 2> (image, r, zeros)",
+    "RoiAlign": (
+        "r = Slice (v, at0, fours, at1)"
+        " y = RoiAlign <sampling_ratio = 2> (image, r, zeros)"
+    ),
+    "DeformConv": "r = Reshape (v, offsets) y = DeformConv (image, kernel, r)",
     "NonMaxSuppression": (
         "r = Slice (v, at0, fours, at1) b = Unsqueeze (r, at0)"
         " y = NonMaxSuppression (b, scores, two)"
@@ -131,6 +135,8 @@ CONSTANTS: dict[str, Array] = {
     "four": np.int64([1, 2, 6, 2]),
     "image": normal(1, 2, 5, 5),
     "zeros": np.zeros(4, np.int64),
+    "offsets": np.int64([1, 2, 4, 3]),
+    "kernel": weight(3, 2, 1, 1),
     "scores": np.abs(normal(1, 1, 4)),
     "factor": np.float32([[1.5], [1], [2], [1]]),
     "shape": np.int64([4, 6]),
@@ -365,7 +371,7 @@ def test_labels_in_bodies_and_functions(model: ModelProto, preset: str) -> None:
         model = parse_with_table(model)
     feeds = labels(8)
     if len(model.graph.input) == 2:
-        feeds = [each | {"c": np.bool_(at % 2)} for at, each in enumerate(feeds)]
+        feeds = [each | {"c": np.array(at % 2 == 1)} for at, each in enumerate(feeds)]
     result = quantize(model, feeds, preset)
     for sample in feeds:
         (rows,) = run(result.model, sample)
