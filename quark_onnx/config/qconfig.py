@@ -231,7 +231,8 @@ class QConfig:
         embedding: quantization of lookup tables if they count as weights. "auto" is the weights'
             quantization, but int8 with a scale per row if that has fewer bits, and float if a float
             layer has the same values; None keeps tables float.
-        overrides: different decisions for some nodes; a later one takes precedence.
+        overrides: different decisions for some nodes; the last one that matches a node decides
+            whether it is kept float or quantized.
         tensors: different decisions for some tensors, which take precedence over those for nodes;
             see ``TensorOverride``.
         op_types: quantize only these operators; empty for every operator with a rule.

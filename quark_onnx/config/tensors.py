@@ -52,7 +52,7 @@ class TensorOverride:
     """The quantization of tensors with given names.
 
     Settings at their defaults follow the rules. Several overrides of a tensor are merged; later
-    ones take precedence.
+    ones take precedence, and one with a format or a range ends an earlier ``keep``.
 
     Attributes:
         tensors: tensor names or globs (``"/head/*"``).
@@ -330,9 +330,12 @@ class TensorOverride:
 
         Args:
             later: an override for the same tensor; its settings apart from the defaults take
-                precedence.
+                precedence. The last one that keeps the tensor or gives a format or a range decides
+                whether it is quantized.
         """
         changes = without(changed_settings(later), ("tensors", "readers"))
+        if not later.keep and (later.decides or later.low or later.high):
+            changes["keep"] = False
         # A scale, and settings from which one would follow, replace each other.
         replaced: tuple[str, ...] = ()
         if later.scale:

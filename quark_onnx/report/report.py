@@ -158,8 +158,9 @@ def summarize(
         for node in plan.graph.nodes:
             if node.name not in outer:
                 done, count = operators.get(node.kind, (0, 0))
-                # touches() is a bool, which counts as 0 or 1.
-                operators[node.kind] = (done + plan.touches(node), count + 1)
+                # A bool counts as 0 or 1.
+                quantized = plan.computes_on_codes(node)
+                operators[node.kind] = (done + quantized, count + 1)
         kept_nodes |= without(plan.kept, outer)
         kept_tensors |= _kept_tensors(plan)
     # Sorted by name: reports of two runs can be compared line by line.
