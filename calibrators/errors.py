@@ -2,6 +2,7 @@
 
 CalibrationError              the calibration cannot be done as requested
 ├── RuntimeCrash              onnxruntime has ended the process that it ran in
+├── UnknownOperator           onnxruntime lacks a custom operator of the model
 └── DataError                 the calibration data cannot be used
     ├── EmptyReader           no sample, or none left
     ├── ReaderEndedEarly      fewer samples than expected
@@ -55,6 +56,10 @@ class RuntimeCrash(CalibrationError):  # noqa: N818
         """
         super().__init__(f"{message}; it printed {printed!r}" if printed else message)
         self.killed = killed
+
+
+class UnknownOperator(CalibrationError):  # noqa: N818
+    """onnxruntime lacks a custom operator of the model, whose library was not given."""
 
 
 class DataError(CalibrationError):

@@ -3,7 +3,8 @@
 QuarkError
 ├── ConfigError           a setting is unknown, malformed, contradictory, or matches nothing
 ├── ModelError            the model cannot be read, checked, run or written
-│   └── RuntimeCrashError onnxruntime has ended the process that it ran in
+│   ├── RuntimeCrashError onnxruntime has ended the process that it ran in
+│   └── UnknownOperatorError onnxruntime lacks a custom operator of the model
 ├── DataError             the calibration data does not fit the model, or is unusable
 ├── PlanError             a rule decided something impossible (a defect of the rule, not of the input)
 ├── ConstraintError       the constraints of a target cannot be met together
@@ -35,6 +36,7 @@ __all__ = [
     "QuarkError",
     "RuntimeCrashError",
     "TimeLimitError",
+    "UnknownOperatorError",
     "crash_behind",
     "crash_errors",
     "data_errors",
@@ -76,6 +78,10 @@ class RuntimeCrashError(ModelError):
 
     Without ``isolate``, the crash would have ended this process.
     """
+
+
+class UnknownOperatorError(ModelError):
+    """onnxruntime lacks a custom operator of the model; see ``custom_op_libraries``."""
 
 
 class DataError(QuarkError):

@@ -78,6 +78,7 @@ from quark_onnx.steps import (
     Reference,
     ResolvedPlan,
     RunData,
+    Sample,
     all_plans,
     apply_target_constraints,
     calibrate,
@@ -143,10 +144,13 @@ def run(
         executor: runs calibration; None for the default.
         progress: as for ``quantize_static``.
     """
+    if data is not None and not job.config.measures and job.reference.unknown_operator:
+        unread = "the data was not read: the model cannot be run on it"
+        return run(job.with_note(unread), None, executor, progress)
     # A run without data: nothing is measured, or an earlier calibration has the ranges.
     if data is None and (not job.config.measures or job.has_ranges):
         # Random samples to run both models on; no range is measured on them.
-        made_up = RunData(random_sample(job.graph, job.reference), random=True)
+        made_up = RunData(_random_sample(job), random=True)
         known = job.plan(made_up, progress)
         # Ranges of single tensors in the config may leave others unknown: then data is required.
         if job.calibration is not None or not unmeasured(known.graph, known.plan):
@@ -154,7 +158,23 @@ def run(
             measured = known.with_plans(found.plan, found.insides)
             return job.finish(measured, found.ranges, made_up, progress)
     # Not above: known ranges are those of the model without equalization.
-    job = job.equalizing()
+    return _run_on_data(job.equalizing(), data, executor, progress)
+
+
+def _random_sample(job: Job) -> Sample | None:
+    """Return a sample that the float model runs on; None where onnxruntime lacks an operator."""
+    if job.reference.unknown_operator:
+        return None
+    return random_sample(job.graph, job.reference)
+
+
+def _run_on_data(
+    job: Job,
+    data: CalibrationData | None,
+    executor: Executor | None,
+    progress: bool | None,
+) -> Result:
+    """Run a job that measures ranges, or errors, on data; see ``run``."""
     config = job.config
     reader = reader_for(job.graph, data, config)
     # Read before anything else, so that unusable data fails early.
@@ -480,7 +500,11 @@ class Job:
         config, reason = with_equalization(self.config, self.graph)
         if not reason:
             return self
-        return replace(self, config=config, notes=(*self.notes, reason))
+        return replace(self, config=config).with_note(reason)
+
+    def with_note(self, note: str) -> Job:
+        """Return the job with a further note for the report."""
+        return replace(self, notes=(*self.notes, note))
 
     def close(self) -> None:
         """Delete temporary files."""
@@ -649,7 +673,12 @@ class Job:
         define_functions(result)
         if config.form == "operators":
             before = quantized_before(graph)
-            result, fused = fuse(result, data.judges, before)
+            result, fused = fuse(
+                result,
+                data.judges,
+                before,
+                runs=not self.reference.unknown_operator,
+            )
             set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
         notes += [*inside, *tie_transposed_weights(result)]

@@ -44,14 +44,14 @@ class Settings(NamedTuple):
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights where they are, instead of packing them for speed.
         entries: further entries of the session's configuration.
-        library: a file with operators to register; empty for none.
+        libraries: files with operators to register.
     """
 
     threads: int = 0
     optimize: bool = True
     lean: bool = False
     entries: Mapping[str, str] = {}
-    library: str = ""
+    libraries: tuple[str, ...] = ()
 
 
 class Value(NamedTuple):
@@ -111,8 +111,8 @@ def session_options(settings: Settings) -> Any:
         options.enable_cpu_mem_arena = False
         # In the default order all constants are unpacked first.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    if settings.library:
-        options.register_custom_ops_library(settings.library)
+    for library in settings.libraries:
+        options.register_custom_ops_library(library)
     return options
 
 

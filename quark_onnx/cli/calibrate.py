@@ -142,4 +142,6 @@ def _next_words(options: Namespace) -> list[str]:
         words += ["--config", str(options.config)]
     elif options.preset != _PRESET:
         words += ["--preset", options.preset]
+    for library in options.custom_op_library:
+        words += ["--custom-op-library", str(library)]
     return words

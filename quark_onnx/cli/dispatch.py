@@ -32,7 +32,7 @@ from calibrators import CalibrationError
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.scratch import written
 from calibrators.shown import clipped, printable
-from quark_onnx import __version__
+from quark_onnx import __version__, custom_op_libraries
 from quark_onnx.cli import (
     analyze,
     calibrate,
@@ -131,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # In another process, a native crash of onnxruntime is an error message, and not the
                 # end.
                 isolated(options.isolation),
+                custom_op_libraries(*getattr(options, "custom_op_library", [])),
                 plain_progress(),
             ):
                 answer: Answer = options.run(options)

@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
             usage=usage,
         )
         add(action)
-        add_common_options(action)
+        add_common_options(action, sessions=False)
         action.set_defaults(perform=perform, parser=action)
 
 

@@ -184,11 +184,12 @@ def complete(action: argparse.Action, names: Iterable[str]) -> None:
     setattr(action, "completer", completer)  # noqa: B010  (argparse does not declare it)
 
 
-def add_common_options(parser: Parser) -> None:
+def add_common_options(parser: Parser, *, sessions: bool = True) -> None:
     """Add the options of every command.
 
     Args:
         parser: the parser of the command.
+        sessions: whether the command runs models of the user in onnxruntime.
     """
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -210,6 +211,15 @@ def add_common_options(parser: Parser) -> None:
         action="store_false",
         help="run onnxruntime in this process, which a native crash ends",
     )
+    if sessions:
+        group.add_argument(
+            "--custom-op-library",
+            metavar="FILE",
+            type=path,
+            action="append",
+            default=[],
+            help="native library with custom operators of the model; may be repeated",
+        )
     chatter = group.add_mutually_exclusive_group()
     chatter.add_argument(
         "--quiet",

@@ -2,14 +2,16 @@
 
 A model of 600 bytes can request terabytes: ConstantOfShape, Expand, Tile, OneHot, Range, Resize and
 Pad read the size of their result from a number. Runtimes allocate it as soon as they load the
-model, since they fold constants.
+model, since they fold constants. Sizes that depend on an open dimension of an input are known only
+with a sample: K / H, for example, is greatest at H = 1.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -72,10 +74,18 @@ _IR_VERSION = 10
 _UNKNOWN = ValueInfoProto()
 
 
-def check_sizes(model: ModelProto) -> None:
+def check_sizes(
+    model: ModelProto,
+    shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> None:
     """Check that no tensor of a model exceeds the size limit, as far as known; check ranks.
 
-    Data-dependent dimensions count as 1, so that a size is a lower bound.
+    Dimensions that depend on data, or on an open dimension of an input, count as 1, so that a size
+    is a lower bound.
+
+    Args:
+        model: the model, which is not changed.
+        shapes: shapes of inputs by name, as a sample has them; others are those of the model.
 
     Raises:
         ModelError: a tensor is too large; the message names it, its size and the limit. Or a rank
@@ -87,7 +97,7 @@ def check_sizes(model: ModelProto) -> None:
     except CalibrationError as error:
         raise ModelError(str(error)) from error
     _check_sparse(model, limit)
-    light = _light(model)
+    light = _light(model, shapes)
     for propagate, rounds in ((False, _PLAIN), (True, _PROPAGATED)):
         for _ in range(rounds):
             # Sizes are checked before ``_add_constants`` lets onnxruntime allocate any of the
@@ -137,14 +147,15 @@ def _attributes(node: NodeProto) -> Iterator[SparseTensorProto]:
         yield from attribute.sparse_tensors
 
 
-def _light(model: ModelProto) -> ModelProto:
-    """Return the model with open dimensions of 1, without computed shapes and large weights.
+def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
+    """Return the model with shapes of a sample, without computed shapes and large weights.
 
     Functions are inlined: inference tells the shapes of their results alone, not of their inner
     tensors.
 
     Args:
         model: the model, which is not changed; its nodes and small initializers are copied.
+        shapes: shapes of inputs by name.
     """
     # Inference refuses old IR versions, and reads no field of newer ones.
     light = ModelProto(ir_version=_IR_VERSION)
@@ -155,7 +166,7 @@ def _light(model: ModelProto) -> ModelProto:
     graph.node.extend(model.graph.node)
     # An initializer that is an input as well is declared already.
     fed = set(names_of(model.graph.input))
-    graph.input.extend(map(_closed, model.graph.input))
+    graph.input.extend(_shaped(value, shapes) for value in model.graph.input)
     # Declared shapes of outputs may be wrong.
     graph.output.extend(untyped(names_of(model.graph.output)))
     for tensor in model.graph.initializer:
@@ -201,22 +212,15 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
         _hand_down(body, known)
 
 
-def _closed(value: ValueInfoProto) -> ValueInfoProto:
-    """Return a copy of a declaration with open dimensions of 1."""
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
-
-    if is_tensor(copy):
-        for dim in copy.type.tensor_type.shape.dim:
-            dim.dim_value = _least_size(dim)
-    return copy
-
-
-def _least_size(dim: TensorShapeProto.Dimension) -> int:
-    """Return the size of a dimension, 1 for one that is open."""
-    if dim.HasField("dim_value") and dim.dim_value >= 0:
-        return dim.dim_value
-    return 1
+def _shaped(
+    value: ValueInfoProto,
+    shapes: Mapping[str, Sequence[int]],
+) -> ValueInfoProto:
+    """Return the declaration of an input with the given shape, if any."""
+    if value.name not in shapes or not is_tensor(value):
+        return value
+    elem_type = value.type.tensor_type.elem_type
+    return helper.make_tensor_value_info(value.name, elem_type, shapes[value.name])
 
 
 def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:

@@ -133,6 +133,7 @@ def finish(  # noqa: PLR0913
     )
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
+    runs = not bare and not reference.unknown_operator
     # The model under test has float32 inputs and all functions; the written one has not, or is no
     # file.
     if narrowing or bare or output is None:
@@ -146,13 +147,13 @@ def finish(  # noqa: PLR0913
     if output is None:
         # The restored interface has not been loaded yet. Without its functions, the model may not
         # run here.
-        if narrowing and not bare:
+        if narrowing and runs:
             _load(model, lean=lean)
         return _finished(model, found, traced)
     with staged(model, output, external=external) as path:
         if found is None:
             found = gate.passed(path)
-        elif not bare:
+        elif runs:
             _load(path, lean=lean)
         release()  # Windows cannot rename a memory-mapped file
     return _finished(model, found, traced)
@@ -208,10 +209,14 @@ def hand_back(
         external: store large tensors as external data.
 
     Raises:
-        ModelError: the file cannot be written, or onnxruntime cannot load the model.
+        ModelError: the file cannot be written, or onnxruntime cannot load the model for another
+            reason than an unknown custom operator.
     """
-    reference.session  # noqa: B018  (what is written has been loaded, also where nothing was measured)
+    # What is written has been loaded, also where nothing was measured.
+    unknown = reference.unknown_operator
     note = "nothing was quantized: the result is the float model"
+    if unknown:
+        note += f", which was not loaded: {unknown}"
     if output is not None:
         with staged(model, output, external=external, source=source):
             pass
@@ -301,6 +306,11 @@ class Gate:
             ModelError: the model fails the check, does not run, or has outputs of other shapes.
         """
         check(model, self.reference.model)
+        if unknown := self.reference.unknown_operator:
+            self._require([])
+            note = f"the result was neither loaded nor run: {unknown}"
+            logger.warning("%s", note)
+            return [], [note]
         session = self._fastest(_load(model, lean=self.lean))
         judging = self.judging
         errors = self._measured(session, judging.add if judging is not None else None)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
+from calibrators.errors import UnknownOperator
 from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
 from calibrators.onnx_runtime.remembering import (
     RememberingSession,
@@ -19,7 +20,7 @@ from calibrators.onnx_runtime.remembering import (
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.containers import names_of, subset, values_at
-from quark_onnx.errors import ModelError
+from quark_onnx.errors import ModelError, UnknownOperatorError
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.steps.function_bodies import with_bodies
 
@@ -59,6 +60,19 @@ class Reference:
     @cached_property
     def session(self) -> ReopenedSession:
         return ReopenedSession(self._opened)
+
+    @cached_property
+    def unknown_operator(self) -> str:
+        """Why onnxruntime lacks an operator of the model; empty if the model loads.
+
+        Raises:
+            ModelError: the model does not load for another reason.
+        """
+        try:
+            self.session  # noqa: B018  (whether it opens is the question)
+        except UnknownOperatorError as error:
+            return str(error)
+        return ""
 
     def release(self) -> None:
         """Free the memory of the session, which is opened again when an output is unknown."""
@@ -142,6 +156,7 @@ def _open(
         optimize: as in ``open_session``.
 
     Raises:
+        UnknownOperatorError: onnxruntime lacks a custom operator of the model.
         ModelError: onnxruntime cannot load the model; the message names nodes.
     """
     whole = with_bodies(model)
@@ -153,10 +168,12 @@ def _open(
             what=what,
         )
     except Exception as error:  # onnxruntime raises several unrelated types
-        where = _nodes_in_message(model, str(error))
-        raise ModelError(
-            f"onnxruntime cannot load the model: {error}{where}",
-        ) from error
+        # An unknown operator is the translation of a message of onnxruntime.
+        where = _nodes_in_message(model, f"{error} {error.__cause__}")
+        kind = (
+            UnknownOperatorError if isinstance(error, UnknownOperator) else ModelError
+        )
+        raise kind(f"onnxruntime cannot load the model: {error}{where}") from error
 
 
 def _nodes_in_message(model: ModelProto, message: str) -> str:
