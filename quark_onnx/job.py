@@ -101,6 +101,7 @@ from quark_onnx.steps import (
     mix,
     plan_at_opset,
     prepare,
+    prepare_again,
     quantize_insides,
     quantized_before,
     random_sample,
@@ -115,7 +116,7 @@ from quark_onnx.steps import (
     write_provenance,
 )
 from quark_onnx.steps.run_settings import settings_of_config
-from quark_onnx.targets import unfit
+from quark_onnx.targets import check_structure, format_of, require_rules, unfit
 from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -398,8 +399,12 @@ class Job:
             ranges: earlier statistics or ranges; None for none.
 
         Raises:
-            ConfigError: the ranges belong to another model.
+            ConfigError: the ranges belong to another model, or the target does not take the
+                number format.
         """
+        refused = unfit(TARGETS[config.target], config) if config.target else ""
+        if refused and config.fix_sizes:
+            raise ConfigError(refused)
         # Folders and files are checked before the model is loaded, which may take long.
         check_folder(resume)
         target = destination(model, output)
@@ -433,9 +438,15 @@ class Job:
         notes = list[str]()
         if config.target and config.fix_sizes:
             graph, notes = fixed(graph)
-        if config.target and (why := unfit(TARGETS[config.target], config)):
-            logger.warning("%s", why)
-            notes.append(why)
+        # Without fixed sizes the model is not final, and the rules of the target are advice.
+        if config.target and not config.fix_sizes:
+            notes.append(
+                f"fix_sizes is false: the rules of {config.target} were not checked;"
+                " 'quark-onnx npu check' lists what is broken",
+            )
+        if refused:
+            logger.warning("%s", refused)
+            notes.append(refused)
         return cls(
             config,
             target,
@@ -523,6 +534,7 @@ class Job:
         # graph.
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
+        self._require_structure(graph)
         # Statistics that optimizers measure anyway, and calibration need not measure again.
         measured = Calibration("")
         graph, improved = optimize_float(
@@ -536,7 +548,8 @@ class Job:
             receive=data.receive,
             show=progress,
         )
-        rewrites, notes = [*prepared, *lowered, *improved], list[str]()
+        graph, again = prepare_again(graph, self.config, sample)
+        rewrites, notes = [*prepared, *lowered, *improved, *again], list[str]()
         keyed = self._keyed(graph)
         begun = None
         if keyed is None and len(measured):
@@ -585,6 +598,23 @@ class Job:
             keyed,
             begun,
         )
+
+    def _require_structure(self, graph: Graph) -> None:
+        """Raise ConstraintError if the prepared graph breaks rules that quantization keeps.
+
+        Called before optimizers and calibration, which may take long.
+        """
+        if not self.keeps_promise:
+            return
+        found = check_structure(
+            graph.to_model(), self.config.target, format_of(self.config)
+        )
+        require_rules(found, "nothing was quantized")
+
+    @property
+    def keeps_promise(self) -> bool:
+        """Whether the result must keep every rule of a target."""
+        return bool(self.config.target) and self.config.fix_sizes
 
     def _keyed(self, graph: Graph) -> Keyed | None:
         """Return the earlier statistics for tensors of the float graph."""
@@ -726,6 +756,7 @@ class Job:
             narrowing=self.narrowing,
             functions=config.functions,
             judging=judging,
+            target=config.target if self.keeps_promise else "",
         )
         verdict = judging.collector.verdict(
             done.errors,

@@ -273,8 +273,7 @@ def _deploy_options(parser: Parser) -> None:
     )
     add_shape_option(parser, _SHAPE)
     add_data_options(parser)
-    # No default preset, so that a given one can be told from none, and refused beside --recipe.
-    add_config_options(parser, preset=None, note="; XINT8 without --recipe")
+    add_config_options(parser, note="; XINT8 without --recipe")
     parser.add_argument(
         "--recipe",
         choices=[_AUTO, *NPU_RECIPES],
@@ -312,9 +311,9 @@ def _deploy(options: Namespace) -> Answer:
     if choice is not None:
         config = config_of(options, choice.config)
     elif options.recipe is not None:
-        config = config_of(options, NPU_RECIPES[options.recipe].config)
+        recipe = NPU_RECIPES[options.recipe]
+        config = config_of(options, recipe.config_for(options.target))
     else:
-        options.preset = options.preset or "XINT8"
         config = config_of(options)
     model: Path | npu.Parts = options.model
     if options.cut is not None:

@@ -179,11 +179,12 @@ def _choice(options: Namespace) -> Choice | None:
     """Return the requested recipe; None without a recipe."""
     if options.recipe is None:
         return None
+    target = options.target or ""
     if options.recipe == AUTO:
-        return choose(options.model)
+        return choose(options.model, target)
     recipe = RECIPES[options.recipe]
     # No reason to print: the user chose.
-    return Choice(recipe, recipe.config, "")
+    return Choice(recipe, recipe.config_for(target), "")
 
 
 def _described(choice: Choice) -> str:

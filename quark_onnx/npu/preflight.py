@@ -24,8 +24,6 @@ from quark_onnx.graph import Graph, Node, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.graph.io import load
-from quark_onnx.npu.check import kind_of
-from quark_onnx.npu.pairs import Pairs
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
 from quark_onnx.npu.placement import (
     ABORT,
@@ -41,6 +39,8 @@ from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import percentage
 from quark_onnx.targets import Target
+from quark_onnx.targets.check import kind_of
+from quark_onnx.targets.pairs import Pairs
 from quark_onnx.wording import counted, in_units, tally
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})

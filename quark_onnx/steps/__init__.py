@@ -36,7 +36,7 @@ from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset
 from quark_onnx.steps.plan_at_opset import plan_at_opset
-from quark_onnx.steps.prepare import clean, prepare, rewritten
+from quark_onnx.steps.prepare import clean, prepare, prepare_again, rewritten
 from quark_onnx.steps.provenance import write_provenance
 from quark_onnx.steps.random_sample import random_sample
 from quark_onnx.steps.range_files import FORMATS, GivenRanges, load_ranges, save_ranges
@@ -100,6 +100,7 @@ __all__ = [
     "mix",
     "plan_at_opset",
     "prepare",
+    "prepare_again",
     "quantize_insides",
     "quantized_before",
     "random_sample",

@@ -51,6 +51,8 @@ from quark_onnx.report.verdict import (
 )
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.unsigned_codes import in_unsigned_codes
+from quark_onnx.targets import check as check_target
+from quark_onnx.targets import require_rules
 from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -89,6 +91,7 @@ def finish(  # noqa: PLR0913
     narrowing: OriginalDtypes | None = None,
     functions: bool = True,
     judging: Judging | None = None,
+    target: str = "",
 ) -> Finished:
     """Return the final model with output errors, after a check and a run.
 
@@ -107,9 +110,11 @@ def finish(  # noqa: PLR0913
             them, the model is measured before the bodies are removed, and runs only where the
             operators are known.
         judging: receives the outputs of both models.
+        target: name of the target whose rules the model must keep; empty for none.
 
     Raises:
         AccuracyError: an output is below ``min_sqnr``; nothing is written.
+        ConstraintError: the model breaks rules of the target; nothing is written.
         ModelError: the file cannot be written; or the model fails the check or does not run,
             which is a defect of this package. No file is left over.
     """
@@ -144,6 +149,8 @@ def finish(  # noqa: PLR0913
         del model.functions[:]
         as_standard(model)
         check(model, reference.model)
+    if target:
+        require_rules(check_target(model, target), "nothing was written")
     if output is None:
         # The restored interface has not been loaded yet. Without its functions, the model may not
         # run here.

@@ -10,7 +10,7 @@ from quark_onnx.containers import excluding, values_at
 from quark_onnx.errors import QuarkError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import in_bodies
-from quark_onnx.passes import CLEANING, LEGALIZING, Pass
+from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, LOWER, Pass
 from quark_onnx.steps.run import Reference, Sample, agree, run
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,30 @@ def prepare(
         reference,
         sample,
     )
+
+
+def prepare_again(
+    graph: Graph,
+    config: QConfig,
+    sample: Sample | None,
+) -> tuple[Graph, list[str]]:
+    """Rewrite for the target what stages after ``prepare`` have added, and return notes.
+
+    Args:
+        graph: the float graph after optimizers and a change of the opset; not changed.
+        config: the settings, with the target.
+        sample: as for ``prepare``.
+
+    Returns:
+        The graph, the same one where nothing was to be rewritten, and notes.
+    """
+    if sample is None or not config.target or not config.prepare:
+        return graph, []
+    passes = (*LOWER, *CANONICALIZE)
+    if not clean(graph, passes)[1]:
+        return graph, []
+    # Optimizers may have changed the outputs, which the passes must keep as they are now.
+    return rewritten(graph, passes, Reference(graph.to_model()), sample)
 
 
 def rewritten(
