@@ -166,7 +166,13 @@ def run(
     # the last.
     run = stretch(reader.length or least) if states(job.graph) else range(0)
     kept = not reader.random and job.has_task(first)
-    held = HoldOut(reader, remember=config.search, run=run, verdict=kept)
+    held = HoldOut(
+        reader,
+        remember=config.search,
+        run=run,
+        verdict=kept,
+        most=_affordable(job.original),
+    )
     # The spool keeps all samples for steps that read them again; generators can be read once
     # only.
     with Spool() as spool:
@@ -313,13 +319,13 @@ def _read(
 #: Bytes of weights up to which the session of the float model stays open during calibration.
 _KEPT = 1 << 25
 
-#: Limit of weight bytes read over all verdict samples, per model: a large model runs on fewer
+#: Limit of weight bytes read over all measured samples, per model: a large model runs on fewer
 #: samples.
 _VERDICT_WORK = 1 << 32
 
 
 def _affordable(model: ModelProto) -> int:
-    """Return the maximum number of verdict samples beyond the measured samples."""
+    """Return the maximum number of samples that a model is measured on."""
     # Each sample reads all weights once.
     return _VERDICT_WORK // max(1, model_bytes(model))
 
@@ -507,7 +513,7 @@ class Job:
             self.reference,
             sample,
             samples,
-            data.held_out,
+            data.deciding,
             measured=measured,
             receive=data.receive,
             show=progress,
@@ -613,7 +619,7 @@ class Job:
             plan,
             params,
             limits,
-            [*few, *data.held_out] if few else [],
+            [*few, *data.deciding] if few else [],
             progress,
             corrected,
             # Another function is no reference for the errors of these outputs.
@@ -632,7 +638,7 @@ class Job:
             plan,
             params,
             self.reference,
-            [*data.held_out, *few],
+            [*data.deciding, *few],
             notes,
         )
         notes += params.notes
@@ -684,7 +690,7 @@ class Job:
                 f" {config.target}",
             )
         write_provenance(result, self.config)
-        judging, late = self._judging(config, data)
+        judging = self._judging(config, data)
         done = finish(
             result,
             self.reference,
@@ -700,7 +706,7 @@ class Job:
         )
         verdict = judging.collector.verdict(
             done.errors,
-            held_out=len(data.held_out) + late,
+            held_out=len(data.held_out),
             random=data.random,
             settings=judging.advice,
         )
@@ -713,31 +719,28 @@ class Job:
         report = replace(report, verdict=verdict, warnings=[*map(str, findings)])
         return Result(done.model, plan, report)
 
-    def _judging(self, config: QConfig, data: RunData) -> tuple[Judging, int]:
+    def _judging(self, config: QConfig, data: RunData) -> Judging:
         """Return the receivers of both models' outputs.
 
         Args:
             config: settings of the run, for the advice after a bad verdict.
             data: the data of the run.
-
-        Returns:
-            The receivers, and the number of further held-out samples among theirs.
         """
-        # After the gate's samples, as many more as the size of the model permits.
-        more, late = data.verdict_samples(
+        # The gate runs all held-out samples. Calibration samples fill up, as many as the size of
+        # the model permits.
+        more = data.verdict_samples(
             min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
         )
         check = None
         if not data.random and self.findings is None:
             check = PreprocessingCheck(self.trained or self.reference.model, self.task)
-        judging = Judging(
+        return Judging(
             VerdictCollector(self.reference.model, self.task),
             check,
             settings_of_config(config, data.count),
             more,
             self.findings or (),
         )
-        return judging, late
 
     def _findings(self, judging: Judging) -> list[Finding]:
         """Return and log signs of wrong preprocessing."""
@@ -793,7 +796,7 @@ class Job:
             plan,
             params,
             self.reference.remembering,
-            data.held_out,
+            data.deciding,
         )
         found = refine(
             graph,
@@ -811,7 +814,7 @@ class Job:
             plan,
             params,
             self.reference.remembering,
-            data.held_out,
+            data.deciding,
         )
         # Without held-out samples there is no evidence against the optimizers.
         if plain is None or sqnr is None or sqnr >= plain:
