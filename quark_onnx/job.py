@@ -60,6 +60,7 @@ from quark_onnx.refine import (
 )
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, kept_types, summarize, verdicts
+from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.verdict import (
     MOST_SAMPLES,
     VerdictCollector,
@@ -96,6 +97,7 @@ from quark_onnx.steps import (
     keeps_weights_beside,
     lower_opset,
     make_plan,
+    measure_clipping,
     missing,
     mix,
     plan_at_opset,
@@ -626,6 +628,7 @@ class Job:
             self.reference if self.keeps_function else None,
             ranges,
         )
+        clipping = self._clipping(ResolvedPlan(plan, params), graph, ranges, data)
         notes += _moved(count, "by the error of the layers behind")
         resolved = ResolvedPlan(plan, params)
         # After the search, as codes are chosen for final scales.
@@ -715,9 +718,40 @@ class Job:
             verdict = verdict.doubted(findings[0].next_step)
         if done.errors:
             notes += verdicts(done.errors, states(result))
-        report = self._report(plans, done, notes, data, layers)
-        report = replace(report, verdict=verdict, warnings=[*map(str, findings)])
+        report = replace(
+            self._report(plans, done, notes, data, layers),
+            verdict=verdict,
+            warnings=[*map(str, findings)],
+            clipping=clipping,
+        )
         return Result(done.model, plan, report)
+
+    def _clipping(
+        self,
+        resolved: ResolvedPlan,
+        graph: Graph,
+        ranges: Ranges,
+        data: RunData,
+    ) -> Clipping | None:
+        """Return the clipped values of the held-out samples; None if they are not counted.
+
+        Random samples tell nothing, and the activations of a large model take too long.
+        """
+        if data.random or graph.store is not None:
+            return None
+        samples = data.held_out
+
+        def receive(position: int, outputs: Mapping[str, Any]) -> None:
+            self.reference.remembering.remember(samples[position], outputs)
+
+        return measure_clipping(
+            graph,
+            resolved,
+            ranges,
+            samples,
+            # The measurement finds these outputs there, instead of another run.
+            receive if self.keeps_function else None,
+        )
 
     def _judging(self, config: QConfig, data: RunData) -> Judging:
         """Return the receivers of both models' outputs.
