@@ -60,6 +60,7 @@ from quark_onnx.refine import (
 )
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, kept_types, summarize, verdicts
+from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.verdict import (
     MOST_SAMPLES,
     VerdictCollector,
@@ -97,6 +98,7 @@ from quark_onnx.steps import (
     keeps_weights_beside,
     lower_opset,
     make_plan,
+    measure_clipping,
     missing,
     mix,
     plan_at_opset,
@@ -187,7 +189,13 @@ def _run_on_data(
     # the last.
     run = stretch(reader.length or least) if states(job.graph) else range(0)
     kept = not reader.random and job.has_task(first)
-    held = HoldOut(reader, remember=config.search, run=run, verdict=kept)
+    held = HoldOut(
+        reader,
+        remember=config.search,
+        run=run,
+        verdict=kept,
+        most=_affordable(job.original),
+    )
     # The spool keeps all samples for steps that read them again; generators can be read once
     # only.
     with Spool() as spool:
@@ -334,13 +342,13 @@ def _read(
 #: Bytes of weights up to which the session of the float model stays open during calibration.
 _KEPT = 1 << 25
 
-#: Limit of weight bytes read over all verdict samples, per model: a large model runs on fewer
+#: Limit of weight bytes read over all measured samples, per model: a large model runs on fewer
 #: samples.
 _VERDICT_WORK = 1 << 32
 
 
 def _affordable(model: ModelProto) -> int:
-    """Return the maximum number of verdict samples beyond the measured samples."""
+    """Return the maximum number of samples that a model is measured on."""
     # Each sample reads all weights once.
     return _VERDICT_WORK // max(1, model_bytes(model))
 
@@ -543,7 +551,7 @@ class Job:
             self.reference,
             sample,
             samples,
-            data.held_out,
+            data.deciding,
             measured=measured,
             receive=data.receive,
             show=progress,
@@ -667,13 +675,14 @@ class Job:
             plan,
             params,
             limits,
-            [*few, *data.held_out] if few else [],
+            [*few, *data.deciding] if few else [],
             progress,
             corrected,
             # Another function is no reference for the errors of these outputs.
             self.reference if self.keeps_function else None,
             ranges,
         )
+        clipping = self._clipping(ResolvedPlan(plan, params), graph, ranges, data)
         notes += _moved(count, "by the error of the layers behind")
         resolved = ResolvedPlan(plan, params)
         # After the search, as codes are chosen for final scales.
@@ -686,7 +695,7 @@ class Job:
             plan,
             params,
             self.reference,
-            [*data.held_out, *few],
+            [*data.deciding, *few],
             notes,
         )
         notes += params.notes
@@ -743,7 +752,7 @@ class Job:
                 f" {config.target}",
             )
         write_provenance(result, self.config)
-        judging, late = self._judging(config, data)
+        judging = self._judging(config, data)
         done = finish(
             result,
             self.reference,
@@ -760,7 +769,7 @@ class Job:
         )
         verdict = judging.collector.verdict(
             done.errors,
-            held_out=len(data.held_out) + late,
+            held_out=len(data.held_out),
             random=data.random,
             settings=judging.advice,
         )
@@ -769,35 +778,63 @@ class Job:
             verdict = verdict.doubted(findings[0].next_step)
         if done.errors:
             notes += verdicts(done.errors, states(result))
-        report = self._report(plans, done, notes, data, layers)
-        report = replace(report, verdict=verdict, warnings=[*map(str, findings)])
+        report = replace(
+            self._report(plans, done, notes, data, layers),
+            verdict=verdict,
+            warnings=[*map(str, findings)],
+            clipping=clipping,
+        )
         return Result(done.model, plan, report)
 
-    def _judging(self, config: QConfig, data: RunData) -> tuple[Judging, int]:
+    def _clipping(
+        self,
+        resolved: ResolvedPlan,
+        graph: Graph,
+        ranges: Ranges,
+        data: RunData,
+    ) -> Clipping | None:
+        """Return the clipped values of the held-out samples; None if they are not counted.
+
+        Random samples tell nothing, and the activations of a large model take too long.
+        """
+        if data.random or graph.store is not None:
+            return None
+        samples = data.held_out
+
+        def receive(position: int, outputs: Mapping[str, Any]) -> None:
+            self.reference.remembering.remember(samples[position], outputs)
+
+        return measure_clipping(
+            graph,
+            resolved,
+            ranges,
+            samples,
+            # The measurement finds these outputs there, instead of another run.
+            receive if self.keeps_function else None,
+        )
+
+    def _judging(self, config: QConfig, data: RunData) -> Judging:
         """Return the receivers of both models' outputs.
 
         Args:
             config: settings of the run, for the advice after a bad verdict.
             data: the data of the run.
-
-        Returns:
-            The receivers, and the number of further held-out samples among theirs.
         """
-        # After the gate's samples, as many more as the size of the model permits.
-        more, late = data.verdict_samples(
+        # The gate runs all held-out samples. Calibration samples fill up, as many as the size of
+        # the model permits.
+        more = data.verdict_samples(
             min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
         )
         check = None
         if not data.random and self.findings is None:
             check = PreprocessingCheck(self.trained or self.reference.model, self.task)
-        judging = Judging(
+        return Judging(
             VerdictCollector(self.reference.model, self.task),
             check,
             settings_of_config(config, data.count),
             more,
             self.findings or (),
         )
-        return judging, late
 
     def _findings(self, judging: Judging) -> list[Finding]:
         """Return and log signs of wrong preprocessing."""
@@ -853,7 +890,7 @@ class Job:
             plan,
             params,
             self.reference.remembering,
-            data.held_out,
+            data.deciding,
         )
         found = refine(
             graph,
@@ -871,7 +908,7 @@ class Job:
             plan,
             params,
             self.reference.remembering,
-            data.held_out,
+            data.deciding,
         )
         # Without held-out samples there is no evidence against the optimizers.
         if plain is None or sqnr is None or sqnr >= plain:

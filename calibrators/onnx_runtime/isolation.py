@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from itertools import count
 from multiprocessing.spawn import get_executable
 from pathlib import Path
@@ -278,6 +278,25 @@ def isolated(wanted: bool = True) -> Iterator[None]:
         isolation.close(kill=not complete)
 
 
+@contextmanager
+def always_isolated() -> Iterator[Context]:
+    """Yield a context in which sessions are opened in another process, whatever the caller chose.
+
+    For native code on untrusted bytes. The process is that of the active isolation, or one for this
+    block. The caller's own context stays as it is, so that a generator may yield inside the block.
+    """
+    context = copy_context()
+    if current() is not None:
+        yield context
+        return
+    isolation = Isolation()
+    context.run(_current.set, isolation)
+    try:
+        yield context
+    finally:
+        isolation.close(kill=True)
+
+
 class IsolatedSession:
     """A session in another process, with the used methods of ``onnxruntime.InferenceSession``."""
 
@@ -470,7 +489,10 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        self._listener.join()
+        # A generator that is closed by the garbage collector may run in any thread, and at the end
+        # of the interpreter, when other threads have stopped.
+        if threading.current_thread() is not self._listener and not sys.is_finalizing():
+            self._listener.join()
 
     def abandon(self) -> None:
         """Close the pipes."""

@@ -11,6 +11,7 @@ from quark_onnx.steps.calibrate import (
     unmeasured,
 )
 from quark_onnx.steps.calibration import Calibration, Keyed
+from quark_onnx.steps.clipping import measure_clipping
 from quark_onnx.steps.compute_qparams import (
     Params,
     ResolvedPlan,
@@ -96,6 +97,7 @@ __all__ = [
     "load_ranges",
     "lower_opset",
     "make_plan",
+    "measure_clipping",
     "missing",
     "mix",
     "plan_at_opset",

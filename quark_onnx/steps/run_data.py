@@ -49,27 +49,27 @@ class RunData:
 
     @property
     def held_out(self) -> list[Sample]:
+        """Return the samples that no range was measured on."""
         return self.held.samples if self.held else []
 
-    def verdict_samples(self, most: int) -> tuple[list[Sample], int]:
-        """Return samples for the verdict, in addition to the measured samples.
+    @property
+    def deciding(self) -> list[Sample]:
+        """Return a few of the held-out samples, for decisions between settings."""
+        return self.held.deciding if self.held else []
+
+    def verdict_samples(self, most: int) -> list[Sample]:
+        """Return calibration samples for the verdict, in addition to the measured samples.
 
         Args:
             most: maximum number of samples.
-
-        Returns:
-            The samples, held-out ones first, and the number of held-out ones.
         """
         if self.held is None or most <= 0:
-            return [], 0
-        # Samples that calibration has not seen come first, because they are unbiased.
-        late = self.held.late[:most]
+            return []
         # Identity, not equality: samples are dictionaries of arrays, whose comparison is no single
         # boolean.
         known = set(map(id, self.judges))
         rest = [sample for sample in self.held.calibrated if id(sample) not in known]
-        rest = rest[: most - len(late)]
-        return [*late, *rest], len(late)
+        return rest[:most]
 
     @property
     def count(self) -> int:
