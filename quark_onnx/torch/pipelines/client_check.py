@@ -176,7 +176,7 @@ def planned_checkpoint(
     check_config(layout, config)
     config = layout.adapted(config)
     model, dtype = source.model, dtype_of(source.model.config)
-    chosen, _ = chosen_layers(model, config)
+    chosen, _ = chosen_layers(model, config, source.reader)
     sources = Sources(source.reader, model)
     tensors = dict[str, Tensor]()
     # the shapes of a layer depend on these alone, and a model has thousands of equal layers

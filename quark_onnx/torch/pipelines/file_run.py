@@ -40,6 +40,7 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
+from quark_onnx.torch.models.heads import heads_of
 from quark_onnx.torch.models.names import (
     outside_of,
     persistent_buffers,
@@ -51,7 +52,7 @@ from quark_onnx.torch.models.quantized_layer import (
     kind_of,
     outputs_first,
 )
-from quark_onnx.torch.models.structure import blocks_of, embedding_of, heads_of
+from quark_onnx.torch.models.structure import blocks_of, embedding_of
 from quark_onnx.torch.pipelines.block import (
     check_unshared,
     finalizers,
