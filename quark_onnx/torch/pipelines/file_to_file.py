@@ -23,6 +23,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
 )
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.attention import notes_of
+from quark_onnx.torch.models.checkpoint_names import float_matrices
 from quark_onnx.torch.models.float_weights import notes_on_kept, notes_on_stacks
 from quark_onnx.torch.pipelines.block import (
     missing_data,
@@ -155,7 +156,8 @@ def quantize_checkpoint(  # noqa: PLR0913
         # rotations rewrite embedding and head in different ways, so that they cannot stay tied
         content = untied(content)
     # raises errors before the run, and not at its end
-    described(content, model, config, layout, report.quantized)
+    matrices = float_matrices(reader.tensors)
+    described(content, model, config, layout, report.quantized, matrices)
     journal = BlockJournal(writing.resume, reader, config, repr(layout))
     is_first = distributed.is_first()
     parts: Iterator[tuple[str, Any]] = iter(())
@@ -170,7 +172,14 @@ def quantize_checkpoint(  # noqa: PLR0913
             _write_tensors(writer, parts, run, layout)
             writer.write_json(
                 "config.json",
-                described(content, model, config, layout, report.quantized),
+                described(
+                    content,
+                    model,
+                    config,
+                    layout,
+                    report.quantized,
+                    float_matrices(writer.written),
+                ),
             )
             # tokenizer, generation settings and the like
             for file in others:

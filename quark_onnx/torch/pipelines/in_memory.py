@@ -129,22 +129,22 @@ def chosen_layers(
         name for name, spec in specs.items() if not fills_a_group(found[name][0], spec)
     }
     narrow -= asked_for(config, patterns, narrow)
-    chosen, kept = dict[str, tuple[Any, LayerSpec]](), dict[str, str]()
+    # later reasons have priority
+    reasons = dict.fromkeys(narrow, TOO_NARROW) | unfit
     for name, spec in specs.items():
-        module = found[name][0]
         if name in routers:
-            kept[name] = ROUTER
-        elif not module.weight.numel():
+            reasons[name] = ROUTER
+        elif not found[name][0].weight.numel():
             # a part of the model that its configuration gives a width of 0
-            kept[name] = EMPTY
+            reasons[name] = EMPTY
         elif spec is None:
-            kept[name] = reason_of(name, config)
-        elif name in unfit:
-            kept[name] = unfit[name]
-        elif name in narrow:
-            kept[name] = TOO_NARROW
-        else:
-            chosen[name] = (module, spec)
+            reasons[name] = reason_of(name, config)
+    kept = {name: reasons[name] for name in found if name in reasons}
+    chosen = {
+        name: (found[name][0], spec)
+        for name, spec in specs.items()
+        if spec is not None and name not in kept
+    }
     # matrices that no quantizable layer holds, with the reason
     kept |= other_weights_of(model, found, routers)
     check_not_all_float(chosen, kept)
