@@ -14,7 +14,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missin
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.formats.quantized_tensor import Quantized
-from quark_onnx.torch.models.structure import heads_of, usually_float
+from quark_onnx.torch.models.heads import heads_of, usually_float
 from quark_onnx.torch.runtime.memory import set_large_apart
 
 if TYPE_CHECKING:

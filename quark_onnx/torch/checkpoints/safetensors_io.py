@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from calibrators.limits import read_text
 from quark_onnx.containers import merged
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
 
 if TYPE_CHECKING:
     import torch
@@ -233,7 +233,8 @@ class Writer:
             raise ConfigError(f"{folder} cannot be written: {error}") from error
         self._files: list[TensorFile] = []
         self._names: list[list[str]] = []
-        self._written = set[str]()
+        #: The written tensors by name.
+        self.written = dict[str, StoredTensor]()
 
     def __enter__(self) -> Writer:
         return self
@@ -254,9 +255,8 @@ class Writer:
         Raises:
             ModelError: a tensor of this name is written already.
         """
-        if name in self._written:
+        if name in self.written:
             raise ModelError(f"{self.folder} would have two tensors of the name {name}")
-        self._written.add(name)
         size = tensor.numel() * tensor.element_size()
         # A tensor that is larger than a shard has a file of its own.
         if not self._files or (
@@ -267,6 +267,9 @@ class Writer:
             self._files.append(TensorFile(self.staging / f"part-{len(self._files)}"))
             self._names.append([])
         self._files[-1].add(name, tensor)
+        self.written[name] = StoredTensor(
+            name, tuple(tensor.shape), TYPES[tensor.dtype], self._files[-1].path
+        )
         self._names[-1].append(name)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -87,7 +87,7 @@ def _check(
             )
     check_free(output)
     if "gguf" in kinds:
-        check_gguf(source, chosen_layers(source.model, config)[0])
+        check_gguf(source, chosen_layers(source.model, config, source.reader)[0])
     if "onnx" in kinds and (
         config.attention is not None
         or (config.kv_cache and config.kv_cache.where == "rope")

@@ -23,7 +23,8 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
 )
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.attention import notes_of
-from quark_onnx.torch.models.float_weights import notes_on_stacks
+from quark_onnx.torch.models.checkpoint_names import float_matrices
+from quark_onnx.torch.models.float_weights import notes_on_kept, notes_on_stacks
 from quark_onnx.torch.pipelines.block import (
     missing_data,
     needs_data,
@@ -120,7 +121,7 @@ def quantize_checkpoint(  # noqa: PLR0913
     source = FloatCheckpoint.of(source, writing.trust_code)
     # the run fills and empties the model's parameters, so that nobody else may hold it
     reader, model = source.reader, source.take_model()
-    chosen, kept = chosen_layers(model, config)
+    chosen, kept = chosen_layers(model, config, reader)
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
@@ -129,7 +130,8 @@ def quantize_checkpoint(  # noqa: PLR0913
         _check_resume(writing)
         data = distributed.own_part(list(batches(data or ()))) if measured else None
     # before rotations, which rename layers
-    notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
+    notes = notes_of(model, chosen, config, kept)
+    notes += notes_on_stacks(model) + notes_on_kept(kept)
     report = TorchReport(specs_of(chosen), kept, notes)
     others = other_files(source.folder)
     content = read_json(source.folder / "config.json")
@@ -154,7 +156,8 @@ def quantize_checkpoint(  # noqa: PLR0913
         # rotations rewrite embedding and head in different ways, so that they cannot stay tied
         content = untied(content)
     # raises errors before the run, and not at its end
-    described(content, model, config, layout, report.quantized)
+    matrices = float_matrices(reader.tensors)
+    described(content, model, config, layout, report.quantized, matrices)
     journal = BlockJournal(writing.resume, reader, config, repr(layout))
     is_first = distributed.is_first()
     parts: Iterator[tuple[str, Any]] = iter(())
@@ -169,7 +172,14 @@ def quantize_checkpoint(  # noqa: PLR0913
             _write_tensors(writer, parts, run, layout)
             writer.write_json(
                 "config.json",
-                described(content, model, config, layout, report.quantized),
+                described(
+                    content,
+                    model,
+                    config,
+                    layout,
+                    report.quantized,
+                    float_matrices(writer.written),
+                ),
             )
             # tokenizer, generation settings and the like
             for file in others:

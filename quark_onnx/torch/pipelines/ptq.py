@@ -232,7 +232,7 @@ def _estimate(
         evaluated: tokens of each window of the evaluation.
         spilled: whether hidden states are kept in files.
     """
-    layers = chosen_layers(source.model, config)[0]
+    layers = chosen_layers(source.model, config, source.reader)[0]
     estimator = Estimator(source, layers, evaluated, spilled=spilled)
 
     def estimated(samples: int, length: int, algorithms: tuple[Any, ...]) -> Estimate:

@@ -25,6 +25,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: Files in which GPTQModel and AutoAWQ write the settings of a quantization.
 SETTINGS = ("quantize_config.json", "quant_config.json")
+#: Ends of the names of classes with a head over the vocabulary.
+_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Findings that leave tensors unknown.
 _INCOMPLETE = {"file-damaged", "index-json", "no-weights"}
 #: Stand-in where a name belongs to no module, so that look-ups of its tensors find nothing.
@@ -143,6 +145,15 @@ class Checkpoint:
         classes = self.config.get("architectures")
         # vLLM takes the first class that it knows; exports of all tools name exactly one
         return str(next(iter(classes), "")) if isinstance(classes, list) else ""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model has a head over the vocabulary, by the name of its class.
+
+        Classes of transformers for other tasks have heads of other names, such as score and
+        classifier. A model without a class counts as a language model.
+        """
+        return not self.architecture or self.architecture.endswith(_GENERATING)
 
     @cached_property
     def quantization(self) -> dict[str, Any]:

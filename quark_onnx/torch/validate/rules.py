@@ -268,8 +268,7 @@ _QUARK_VLLM = {
     "vllm-names": Rule(
         REFUSED,
         "tensors are called as the loader of their family looks for them",
-        "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1,"
-        " w2 and w3",
+        "export the model again, with the names of the float checkpoint",
         f"{VLLM}, vllm/model_executor/models, load_weights",
     ),
     "vllm-order": Rule(
