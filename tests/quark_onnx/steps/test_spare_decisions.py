@@ -114,7 +114,7 @@ READERS = {
         "r = Slice (v, at0, fours, at1)"
         " y = RoiAlign <sampling_ratio = 2> (image, r, zeros)"
     ),
-    "DeformConv": "r = Reshape (v, offsets) y = DeformConv (image, kernel, r)",
+    "DeformConv": "r = Reshape (v, offsets) y = DeformConv (photo, kernel, r)",
     "NonMaxSuppression": (
         "r = Slice (v, at0, fours, at1) b = Unsqueeze (r, at0)"
         " y = NonMaxSuppression (b, scores, two)"
@@ -136,6 +136,7 @@ CONSTANTS: dict[str, Array] = {
     "image": normal(1, 2, 5, 5),
     "zeros": np.zeros(4, np.int64),
     "offsets": np.int64([1, 2, 4, 3]),
+    "photo": normal(1, 2, 4, 3),
     "kernel": weight(3, 2, 1, 1),
     "scores": np.abs(normal(1, 1, 4)),
     "factor": np.float32([[1.5], [1], [2], [1]]),
@@ -153,7 +154,8 @@ def decided_by(reader: str, path: str) -> ModelProto:
         if set(f" {path} {text} ".replace(",", " ").replace(")", " ").split())
         & {name, f"({name}"}
     }
-    return parse(f"g (float[4,6] x) => (y) {{ {path} {text} }}", **used)
+    # DeformConv exists since opset 19.
+    return parse(f"g (float[4,6] x) => (y) {{ {path} {text} }}", opset=19, **used)
 
 
 @loop_over("reader", {name: name for name in READERS})
