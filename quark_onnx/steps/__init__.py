@@ -37,7 +37,7 @@ from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset
 from quark_onnx.steps.plan_at_opset import plan_at_opset
-from quark_onnx.steps.prepare import clean, prepare, prepare_again, rewritten
+from quark_onnx.steps.prepare import clean, prepare, prepare_again, settled
 from quark_onnx.steps.provenance import write_provenance
 from quark_onnx.steps.random_sample import random_sample
 from quark_onnx.steps.range_files import FORMATS, GivenRanges, load_ranges, save_ranges
@@ -108,9 +108,9 @@ __all__ = [
     "random_sample",
     "read_floats",
     "reader_for",
-    "rewritten",
     "save_ranges",
     "search",
+    "settled",
     "spare_movers",
     "stretch",
     "tie_transposed_weights",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
@@ -14,6 +15,9 @@ from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, LOWER, Pass
 from quark_onnx.steps.run import Reference, Sample, agree, run
 
 logger = logging.getLogger(__name__)
+
+#: Rounds of passes after which a graph is taken as it is.
+_MOST_ROUNDS = 100
 
 
 def prepare(
@@ -44,12 +48,9 @@ def prepare(
     if not config.prepare:
         reference.outputs(sample)  # fail early if the float model does not run
         return graph, []
-    return rewritten(
-        graph,
-        LEGALIZING if config.target else CLEANING,
-        reference,
-        sample,
-    )
+    if config.target:
+        return settled(graph, LEGALIZING, reference, sample)
+    return rewritten(graph, CLEANING, reference, sample)
 
 
 def prepare_again(
@@ -73,7 +74,45 @@ def prepare_again(
     if not clean(graph, passes)[1]:
         return graph, []
     # Optimizers may have changed the outputs, which the passes must keep as they are now.
-    return rewritten(graph, passes, Reference(graph.to_model()), sample)
+    return settled(graph, passes, Reference(graph.to_model()), sample)
+
+
+def settled(
+    graph: Graph,
+    passes: Sequence[Pass],
+    reference: Reference,
+    sample: Sample,
+) -> tuple[Graph, list[str]]:
+    """Return the graph after rewriting passes, repeated until they rewrite nothing, and notes.
+
+    A folded constant determines further shapes, which determine further constants: arithmetic on
+    sizes of a chain of layers needs as many rounds as the chain has links.
+
+    Args:
+        graph: as for ``rewritten``.
+        passes: as for ``rewritten``.
+        reference: as for ``rewritten``.
+        sample: as for ``rewritten``.
+
+    Raises:
+        ModelError: the reference does not run on the sample.
+    """
+    counts = Counter[str]()
+    failures: dict[str, None] = {}
+    for _ in range(_MOST_ROUNDS):
+        graph, notes = rewritten(graph, passes, reference, sample)
+        # Notes are "pass: count", or say why a pass was left out, which later rounds say again.
+        done = Counter[str]()
+        for note in notes:
+            name, _, count = note.partition(": ")
+            if count.isdigit():
+                done[name] = int(count)
+            else:
+                failures[note] = None
+        if not done:
+            break
+        counts += done
+    return graph, [*(f"{name}: {count}" for name, count in counts.items()), *failures]
 
 
 def rewritten(
