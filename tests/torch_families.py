@@ -139,6 +139,7 @@ _T5 = {
     "d_ff": 96,
     "num_layers": 2,
     "num_heads": 4,
+    "decoder_start_token_id": 0,
 }
 _BART = {
     "vocab_size": VOCABULARY,

@@ -132,7 +132,7 @@ def ptq_options(parser: Parser) -> None:
         action="append",
         metavar="GLOB",
         default=[],
-        help="layers that stay float, besides lm_head and vision or audio parts",
+        help="layers that stay float, besides heads and vision or audio parts",
     )
     parser.add_argument(
         "--algorithm",
