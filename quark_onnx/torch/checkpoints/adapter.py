@@ -95,12 +95,12 @@ def merge_adapter(reader: Reader, model: Any) -> None:
             module = model.get_submodule(layer)
         except AttributeError:
             module = None
-        if kind_of(module) not in _LINEAR or key not in reader:
-            raise _refused(folder, f"{layer} is no linear layer of the base model")
         if f"{layer}.weight" in tied:
             raise _refused(
                 folder, f"the weight of {layer} is shared with another layer"
             )
+        if kind_of(module) not in _LINEAR or key not in reader:
+            raise _refused(folder, f"{layer} is no linear layer of the base model")
         merged.append(_merged(reader.tensors[key], pair, layer, module))
     reader.tensors |= by_name(merged)
     reader.notes.append(
