@@ -2,8 +2,8 @@
 
 The module supports FP8 weights with per-tensor, per-channel or block scales (DeepSeek's 128 x 128),
 GPTQ, AWQ, compressed-tensors, AMD Quark, and the MXFP4 experts of GPT-OSS. A tensor is decoded on
-reading. Calibrated scales of activations and of the KV cache are left out, with a note. Other tensors
-are in the reader unchanged.
+reading. Calibrated scales of activations and of the KV cache are left out, with a note. Other
+tensors are in the reader unchanged.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def decoded_reader(
     Args:
         folder: folder of the checkpoint.
         dtype: dtype of decoded tensors.
-        model: function that returns the float model with empty parameters, whose shapes the layout of
-            AMD Quark needs; None for other layouts.
+        model: function that returns the float model with empty parameters, whose shapes the layout
+            of AMD Quark needs; None for other layouts.
         adapter: whether the caller applies the adapter in the folder.
 
     Raises:

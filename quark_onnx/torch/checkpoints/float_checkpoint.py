@@ -38,8 +38,8 @@ class FloatCheckpoint:
         folder: Hugging Face folder with safetensors. A checkpoint that is quantized by a method of
             ``decoded.METHODS`` is decoded tensor by tensor.
         trust_code: whether to run Python files of the checkpoint.
-        merge_adapter: whether to merge the LoRA adapter in the folder into the weights; without it, a
-            folder with an adapter is refused.
+        merge_adapter: whether to merge the LoRA adapter in the folder into the weights; without
+            it, a folder with an adapter is refused.
 
     Attributes:
         folder: folder of the checkpoint.
@@ -81,7 +81,7 @@ class FloatCheckpoint:
             )
         else:
             self.reader = Reader(self.folder, adapter=merge_adapter)
-        narrow_doubles(self.reader, dtype)
+        narrow_doubles(self.reader, dtype, lambda: self.model)
         if merge_adapter:
             merge_adapter_into(self.reader, self.model)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import (
     Reader,
     StoredTensor,
@@ -75,16 +77,30 @@ def with_type(content: dict[str, Any], dtype: str) -> dict[str, Any]:
     return {**content, **parts, key: dtype}
 
 
-def narrow_doubles(reader: Reader, dtype: torch.dtype) -> None:
-    """Let a reader return float64 tensors in another type; its ``tensors`` and ``notes`` change.
+def narrow_doubles(
+    reader: Reader, dtype: torch.dtype, model: Callable[[], Any]
+) -> None:
+    """Let a reader return a model's float64 tensors in another type.
 
-    Raises:
-        ConfigError: on reading, a finite value becomes infinite.
+    Reading raises ConfigError if a finite value becomes infinite.
+
+    Args:
+        reader: the reader, whose ``tensors`` and ``notes`` are changed.
+        dtype: the type.
+        model: function that returns the model with empty parameters.
     """
+    doubles = [name for name, each in reader.tensors.items() if each.dtype == "F64"]
+    if not doubles:
+        return
+    sources = Sources(reader, model())
+    for name, _ in model().named_parameters(remove_duplicate=False):
+        sources.mark(name)
+    for name, _ in model().named_buffers():
+        sources.mark(name)
     narrowed = list[DecodedTensor]()
-    for name, tensor in reader.tensors.items():
-        if tensor.dtype != "F64":
-            continue
+    # Tensors that the model does not know are copied as they are.
+    for name in filter(sources.used.__contains__, doubles):
+        tensor = reader.tensors[name]
         narrowed.append(
             DecodedTensor(
                 name,

@@ -102,8 +102,8 @@ class Reader:
         notes: notes for the user on tensors that are converted on reading.
 
     Raises:
-        ModelError: a file is missing or damaged, a link leaves the folder, or an adapter lies beside
-            the tensors.
+        ModelError: a file is missing or damaged, a link leaves the folder, or an adapter lies
+            beside the tensors.
     """
 
     def __init__(self, folder: Path, *, adapter: bool = False) -> None:

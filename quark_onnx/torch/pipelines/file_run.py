@@ -112,8 +112,8 @@ class FileRun:
         """Raise an error for problems that would otherwise surface at the end of a run.
 
         Raises:
-            ModelError: a parameter that text needs has no stored tensor, a stored tensor has another shape than the
-                parameter, or the layout cannot store the codes of a layer.
+            ModelError: a parameter that text needs has no stored tensor, a stored tensor has
+                another shape than the parameter, or the layout cannot store the codes of a layer.
         """
         names = dict(self.model.named_parameters())
         for name, parameter in names.items():

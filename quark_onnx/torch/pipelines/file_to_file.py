@@ -121,8 +121,7 @@ def quantize_checkpoint(  # noqa: PLR0913
     # weights are rounded with scales of the type that the layout stores
     config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
-    for folder in (output, writing.resume, writing.spill):
-        check_apart(folder, source.folder)
+    _check_folders(source.folder, output, writing)
     # the run fills and empties the model's parameters, so that nobody else may hold it
     reader, model = source.reader, source.take_model()
     chosen, kept = chosen_layers(model, config)
@@ -138,9 +137,7 @@ def quantize_checkpoint(  # noqa: PLR0913
     notes += reader.notes
     report = TorchReport(specs_of(chosen), kept, notes)
     others = other_files(source.folder)
-    content = read_json(source.folder / "config.json")
-    if "float64" in (content.get("dtype"), content.get("torch_dtype")):
-        content = with_type(content, "float32")
+    content = _content(source.folder)
     run = FileRun(
         model,
         Sources(reader, model),
@@ -203,13 +200,25 @@ def _check_arguments(source: object, data: object, output: object) -> None:
             raise ConfigError(
                 f"{name} is a {type(value).__name__}; it must be a folder. {order}"
             )
-    if data is not None and (
-        isinstance(data, str | Path) or not isinstance(data, Iterable)
-    ):
+    if isinstance(data, str | Path):
         raise ConfigError(
             f"data is a {type(data).__name__}; it must be batches of token ids, or None."
             f" ``ptq`` reads texts. {order}"
         )
+
+
+def _check_folders(source: Path, output: Path, writing: Writing) -> None:
+    """Raise ConfigError if something would be written into the folder of the model."""
+    for folder in (output, writing.resume, writing.spill):
+        check_apart(folder, source)
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a model; float64 becomes float32, as its tensors do."""
+    content = read_json(folder / "config.json")
+    if "float64" in (content.get("dtype"), content.get("torch_dtype")):
+        return with_type(content, "float32")
+    return content
 
 
 def _write_tensors(

@@ -12,15 +12,61 @@ from quark_onnx.torch.validate.rules import broken
 #: Types that vLLM has, and transformers lacks: ``_CONFIG_REGISTRY`` of
 #: vllm/transformers_utils/config.py.
 _IN_VLLM = frozenset(
-    """
-    bagel bailing_moe_v3_vl chatglm modernvbert colpali colqwen3 ops_colqwen3
-    qwen3_vl_nemotron_embed cosmos3_edge deepseek_vl_v2 deepseek_v32 deepseek_v4 deepseek_v41
-    dots3_note k3_dspark funaudiochat hy_v4 hyperclovax isaac kimi_k2 kimi_linear kimi_vl kimi_k25
-    kimi_k3 muse_glimmer muse_glimmer_text muse_glimmer_vision muse_glimmer_assistant RefinedWeb
-    RefinedWebModel mlp_speculator medusa midashenglm minimax_m3_vl minimax_m3_mtp moondream3
-    moss_transcribe_diarize eagle speculators openvla ovis ultravox step3_vl step3_text step3p5
-    qianfan_ocr qwen3_asr unlimited-ocr unlimited_ocr inkling_mm_model inkling_model
-    """.split()
+    # fmt: off
+    (
+        "bagel",
+        "bailing_moe_v3_vl",
+        "chatglm",
+        "modernvbert",
+        "colpali",
+        "colqwen3",
+        "ops_colqwen3",
+        "qwen3_vl_nemotron_embed",
+        "cosmos3_edge",
+        "deepseek_vl_v2",
+        "deepseek_v32",
+        "deepseek_v4",
+        "deepseek_v41",
+        "dots3_note",
+        "k3_dspark",
+        "funaudiochat",
+        "hy_v4",
+        "hyperclovax",
+        "isaac",
+        "kimi_k2",
+        "kimi_linear",
+        "kimi_vl",
+        "kimi_k25",
+        "kimi_k3",
+        "muse_glimmer",
+        "muse_glimmer_text",
+        "muse_glimmer_vision",
+        "muse_glimmer_assistant",
+        "RefinedWeb",
+        "RefinedWebModel",
+        "mlp_speculator",
+        "medusa",
+        "midashenglm",
+        "minimax_m3_vl",
+        "minimax_m3_mtp",
+        "moondream3",
+        "moss_transcribe_diarize",
+        "eagle",
+        "speculators",
+        "openvla",
+        "ovis",
+        "ultravox",
+        "step3_vl",
+        "step3_text",
+        "step3p5",
+        "qianfan_ocr",
+        "qwen3_asr",
+        "unlimited-ocr",
+        "unlimited_ocr",
+        "inkling_mm_model",
+        "inkling_model",
+    )
+    # fmt: on
 )
 
 
