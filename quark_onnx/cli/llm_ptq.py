@@ -250,6 +250,11 @@ def _result_options(parser: Parser) -> None:
         action="store_true",
         help="run Python code that comes with the model",
     )
+    parser.add_argument(
+        "--merge-adapter",
+        action="store_true",
+        help="merge the LoRA adapter in the folder into the weights first",
+    )
 
 
 def _check(options: Namespace) -> None:
@@ -371,7 +376,11 @@ def ptq(options: Namespace) -> Answer:
     exports = options.export or ["hf_format"]
     source = torch_side(
         "quark_onnx.torch.checkpoints.float_checkpoint",
-    ).FloatCheckpoint(options.model, trust_code=options.trust_code)
+    ).FloatCheckpoint(
+        options.model,
+        trust_code=options.trust_code,
+        merge_adapter=options.merge_adapter,
+    )
     config = _config(options, source)
     tasks, scores = _tasks(options), {}
     if options.report is not None:
@@ -566,6 +575,11 @@ def _tasks(options: Namespace) -> Any:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} belongs to --tasks")
         return None
+    if options.merge_adapter:
+        raise UsageError(
+            "--tasks score the folder of the float model, without the adapter; save the"
+            " merged model as a folder of its own, or leave out --tasks"
+        )
     return torch_side("quark_onnx.torch.calibration.eval_tasks").Tasks(
         options.tasks,
         shots=options.shots,

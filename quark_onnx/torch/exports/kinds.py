@@ -14,6 +14,7 @@ from calibrators.scratch import ScratchFolder
 from quark_onnx.containers import of_type
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.extras import pip_install
+from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import check_free
@@ -86,6 +87,12 @@ def _check(
                 f" {', '.join(EXPORTS)}",
             )
     check_free(output)
+    check_apart(output, source.folder)
+    if "gguf" in kinds and source.merged:
+        raise ConfigError(
+            "a GGUF file is written from the files of a model without adapter; save the"
+            " merged model with peft's merge_and_unload() and save_pretrained first"
+        )
     if "gguf" in kinds:
         check_gguf(source, chosen_layers(source.model, config, source.reader)[0])
     if "onnx" in kinds and (

@@ -40,7 +40,12 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
 from quark_onnx.torch.models.heads import heads_of
-from quark_onnx.torch.models.names import outside_of, within_any
+from quark_onnx.torch.models.language import outside_language
+from quark_onnx.torch.models.names import (
+    outside_of,
+    persistent_buffers,
+    within_any,
+)
 from quark_onnx.torch.models.quantized_layer import (
     Layers,
     QuantizedLayer,
@@ -108,14 +113,22 @@ class FileRun:
         """Raise an error for problems that would otherwise surface at the end of a run.
 
         Raises:
-            ModelError: a layer has no stored weight, a stored tensor has another shape than the
-                parameter, or the layout cannot store the codes of a layer.
+            ModelError: a parameter that text needs has no stored tensor, a stored tensor has
+                another shape than the parameter, or the layout cannot store the codes of a layer.
         """
         names = dict(self.model.named_parameters())
         for name, parameter in names.items():
             self.sources.check_shape(name, parameter)
-        # only a note: parameters of parts that text does not run may be missing
         lost = [name for name in names if name not in self.sources]
+        # only a note: parameters of parts that text does not run may be missing
+        outside = set(outside_language(self.model)) - set(heads_of(self.model))
+        needed = [name for name in lost if name.rpartition(".")[0] not in outside]
+        if needed:
+            raise ModelError(
+                f"the checkpoint {self.sources.reader.folder} has no tensor for"
+                f" {', '.join(needed[:3])}{' and others' if len(needed) > 3 else ''}, and"
+                " the result would compute with random values; complete the folder"
+            )
         if lost:
             self.report.notes.append(
                 f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}",

@@ -11,10 +11,12 @@ from typing import Any
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.rotation.rotate import rotate_sources
 from quark_onnx.torch.calibration.block_stream import batches
+from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart
 from quark_onnx.torch.checkpoints.export import described, untied
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.recast import with_type
 from quark_onnx.torch.checkpoints.safetensors_io import (
     SHARD,
     Writer,
@@ -113,12 +115,14 @@ def quantize_checkpoint(  # noqa: PLR0913
         ModelError: a file is missing or damaged, or holds NaN or infinity.
     """
     require_config(config)
+    _check_arguments(source, data, output)
     output, writing = Path(output), writing or Writing()
     layout = writing.form
     check_config(layout, config)
     # weights are rounded with scales of the type that the layout stores
     config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
+    _check_folders(source.folder, output, writing)
     # the run fills and empties the model's parameters, so that nobody else may hold it
     reader, model = source.reader, source.take_model()
     chosen, kept = chosen_layers(model, config, reader)
@@ -132,9 +136,10 @@ def quantize_checkpoint(  # noqa: PLR0913
     # before rotations, which rename layers
     notes = notes_of(model, chosen, config, kept)
     notes += notes_on_stacks(model) + notes_on_kept(kept)
+    notes += reader.notes
     report = TorchReport(specs_of(chosen), kept, notes)
     others = other_files(source.folder)
-    content = read_json(source.folder / "config.json")
+    content = _content(source.folder)
     run = FileRun(
         model,
         Sources(reader, model),
@@ -191,6 +196,39 @@ def quantize_checkpoint(  # noqa: PLR0913
     if is_first:
         report.note_idle(config.algorithms)
     return report
+
+
+def _check_arguments(source: object, data: object, output: object) -> None:
+    """Raise ConfigError for arguments in another order than model, data, config, output.
+
+    A folder is a path; batches are an iterable of tensors, which a path is not.
+    """
+    order = "The order of arguments is model, data, config, output"
+    for name, value in {"source": source, "output": output}.items():
+        known = (str, Path) if name == "output" else (str, Path, FloatCheckpoint)
+        if not isinstance(value, known):
+            raise ConfigError(
+                f"{name} is a {type(value).__name__}; it must be a folder. {order}"
+            )
+    if isinstance(data, str | Path):
+        raise ConfigError(
+            f"data is a {type(data).__name__}; it must be batches of token ids, or None."
+            f" ``ptq`` reads texts. {order}"
+        )
+
+
+def _check_folders(source: Path, output: Path, writing: Writing) -> None:
+    """Raise ConfigError if something would be written into the folder of the model."""
+    for folder in (output, writing.resume, writing.spill):
+        check_apart(folder, source)
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a model; float64 becomes float32, as its tensors do."""
+    content = read_json(folder / "config.json")
+    if "float64" in (content.get("dtype"), content.get("torch_dtype")):
+        return with_type(content, "float32")
+    return content
 
 
 def _write_tensors(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,8 @@ from typing import Any
 from calibrators.limits import read_text
 from quark_onnx.containers import by_name, merged, subset
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.checkpoint_folder import check_links
+from quark_onnx.torch.checkpoints.json_text import parse_json
 from quark_onnx.torch.validate.fields import is_names
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
@@ -215,12 +216,14 @@ def read(folder: Path) -> Checkpoint:
         folder: folder with ``config.json`` and ``*.safetensors``.
 
     Raises:
-        ModelError: the folder is missing, or contains neither configuration nor tensors.
+        ModelError: the folder is missing, contains neither configuration nor tensors, or has a link
+            that leaves it.
     """
     if not folder.is_dir():
         raise ModelError(
             f"{folder} is no folder; name that of a Hugging Face checkpoint",
         )
+    check_links(folder)
     # the file system returns names in any order; findings must not depend on it
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not files and not (folder / CONFIG).is_file():
@@ -276,13 +279,13 @@ def _read_headers(files: list[Path], damage: list[Finding]) -> dict[str, Header]
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
     """Return the JSON object of a file; an empty object and a finding if it has none."""
     try:
-        found = json.loads(read_text(file))
+        found = parse_json(read_text(file))
     # "there is no such file" says more than the error of the operating system
     except FileNotFoundError:
         problem = "there is no such file"
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         problem = f"it is no JSON: {error}"
     else:
         if isinstance(found, dict):

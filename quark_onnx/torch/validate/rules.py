@@ -56,6 +56,12 @@ _FILES = {
         "take both from the float model's config.json",
         f"{VLLM}, vllm/config/model.py; {TRANSFORMERS}, AutoConfig",
     ),
+    "own-code": Rule(
+        REFUSED,
+        "the client has the code of the model",
+        "read its Python files, and let the client run them with trust_remote_code",
+        _LOADER,
+    ),
     "no-weights": Rule(
         REFUSED,
         "the weights are *.safetensors",
@@ -629,9 +635,15 @@ _ONNXRUNTIME_GENAI = {
     ),
     "genai-file": Rule(
         REFUSED,
-        "the ONNX model and its external data are there",
+        "the ONNX model and its external data are in the folder",
         _COPY,
         f"{GENAI}, src/models/model.cpp",
+    ),
+    "genai-library": Rule(
+        WARNING,
+        "the configuration loads no libraries",
+        "make sure where the library comes from: it is run",
+        f"{GENAI}, src/config.cpp",
     ),
 }
 
