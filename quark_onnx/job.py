@@ -419,7 +419,8 @@ class Job:
         # An isolated process loads onnxruntime while the model is read here.
         start()
         weights: list[NDArray[Any]] = []
-        original = load(model, weights)
+        notes = list[str]()
+        original = load(model, weights, notes)
         external |= keeps_weights_beside(model, target)
         narrow = inlined(original)
         graph = Graph.of(narrow)
@@ -443,9 +444,9 @@ class Job:
         )
         # A constant has no type at the interface to restore.
         narrowing.forget_inputs(closed)
-        notes = list[str]()
         if config.target and config.fix_sizes:
-            graph, notes = fixed(graph)
+            graph, sized = fixed(graph)
+            notes += sized
         # Without fixed sizes the model is not final, and the rules of the target are advice.
         if config.target and not config.fix_sizes:
             notes.append(

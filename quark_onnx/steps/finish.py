@@ -27,6 +27,7 @@ from calibrators.onnx_runtime.worker import Session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
+from quark_onnx.graph.declared_shapes import open_contradicted
 from quark_onnx.graph.io import external_files, read_stored, staged
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import open_invented_sizes
@@ -118,6 +119,9 @@ def finish(  # noqa: PLR0913
         ModelError: the file cannot be written; or the model fails the check or does not run,
             which is a defect of this package. No file is left over.
     """
+    opened = list[str]()
+    if samples:
+        opened = open_contradicted(graph.outputs, reference.outputs(samples[0]))
     graph.infer()
     model = graph.to_model()
     traced = drop_traces(model)
@@ -156,14 +160,14 @@ def finish(  # noqa: PLR0913
         # run here.
         if narrowing and runs:
             _load(model, lean=lean)
-        return _finished(model, found, traced)
+        return _finished(model, found, traced, opened)
     with staged(model, output, external=external) as path:
         if found is None:
             found = gate.passed(path)
         elif runs:
             _load(path, lean=lean)
         release()  # Windows cannot rename a memory-mapped file
-    return _finished(model, found, traced)
+    return _finished(model, found, traced, opened)
 
 
 def _faster(graph: Graph) -> ModelProto | None:
@@ -180,6 +184,7 @@ def _finished(
     model: ModelProto,
     found: tuple[list[OutputError], list[str]] | None,
     traced: int,
+    opened: Sequence[str],
 ) -> Finished:
     """Return the final model with the measurements.
 
@@ -187,6 +192,7 @@ def _finished(
         model: the model; weights in files are loaded.
         found: output errors and notes of the gate; None if nothing was measured.
         traced: bytes of dropped exporter metadata; 0 for no note.
+        opened: notes on outputs that were declared with other shapes.
     """
     errors, notes = found or ([], [])
     dropped = [
@@ -195,7 +201,8 @@ def _finished(
             " dropped (pkg.torch.*)"
         ),
     ]
-    return Finished(loaded(model), errors, [*notes, *(dropped if traced else [])])
+    notes = [*notes, *(dropped if traced else []), *opened]
+    return Finished(loaded(model), errors, notes)
 
 
 def hand_back(

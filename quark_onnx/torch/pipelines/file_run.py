@@ -43,7 +43,6 @@ from quark_onnx.torch.models.heads import heads_of
 from quark_onnx.torch.models.language import outside_language
 from quark_onnx.torch.models.names import (
     outside_of,
-    persistent_buffers,
     within_any,
 )
 from quark_onnx.torch.models.quantized_layer import (

@@ -9,6 +9,8 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,11 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from calibrators import MinMax
 from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.custom_operators import current_libraries
-from calibrators.onnx_runtime.runner import Observation, Scope, _Watch
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import (
+    QConfig,
     calibrate,
     custom_op_libraries,
     quantize,
@@ -102,8 +103,6 @@ def test_what_needs_no_run_is_written(
 
 
 def test_no_gate_is_passed_without_a_run(folder: Path) -> None:
-    from quark_onnx import QConfig
-
     with pytest.raises(AccuracyError, match="nothing was written"):
         quantize(model(), None, QConfig.of("W8").with_(min_sqnr=10.0), "o.onnx")
     assert not Path("o.onnx").exists()
@@ -200,14 +199,23 @@ def test_the_float_model_is_computed_by_the_library(library: str) -> None:
     assert current_libraries() == ()
 
 
-def test_processes_that_calibrate_know_the_library() -> None:
-    """The watch that is sent to them holds it."""
-    file = str(Path(__file__))
-    from calibrators.onnx_runtime.custom_operators import libraries
+class OtherProcess(Executor):
+    """Runs tasks as another process does: with copies, and without context variables."""
 
-    with libraries([file]):
-        watch = _Watch.on(Scope(in_onnx(model()), [Observation("x", MinMax())]), 1)
-    assert pickle.loads(pickle.dumps(watch)).libraries == (file,)
+    def submit(self, task: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
+        task, arguments = pickle.loads(pickle.dumps((task, arguments)))
+        future = Future[Any]()
+        future.set_result(Context().run(task, *arguments))
+        return future
+
+
+@pytest.mark.images
+def test_processes_that_calibrate_know_the_library(library: str) -> None:
+    custom = model(*INVERSE)
+    with custom_op_libraries(library):
+        serial = quantize(custom, DATA, "A8W8")
+        sharded = quantize(custom, DATA, "A8W8", executor=OtherProcess())
+    assert sharded.model == serial.model
 
 
 @pytest.mark.parametrize(
