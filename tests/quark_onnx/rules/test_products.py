@@ -129,9 +129,12 @@ def test_offsets_are_positions() -> None:
         " (x, w, o, b) }"
     )
     constants = {"w": weight(4, 4, 3, 3), "b": normal(4)}
-    assert (
-        text_of(text, **constants)
-        == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  > y: Q\n"
+    why = (
+        "it is read only as an integer, a position or a decision (DeformConv), which"
+        " rounding would change"
+    )
+    assert text_of(text, **constants) == (
+        f"  < x: Q\n  < w: W0\n  < o: float: {why}\n  < b: bias of x and w\n  > y: Q\n"
     )
     assert axes(text, **constants).items() >= {"x": 1, "w": 1}.items()
 
