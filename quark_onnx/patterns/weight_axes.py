@@ -249,9 +249,7 @@ def fused_sum_axis(node: Node, letter: str, rank: int) -> int:
     return -2
 
 
-def _product(
-    rank: int, summed: int, in_kernels: tuple[int, ...]
-) -> WeightAxes | None:
+def _product(rank: int, summed: int, in_kernels: tuple[int, ...]) -> WeightAxes | None:
     """Return the axes of an operand of a matrix product: all but one are output channels."""
     if rank < 2:
         return None
