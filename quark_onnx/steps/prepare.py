@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from quark_onnx.config import QConfig
 from quark_onnx.containers import excluding, values_at
 from quark_onnx.errors import QuarkError
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, fixed
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, LOWER, Pass
 from quark_onnx.steps.run import Reference, Sample, agree, run
@@ -49,7 +49,10 @@ def prepare(
         reference.outputs(sample)  # fail early if the float model does not run
         return graph, []
     if config.target:
-        return settled(graph, LEGALIZING, reference, sample)
+        graph, notes = settled(graph, LEGALIZING, reference, sample)
+        # Sizes that have become constants determine those of the outputs.
+        graph, sized = fixed(graph) if config.fix_sizes else (graph, [])
+        return graph, [*notes, *sized]
     return rewritten(graph, CLEANING, reference, sample)
 
 
