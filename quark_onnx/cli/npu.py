@@ -223,6 +223,8 @@ def _forecast(found: npu.Preflight) -> dict[str, Any]:
         "counts": found.counts,
         "subgraphs": found.subgraphs,
         "share": found.share,
+        "least_share": found.least_share,
+        "doubts": list(map(str, found.doubts)),
         "nodes": [
             {**asdict(placement), "operations": count, "piece": piece}
             for placement, count, piece in rows

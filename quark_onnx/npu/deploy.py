@@ -382,6 +382,8 @@ def _write(
         "counts": bundle.forecast.counts,
         "subgraphs": bundle.forecast.subgraphs,
         "share": bundle.forecast.share,
+        "least_share": bundle.forecast.least_share,
+        "doubts": list(map(str, bundle.forecast.doubts)),
     }
     report = None if bundle.report is None else bundle.report.to_dict()
     findings = list(map(str, bundle.check.findings))

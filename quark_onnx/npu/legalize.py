@@ -115,6 +115,8 @@ def legalize(
     if graph is not before:
         graph, again = settled(graph, passes, reference, sample)
         lowered += again
+    # Sizes that have become constants determine those of the outputs.
+    graph, sized = fixed(graph)
     turned = list[str]()
     if nhwc:
         graph, turned, sample = _channels_last(graph, reference, sample)
@@ -133,6 +135,7 @@ def legalize(
             *notes,
             *done,
             *lowered,
+            *sized,
             *(f"{name!r} has its channels last" for name in turned),
         ),
     )

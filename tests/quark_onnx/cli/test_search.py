@@ -104,10 +104,16 @@ def test_few_trials(cli: Any) -> None:
 
 
 def test_a_device(cli: Any) -> None:
+    """The formats that a file can have; without a model that the device takes, an error."""
     arguments = (*SEARCH[:4], "--calibrator", "none", "--optimize", "none")
-    document = cli(*arguments, "--target", "phx", "--json").json
-    (row,) = document["candidates"]
-    assert (row["name"], row["config"]["target"]) == ("XINT8", "phx")
+    rows = cli(*arguments, "--target", "stx", "--json").json["candidates"]
+    assert {row["name"] for row in rows} == {"XINT8", "A8W8", "A16W8"}
+    assert {row["config"]["target"] for row in rows} == {"stx"}
+    finished = cli(*arguments, "--target", "phx")
+    assert (
+        finished.code == 2
+        and "it has 1; all of it would run on the CPU" in finished.error
+    )
 
 
 def test_a_missed_target_shows_what_there_is(cli: Any) -> None:

@@ -247,14 +247,15 @@ def test_a_vision_transformer_of_any_exporter_has_static_shapes_once_legalized()
 def sized_reshapes(layers: int) -> onnx.ModelProto:
     """Products between reshapes whose sizes are read from tensors of the layer before.
 
-    The casts to float are those of an interpolation, which shape inference does not follow.
+    The sizes are rounded in float, as of an interpolation, which shape inference does not follow.
     """
     text = ""
     for i in range(layers):
         text += f"""
             s{i} = Shape (h{i}) b{i} = Gather <axis = 0> (s{i}, zero)
             l{i} = Gather <axis = 0> (s{i}, one) c{i} = Cast <to = 1> (l{i})
-            d{i} = Cast <to = 7> (c{i}) u{i} = Unsqueeze (b{i}, axes) v{i} = Unsqueeze (d{i}, axes)
+            e{i} = Floor (c{i}) d{i} = Cast <to = 7> (e{i}) u{i} = Unsqueeze (b{i}, axes)
+            v{i} = Unsqueeze (d{i}, axes)
             k{i} = Concat <axis = 0> (u{i}, v{i}, heads) r{i} = Reshape (h{i}, k{i})
             t{i} = Transpose <perm = [0,2,1,3]> (r{i}) q{i} = Transpose <perm = [0,2,1,3]> (t{i})
             w{i} = Concat <axis = 0> (u{i}, v{i}, width) f{i} = Reshape (q{i}, w{i})
