@@ -25,7 +25,7 @@ from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.heads import heads_of, usually_float
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.pipelines.client_check import planned_checkpoint
+from quark_onnx.torch.pipelines.client_check import planned_checkpoint, refusals
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.validate import validate
@@ -203,8 +203,10 @@ def test_tables_with_other_names_are_listed(source: Path, tmp_path: Path) -> Non
 
 
 @of_class(*MTP)
-def test_layers_that_the_model_lacks_can_be_named(source: Path, tmp_path: Path) -> None:
-    """A pattern may name what the files have and the model does not."""
+def test_layers_that_the_model_lacks(source: Path, tmp_path: Path) -> None:
+    """A pattern may name what the files have and the model does not; no client refuses it."""
+    opened, layout = FloatCheckpoint(source), layout_named("quark")
+    assert refusals(opened, config_of("quark"), layout) == []
     layer = MTP[source.name][0]
     quantized(source, tmp_path / "out", exclude=("lm_head", layer, f"{layer}.weight"))
     assert layer in excluded(tmp_path / "out")
