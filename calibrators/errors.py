@@ -35,7 +35,7 @@ class CalibrationError(Exception):
 
 
 class RuntimeCrash(CalibrationError):  # noqa: N818
-    """The process of onnxruntime ended.
+    """The process of onnxruntime ended, or of another library with native code.
 
     Only ``calibrators.onnx_runtime.isolation`` can turn a crash into an error.
     """
@@ -46,6 +46,7 @@ class RuntimeCrash(CalibrationError):  # noqa: N818
         printed: str = "",
         *,
         killed: bool = False,
+        library: str = "onnxruntime",
     ) -> None:
         """Create the error.
 
@@ -53,9 +54,11 @@ class RuntimeCrash(CalibrationError):  # noqa: N818
             message: describes the crash.
             printed: the end of the output of the process.
             killed: another process or the system ended the process.
+            library: the library that was at work.
         """
         super().__init__(f"{message}; it printed {printed!r}" if printed else message)
         self.killed = killed
+        self.library = library
 
 
 class UnknownOperator(CalibrationError):  # noqa: N818

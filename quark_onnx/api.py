@@ -212,6 +212,7 @@ def calibrate(  # noqa: PLR0913
     format: str = "quark",
     executor: Executor | None = None,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> Calibration:
     """Measure the ranges of a model's activations once, for many runs of ``quantize``.
 
@@ -229,6 +230,7 @@ def calibrate(  # noqa: PLR0913
             "onnxruntime", with one range per tensor.
         executor: as for ``quantize_static``.
         progress: as for ``quantize_static``.
+        isolate: as for ``quantize``.
 
     Returns:
         The measured statistics.
@@ -252,7 +254,7 @@ def calibrate(  # noqa: PLR0913
             "config measures no activation, so there are no ranges; name a preset that"
             " does, such as A8W8",
         )
-    with crash_errors(model):
+    with crash_errors(model), isolated(isolate):
         # An empty calibration receives the measurements.
         job = Job.open(model, settings, None, False, ranges=Calibration(""))
         try:

@@ -46,10 +46,16 @@ __all__ = [
 
 
 #: Advice after a crash of the process, and after its end by the system.
-_CRASHED = (
-    "this is a defect of onnxruntime: try another version of it, or leave operators"
-    " float with exclude"
-)
+_CRASHED = {
+    "onnxruntime": (
+        "this is a defect of onnxruntime: try another version of it, or leave operators"
+        " float with exclude"
+    ),
+    "onnx": (
+        "this is a defect of onnx: try another version of it, or another version of the"
+        " tool that wrote the model"
+    ),
+}
 _KILLED = "the system does that where memory runs out"
 
 
@@ -74,7 +80,7 @@ class ModelError(QuarkError):
 
 
 class RuntimeCrashError(ModelError):
-    """The process crashed in onnxruntime.
+    """The process crashed in onnxruntime, or in onnx.
 
     Without ``isolate``, the crash would have ended this process.
     """
@@ -142,7 +148,7 @@ def system_reason(error: BaseException) -> str:
 
 @contextmanager
 def crash_errors(*models: object) -> Iterator[None]:
-    """Name the models in the error of a crash of onnxruntime.
+    """Name the models in the error of a crash of onnxruntime or onnx.
 
     Args:
         models: paths or models; a ModelProto has no name.
@@ -159,7 +165,7 @@ def crash_errors(*models: object) -> Iterator[None]:
         crash = crash_behind(error)
         if crash is None:
             raise
-        advice = _KILLED if crash.killed else _CRASHED
+        advice = _KILLED if crash.killed else _CRASHED[crash.library]
         names = ", ".join(
             str(model) for model in models if isinstance(model, str | Path)
         )

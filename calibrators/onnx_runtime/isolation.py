@@ -1,4 +1,4 @@
-"""Run onnxruntime in a separate process, to survive native crashes.
+"""Run onnxruntime and onnx in a separate process, to survive native crashes.
 
     with isolated():
         session = open_session(model)  # opened and run by the other process
@@ -191,6 +191,47 @@ class Isolation:
             shutil.rmtree(temporary, ignore_errors=True)
         elif temporary is not None:
             temporary.unlink(missing_ok=True)
+
+    def infer_shapes(self, model: bytes, *, propagate: bool) -> bytes:
+        """Return a serialized model with the shapes that onnx infers.
+
+        Args:
+            model: the serialized model.
+            propagate: use data propagation, too.
+
+        Raises:
+            RuntimeCrash: the process died.
+        """
+        found = self._ask_onnx("inferring shapes", "infer", model, propagate)
+        return cast("bytes", found)
+
+    def check_model(self, model: bytes | Path, *, full: bool) -> None:
+        """Run onnx's check on a serialized model or a file.
+
+        Args:
+            model: the serialized model, or its file.
+            full: infer shapes, too.
+
+        Raises:
+            RuntimeCrash: the process died.
+        """
+        source = model if isinstance(model, bytes) else str(model.absolute())
+        self._ask_onnx("checking the model", "check", source, full)
+
+    def convert_version(self, model: bytes, opset: int) -> bytes:
+        """Return a serialized model at another opset, by onnx's converter.
+
+        Raises:
+            RuntimeCrash: the process died.
+        """
+        found = self._ask_onnx("converting the opset", "convert", model, opset)
+        return cast("bytes", found)
+
+    def _ask_onnx(self, doing: str, action: str, *arguments: Any) -> Any:
+        try:
+            return self.process().ask(action, arguments)
+        except _Died as death:
+            raise _crash(death, "onnx", doing) from death
 
     def release(self) -> None:
         """Close unreferenced sessions."""
@@ -395,8 +436,13 @@ class IsolatedSession:
         try:
             return process.ask(action, arguments)
         except _Died as death:
-            message = f"onnxruntime's process {death} while {doing} {self.what}"
-            raise RuntimeCrash(message, death.printed, killed=death.killed) from death
+            raise _crash(death, "onnxruntime", f"{doing} {self.what}") from death
+
+
+def _crash(death: _Died, library: str, doing: str) -> RuntimeCrash:
+    """Return the error for the end of the process while a library was at work."""
+    message = f"{library}'s process {death} while {doing}"
+    return RuntimeCrash(message, death.printed, killed=death.killed, library=library)
 
 
 class _Process:

@@ -13,6 +13,7 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.analysis.checks import check_budget
@@ -25,6 +26,7 @@ from quark_onnx.errors import (
     ModelError,
     QuarkError,
     TimeLimitError,
+    crash_errors,
     data_errors,
 )
 from quark_onnx.graph import Graph, inlined
@@ -184,6 +186,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
     task: str = "auto",
     budget: float | None = None,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> AccuracyResult:
     """Try configurations, fastest models first, until a model is accurate enough.
 
@@ -203,6 +206,8 @@ def quantize_to_accuracy(  # noqa: PLR0913
         budget: time limit in seconds. A configuration that would exceed the limit is not started,
             and a running one is stopped at the limit. The first one always finishes.
         progress: as for ``quantize_static``.
+        isolate: run onnxruntime in another process, as for ``quantize``. A configuration that
+            crashes it has failed, and the next one is tried.
 
     Returns:
         The attempts and the best model.
@@ -214,6 +219,21 @@ def quantize_to_accuracy(  # noqa: PLR0913
     """
     target = Target.of(accuracy)
     check_budget(budget)
+    with crash_errors(model), isolated(isolate):
+        return _climbed(model, data, target, output, recipe, task, budget, progress)
+
+
+def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
+    model: str | Path | ModelProto,
+    data: CalibrationData | None,
+    target: Target,
+    output: str | Path | None,
+    recipe: str,
+    task: str,
+    budget: float | None,
+    progress: bool | None,
+) -> AccuracyResult:
+    """Try configurations until a model reaches the target, and write it."""
     choice = choose(model)
     if recipe != "auto":
         row = RECIPES[recipe]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from onnx import ModelProto
 
 from calibrators.base import is_number, is_whole
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
@@ -37,6 +38,7 @@ from quark_onnx.errors import (
     ModelError,
     QuarkError,
     TimeLimitError,
+    crash_errors,
     data_errors,
 )
 from quark_onnx.graph import Graph, gather_constants, inlined, model_key
@@ -185,6 +187,7 @@ def search(  # noqa: PLR0913
     trials: int | None = TRIALS,
     journal: str | Path | None = None,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> SearchResult:
     """Try configurations on a model and rank them; requires the extra ``search``.
 
@@ -208,6 +211,8 @@ def search(  # noqa: PLR0913
             repeated search with the file continues where it ended, and several processes with a common file
             share the work.
         progress: as for ``quantize_static``.
+        isolate: run onnxruntime in another process, as for ``quantize``. A candidate that crashes it
+            has failed, and the search goes on.
 
     Returns:
         The candidates, best first.
@@ -227,17 +232,21 @@ def search(  # noqa: PLR0913
     >>> [candidate.name for candidate in found.candidates]
     ['A16W8', 'A8W8']
     """  # noqa: E501
-    with Search(
-        model,
-        data,
-        space=space,
-        metric=metric,
-        target=target,
-        budget=budget,
-        trials=trials,
-        journal=journal,
-        progress=progress,
-    ) as running:
+    with (
+        crash_errors(model),
+        isolated(isolate),
+        Search(
+            model,
+            data,
+            space=space,
+            metric=metric,
+            target=target,
+            budget=budget,
+            trials=trials,
+            journal=journal,
+            progress=progress,
+        ) as running,
+    ):
         return running.run()
 
 

@@ -1,6 +1,6 @@
 """Infer types and shapes of tensors, as far as possible.
 
-Failing to infer is never an error.
+Failing to infer is never an error, unless onnx crashes in the isolated process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from onnx import (
     helper,
 )
 
+from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
 from quark_onnx.containers import by_name, names_of, of_type
+from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     all_graphs,
     imported_domains,
@@ -129,7 +131,10 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
         if propagate and has_long_vector((*model.graph.input, *values.values())):
             break
         try:
-            inferred = onnx.shape_inference.infer_shapes(model, data_prop=propagate)
+            inferred = infer_shapes(model, propagate=propagate)
+        except RuntimeCrash:
+            # Of the isolated process, which each further inference would crash again.
+            raise
         except Exception as error:
             # onnx raises several unrelated types, and custom operators may raise anything.
             logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)

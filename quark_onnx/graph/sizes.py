@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import (
     GraphProto,
@@ -30,11 +29,13 @@ from onnx import (
 )
 
 from calibrators import CalibrationError
+from calibrators.errors import RuntimeCrash
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
 from quark_onnx.containers import by_name, names_of, subset, without
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.inlined import inlined
+from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     all_graphs,
@@ -231,15 +232,18 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
         propagate: use onnx's data propagation, too, unless a vector is too long for it.
     """
     try:
-        inferred = onnx.shape_inference.infer_shapes(light)
+        inferred = infer_shapes(light)
         values = (
             *inferred.graph.input,
             *inferred.graph.value_info,
             *inferred.graph.output,
         )
         if propagate and not has_long_vector(values):
-            return onnx.shape_inference.infer_shapes(light, data_prop=True)
+            return infer_shapes(light, propagate=True)
         return inferred
+    except RuntimeCrash:
+        # Of the isolated process, which each further inference would crash again.
+        raise
     except Exception as error:
         # onnx raises several unrelated types; shapes stay unknown.
         logger.debug("sizes are not inferred: %s", error)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import onnx
 from onnx import ModelProto
 
 from calibrators.errors import RuntimeCrash
@@ -29,6 +28,7 @@ from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
 from quark_onnx.graph.declared_shapes import open_contradicted
 from quark_onnx.graph.io import external_files, read_stored, staged
+from quark_onnx.graph.native import check_model
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import open_invented_sizes
 from quark_onnx.graph.states import State, states
@@ -678,10 +678,9 @@ def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker needs a file
     try:
-        onnx.checker.check_model(
-            str(model) if isinstance(model, Path) else loaded(model),
-            full_check=full,
-        )
+        check_model(model, full=full)
+    except RuntimeCrash:
+        raise
     except Exception as error:  # checker and shape inference raise unrelated types
         return error
     return None
