@@ -16,11 +16,10 @@ from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import (
     Parser,
-    UsageError,
     add_common_options,
     add_html_option,
     count,
-    path,
+    input_path,
 )
 from quark_onnx.report import OutputError, decibels, percentage, size_change
 from quark_onnx.wording import counted, first_of
@@ -43,11 +42,13 @@ _CAUSES = 3
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("reference", metavar="FLOAT", type=path, help="float model")
+    parser.add_argument(
+        "reference", metavar="FLOAT", type=input_path, help="float model"
+    )
     parser.add_argument(
         "other",
         metavar="QUANT",
-        type=path,
+        type=input_path,
         help="quantized model with the same inputs and outputs",
     )
     add_data_options(parser)
@@ -64,9 +65,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    # Before the analysis: a refused page would waste minutes.
-    if options.html is not None:
-        _check_page(options)
     found = analysis.analyze(options.reference, options.other, data_of(options))
     if options.html is not None:
         write_page(found, options.html, options.reference.name, options.other.name)
@@ -87,16 +85,6 @@ def run(options: Namespace) -> Answer:
         **found.to_dict(),
     }
     return Answer("\n".join(lines), document)
-
-
-def _check_page(options: Namespace) -> None:
-    for model in (options.reference, options.other):
-        # samefile, and not the names: a link to the model is the model, too.
-        if options.html.exists() and model.exists() and options.html.samefile(model):
-            raise UsageError(
-                f"--html {options.html} is the model {model} itself, which is never"
-                " overwritten",
-            )
 
 
 def _outputs(found: Analysis) -> str:

@@ -53,6 +53,7 @@ from quark_onnx.cli.parsing import (
     STDOUT,
     Parser,
     UsageError,
+    check_paths,
     join_image_size,
     rename_options,
 )
@@ -119,7 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"warning: {warning}")
     try:
         with _signals_raise():
-            options = parse(arguments)
+            parsed = parse(arguments)
+            # Before the file of --json is known, as the error must not be written into an input.
+            check_paths(parsed, parsed.parser)
+            options = parsed
             # The names of the models' attributes differ by command; a crash is reported with the
             # file.
             models = (
