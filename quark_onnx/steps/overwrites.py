@@ -132,7 +132,7 @@ def same_file(first: Path, second: Path) -> bool:
         return True
     # Files that do not exist: equal but for the case, in a folder that ignores case.
     alike = str(first).casefold() == str(second).casefold()
-    return alike and not _exists(first) and not _exists(second) and _ignores_case(first)
+    return alike and not _exists(first) and not _exists(second) and ignores_case(first)
 
 
 def resolved(path: Path) -> Path:
@@ -234,7 +234,7 @@ def _is_device(path: Path) -> bool:
     return _exists(path) and not path.is_file() and not path.is_dir()
 
 
-def _ignores_case(path: Path) -> bool:
+def ignores_case(path: Path) -> bool:
     """Return whether the file system of a path ignores case."""
     for parent in path.parents:
         other = parent.with_name(parent.name.swapcase()) if parent.name else parent

@@ -333,7 +333,7 @@ def test_names_that_differ_in_case(
     """Names of a new file are one where the file system ignores case."""
     outputs = [Output("a", tmp_path / "New.json"), Output("b", tmp_path / "new.json")]
     refuse_overwrites([], outputs)
-    monkeypatch.setattr(overwrites, "_ignores_case", lambda _: True)
+    monkeypatch.setattr(overwrites, "ignores_case", lambda _: True)
     with pytest.raises(ConfigError, match="a and b are the same file"):
         refuse_overwrites([], outputs)
 
