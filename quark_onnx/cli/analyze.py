@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from calibrators.shown import printable
 from quark_onnx import analysis
 from quark_onnx.analysis import Analysis
 from quark_onnx.analysis.findings import Cause, TensorError, Unmatched
@@ -177,8 +178,8 @@ def _ranking(found: Analysis, top: int) -> Iterator[str]:
     for line, tensor in zip(table[1:], worst, strict=True):
         yield line
         for cause in tensor.causes[:_CAUSES]:
-            yield f"       {cause.text}"
-            yield f"         -> {remedy(cause)}"
+            yield printable(f"       {cause.text}")
+            yield printable(f"         -> {remedy(cause)}")
 
 
 def _row(place: int, tensor: TensorError) -> tuple[str, ...]:

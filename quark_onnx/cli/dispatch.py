@@ -31,7 +31,7 @@ from typing import Any
 from calibrators import CalibrationError
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.scratch import written
-from calibrators.shown import clipped, printable
+from calibrators.shown import printable, shortened
 from quark_onnx import __version__
 from quark_onnx.cli import (
     analyze,
@@ -287,7 +287,10 @@ def _reason_and_steps(
 def _complain_with_steps(message: str, steps: Sequence[NextStep]) -> None:
     _complain(f"error: {message}")
     for step in steps:
-        _complain("\n  ".join(["try: " + step.lines()[0], *step.lines()[1:]]))
+        lines = ["try: " + step.lines()[0], *step.lines()[1:]]
+        with suppress(OSError):
+            # Commands are pasted, and never shortened.
+            complain(f"{PROGRAM}: " + "\n  ".join(map(printable, lines)))
 
 
 def _deliver(document: dict[str, Any], target: str | None) -> None:
@@ -343,7 +346,7 @@ def _fail(error: Exception, options: Namespace) -> int:
 
 def _complain(text: str) -> None:
     with suppress(OSError):  # ignore a closed stderr
-        complain(f"{PROGRAM}: {clipped(text)}")
+        complain(f"{PROGRAM}: {shortened(printable(text))}")
 
 
 def _occupy_standard_streams() -> None:

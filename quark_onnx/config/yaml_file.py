@@ -48,7 +48,9 @@ def read_yaml(path: Path) -> Any:
             f"config file {path} cannot be read: {error.strerror}",
         ) from error
     except _NO_YAML as error:
-        raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
+        # PyYAML writes several lines.
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config file {path} is not valid YAML: {reason}") from error
 
 
 class _Loader(yaml.SafeLoader):

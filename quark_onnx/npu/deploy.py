@@ -184,7 +184,7 @@ def deploy(  # noqa: PLR0913
     if found.errors:
         raise ConstraintError(
             f"the model breaks {counted(found.errors, 'rule')} of {target}; nothing was written:"
-            f" {found}",
+            f" {'; '.join(map(str, found.findings))}",
         )
     # Readers of images are partials of a function with the argument ``images``.
     images = data.keywords.get("images") if isinstance(data, partial) else None

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from calibrators.json_file import Entry, read_json
 from calibrators.limits import TEXT
+from calibrators.shown import printable
 from quark_onnx.errors import ConfigError
 from quark_onnx.npu.preflight import Preflight
 
@@ -61,7 +62,7 @@ class Scored:
         )
         for name, kind, before, after in self.wrong:
             rows.append(f"{name} ({kind}): forecast {before}, reported {after}")
-        return "\n".join(rows)
+        return "\n".join(map(printable, rows))
 
 
 def read_report(path: str | Path) -> EPReport:

@@ -52,7 +52,7 @@ def read_cache(request: Request) -> bool:
     for tensor, (low, high) in ranges.items():
         override = TensorOverride(tensor, keep=True)
         # An infinite value, such as a mask's, has no code: the tensor stays float.
-        if max(abs(low), abs(high)) <= np.finfo(np.float32).max:
+        if np.all(np.abs((low, high)) <= np.finfo(np.float32).max):
             override = TensorOverride(tensor, low=low, high=high)
         request.tensors.append(override)
     return True
@@ -94,6 +94,12 @@ def _load(path: str | Path) -> tuple[bool, object, dict[str, tuple[float, float]
             f"calibration_cache_path {path} is no calibration cache of onnxruntime, or is"
             f" damaged ({short(str(error))}); {remedy}",
         ) from error
+    for tensor, (low, high) in ranges.items():
+        if low > high:
+            raise CallError(
+                f"calibration_cache_path {path}: the range of {short(tensor)} is from {low}"
+                f" to {high}; {remedy}",
+            )
     return smooth is not None and smooth.boolean(), data.calibration_method, ranges
 
 

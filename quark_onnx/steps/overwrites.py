@@ -107,7 +107,7 @@ def refuse_overwritten_arguments(
         [
             Input(name, Path(value), SAMPLE_SUFFIXES)
             for name, value in inputs.items()
-            if _is_path(value)
+            if isinstance(value, str | Path) and _is_path(value)
         ],
         [
             Output(
@@ -117,7 +117,7 @@ def refuse_overwritten_arguments(
                 files=("*.npz",) if name == "resume" else (),
             )
             for name, value in outputs.items()
-            if _is_path(value)
+            if isinstance(value, str | Path) and _is_path(value)
         ],
     )
 
@@ -243,5 +243,5 @@ def ignores_case(path: Path) -> bool:
     return False
 
 
-def _is_path(value: object) -> bool:
-    return isinstance(value, str | Path) and bool(str(value)) and "\0" not in str(value)
+def _is_path(value: str | Path) -> bool:
+    return bool(str(value)) and "\0" not in str(value)

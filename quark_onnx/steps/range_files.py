@@ -263,7 +263,7 @@ def _given(path: str | Path, ends: dict[str, tuple[float, float]]) -> GivenRange
         raise _damaged(path, "it is empty")
     for name, (low, high) in ends.items():
         # NaN fails the comparison, too.
-        if not max(abs(low), abs(high)) <= np.finfo(np.float32).max:
+        if not np.all(np.abs((low, high)) <= np.finfo(np.float32).max):
             raise _damaged(path, f"the range of {short(name)} is not finite in float32")
         if low > high:
             raise _damaged(path, f"the range of {short(name)} is from {low} to {high}")
