@@ -26,12 +26,12 @@ _LISTED = 12
 class CalibrationError(Exception):
     """Base of the errors that the package raises on purpose.
 
-    Messages hold names from files and texts of other libraries: terminal control characters are
-    escaped.
+    A message is one line. It holds names from files and texts of other libraries: line ends and
+    terminal control characters in it are escaped.
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message), lines=True))
+        super().__init__(printable(str(message).strip()))
 
 
 class RuntimeCrash(CalibrationError):  # noqa: N818

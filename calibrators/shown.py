@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from reprlib import Repr
 
 #: Most characters of a value that a message shows.
 _VALUE = 200
+#: Most characters of an error line.
+_LINE = 800
+#: A list of at least nine names, of which an error line shows five.
+_LIST = re.compile(r"[^\s,;:]+(?:, [^\s,;:]+){8,}")
 
 _repr = Repr()
 _repr.maxlevel = 3
@@ -68,3 +73,22 @@ def clipped(text: str, most: int = 2000) -> str:
     # Eight characters leave room for the " ... " in the middle.
     half = (most - 8) // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def shortened(text: str) -> str:
+    """Shorten the line of an error or a warning: its lists of names, and then its middle.
+
+    >>> names = ", ".join(f"node{index}" for index in range(1000))
+    >>> shortened(f"unknown names {names}; use others")
+    'unknown names node0, node1, node2, node3, node4 and 995 more; use others (--json has the whole text)'
+    """  # noqa: E501
+    if len(text) <= _LINE:
+        return text
+    return (
+        f"{clipped(_LIST.sub(_first_names, text), _LINE)} (--json has the whole text)"
+    )
+
+
+def _first_names(found: re.Match[str]) -> str:
+    names = found[0].split(", ")
+    return f"{', '.join(names[:5])} and {len(names) - 5} more"

@@ -47,6 +47,7 @@ from quark_onnx.steps import (
     clean,
     load_ranges,
     make_plan,
+    refuse_overwritten_arguments,
     save_ranges,
 )
 from quark_onnx.steps.labelled import labelled_findings
@@ -173,6 +174,16 @@ def quantize(  # noqa: PLR0913
     )
     require(resume is None or _names_folder(resume), "resume", resume, "a folder")
     check_task(task)
+    refuse_overwritten_arguments(
+        {
+            "model": model,
+            "data": data,
+            "config": config,
+            "ranges": ranges,
+            "labels": labels,
+        },
+        {"output": output, "resume": resume},
+    )
     job = Job.open(
         model,
         QConfig.of(config),
@@ -247,6 +258,9 @@ def calibrate(  # noqa: PLR0913
     >>> quantized = quantize(dense, None, "A8W8", ranges=ranges).model
     """  # noqa: E501
     require_known(format, FORMATS, "unknown format of ranges")
+    refuse_overwritten_arguments(
+        {"model": model, "data": data, "config": config}, {"output": output}
+    )
     # Neither optimizers nor the search of scales change what is measured.
     settings = QConfig.of(config).with_(optimizers=(), search=0)
     if settings.activation is None or not settings.activation.measured:

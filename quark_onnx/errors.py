@@ -62,13 +62,13 @@ _KILLED = "the system does that where memory runs out"
 class QuarkError(Exception):
     """The base of errors raised by the package on purpose.
 
-    Messages contain names from files and texts of other libraries, so terminal control
-    characters are escaped.
+    A message is one line. It contains names from files and texts of other libraries, so line
+    ends and terminal control characters in it are escaped.
     """
 
     def __init__(self, message: object = "") -> None:
         # A name of a model may hold escape sequences, which would act on the terminal.
-        super().__init__(printable(str(message), lines=True))
+        super().__init__(printable(str(message).strip()))
 
 
 class ConfigError(QuarkError):
@@ -116,7 +116,7 @@ class AccuracyError(QuarkError):
             calls = " or ".join(str(step.call) for step in next_steps)
             message = f"{reason} Try {calls}."
         super().__init__(message)
-        self.reason = printable(str(reason), lines=True)
+        self.reason = printable(str(reason).strip())
         self.next_steps = tuple(next_steps)
 
 

@@ -21,6 +21,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.containers import names_of
 from quark_onnx.errors import (
     ConfigError,
+    DataError,
     ModelError,
     crash_behind,
     data_errors,
@@ -160,6 +161,11 @@ def run(
             found = _known_ranges(known)
             measured = known.with_plans(found.plan, found.insides)
             return job.finish(measured, found.ranges, made_up, progress)
+        names = short(unmeasured(known.graph, known.plan))
+        raise DataError(
+            f"the given ranges lack tensors ({names}), and no calibration data was given;"
+            " give data as well",
+        )
     # Not above: known ranges are those of the model without equalization.
     return _run_on_data(job.equalizing(), data, executor, progress)
 

@@ -39,7 +39,13 @@ from quark_onnx.registry import RECIPES
 from quark_onnx.report import section
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.reported import Reported
-from quark_onnx.steps import Calibration, destination, keeps_weights_beside, reader_for
+from quark_onnx.steps import (
+    Calibration,
+    destination,
+    keeps_weights_beside,
+    reader_for,
+    refuse_overwritten_arguments,
+)
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 256
@@ -219,15 +225,18 @@ def quantize_to_accuracy(  # noqa: PLR0913
     """
     target = Target.of(accuracy)
     check_budget(budget)
+    # Before the attempts, which may take hours.
+    refuse_overwritten_arguments({"model": model, "data": data}, {"output": output})
+    target_file = destination(model, output)
     with crash_errors(model), isolated(isolate):
-        return _climbed(model, data, target, output, recipe, task, budget, progress)
+        return _climbed(model, data, target, target_file, recipe, task, budget, progress)
 
 
 def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
     model: str | Path | ModelProto,
     data: CalibrationData | None,
     target: Target,
-    output: str | Path | None,
+    target_file: Path | None,
     recipe: str,
     task: str,
     budget: float | None,
@@ -248,12 +257,10 @@ def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
         _read(model, data, calibration, judges, progress)
         ladder = _Ladder(model, calibration, judges, target, task, budget)
         found = ladder.climb(choice, progress)
-    if output is not None:
-        path = destination(model, output)
-        assert path is not None
+    if target_file is not None:
         # The output has its weights in a file of their own if the input model has.
-        beside = keeps_weights_beside(model, path)
-        with staged(found.result.model, path, external=beside):
+        beside = keeps_weights_beside(model, target_file)
+        with staged(found.result.model, target_file, external=beside):
             pass  # the result was checked and run when it was created
     return found
 

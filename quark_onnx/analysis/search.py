@@ -54,6 +54,7 @@ from quark_onnx.steps import (
     destination,
     keeps_weights_beside,
     reader_for,
+    refuse_overwritten_arguments,
 )
 from quark_onnx.version import __version__
 from quark_onnx.wording import counted
@@ -273,6 +274,9 @@ class Search:
         self._space = Space.of(space)
         _check_numbers(target, budget, trials)
         _check(metric, journal, progress)
+        refuse_overwritten_arguments(
+            {"model": model, "data": data, "space": space}, {"journal": journal}
+        )
         self._model, self._metric = model, metric
         self._target, self._budget = target, budget
         self._progress = progress

@@ -19,7 +19,9 @@ from quark_onnx.cli.parsing import (
     add_html_option,
     add_output_option,
     add_shape_option,
-    path,
+    input_path,
+    output_file,
+    output_folder,
     progress_of,
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
@@ -73,7 +75,7 @@ def add_arguments(parser: Parser) -> None:
         action.add_argument(
             "model",
             metavar="MODEL",
-            type=path,
+            type=input_path,
             help="an .onnx file, float or quantized by any tool",
         )
         add(action)
@@ -106,7 +108,7 @@ def _check_options(parser: Parser) -> None:
     parser.add_argument(
         "--fix",
         metavar="OUT.onnx",
-        type=path,
+        type=output_file,
         help="write a copy with repairs, and check that",
     )
 
@@ -187,7 +189,7 @@ def _preflight_options(parser: Parser) -> None:
     parser.add_argument(
         "--ep-report",
         metavar="FILE",
-        type=path,
+        type=input_path,
         help="vitisai_ep_report.json of a real run, to compare with",
     )
 
@@ -238,7 +240,7 @@ def _cut_options(parser: Parser) -> None:
         "--output",
         metavar=("FIRST.onnx", "SECOND.onnx"),
         nargs=2,
-        type=path,
+        type=output_file,
         required=True,
         help="write the two models here; earlier files are replaced",
     )
@@ -269,7 +271,7 @@ def _deploy_options(parser: Parser) -> None:
         "-o",
         "--output",
         metavar="DIR",
-        type=path,
+        type=output_folder,
         required=True,
         help="folder of the bundle; an earlier bundle is replaced",
     )
@@ -293,7 +295,7 @@ def _deploy_options(parser: Parser) -> None:
     behind.add_argument(
         "--postprocess",
         metavar="TAIL.onnx",
-        type=path,
+        type=input_path,
         help="model that reads the outputs; it runs on the CPU",
     )
     # add_config_options has --target without a default; deploy needs a device.

@@ -9,7 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from calibrators import CALIBRATORS
-from quark_onnx.cli.parsing import Parser, complete, count, number, path
+from quark_onnx.cli.parsing import (
+    Parser,
+    complete,
+    count,
+    input_name,
+    input_path,
+    number,
+)
 from quark_onnx.config import QConfig
 from quark_onnx.containers import present_values
 from quark_onnx.optimizers import AutoMixedPrecision
@@ -42,12 +49,14 @@ def add_config_options(
     named = base.add_argument(
         "--preset",
         metavar="NAME",
+        type=input_name,
         help=f"preset, see 'quark-onnx list presets'{note}",
     )
     complete(named, PRESETS)
     base.add_argument(
         "--config",
         metavar="FILE.yaml",
+        type=input_name,
         help="YAML file with all settings, in place of a preset",
     )
     if recipes:
@@ -247,7 +256,7 @@ def add_labels_option(parser: Parser) -> None:
     parser.add_argument(
         "--labels",
         metavar="FILE",
-        type=path,
+        type=input_path,
         help="labels: CSV (name,label) for top-1 and top-5, COCO JSON for mAP",
     )
 

@@ -28,6 +28,7 @@ from quark_onnx.dtypes import DType, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
+_FLOAT32 = float(np.finfo(np.float32).max)
 _FLAGS = ("symmetric", "reduce_range")
 #: Settings from which a scale follows; a given scale excludes them.
 _RANGE_SETTINGS = (*_FLAGS, "low", "high")
@@ -166,10 +167,10 @@ class TensorOverride:
         for name in ("low", "high"):
             ends = getattr(self, name)
             require(
-                all(map(math.isfinite, ends)),
+                all(abs(end) <= _FLOAT32 for end in ends),
                 f"{name} of {self.where}",
                 ends,
-                "finite",
+                "finite in float32",
             )
         # One number holds for every channel. Lengths that differ are an error of the plan, which
         # knows the channels.

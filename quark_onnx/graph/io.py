@@ -26,7 +26,7 @@ from calibrators.onnx_runtime.session import (
     tensor_size,
     write_external,
 )
-from calibrators.scratch import ScratchFolder
+from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.containers import subset
 from quark_onnx.errors import ModelError, system_reason
 from quark_onnx.graph import store
@@ -417,8 +417,7 @@ def staged(
 
     The files are written into a temporary folder next to ``path``, and renamed at the end. After an
     error, in the writing or in the body, neither a partial file nor the temporary folder is left.
-    The
-    body must close the file.
+    The body must close the file. A link stays: the file that it leads to is replaced.
 
     Args:
         model: the model, which is not changed.
@@ -431,6 +430,8 @@ def staged(
     """
     # A file that could not be read again is never written.
     check_fields(model)
+    with _writing(path):
+        path = followed(path)
     data = data_file(path).name
     separate = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
     if separate and data_file(path).exists() and not _is_own(path, data):

@@ -45,7 +45,12 @@ from quark_onnx.npu.tail import try_tail
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, step_lines, verdict_lines
 from quark_onnx.report.verdict import NextStep
-from quark_onnx.steps import Sample, first_sample, reader_for
+from quark_onnx.steps import (
+    Sample,
+    first_sample,
+    reader_for,
+    refuse_overwritten_arguments,
+)
 from quark_onnx.targets import Check, check, format_of, refusal, require_rules
 
 #: Number of shipped samples, with their outputs on the CPU.
@@ -143,6 +148,9 @@ def deploy(  # noqa: PLR0913
     """
     row = TARGETS[target]
     settings = QConfig.of(config).with_(target=target)
+    refuse_overwritten_arguments(
+        {"model": model, "data": data, "config": config}, {"folder": folder}
+    )
     place = _place(Path(folder))
     kind = format_of(settings)
     if why := refusal(row, settings):

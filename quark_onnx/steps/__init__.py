@@ -36,6 +36,13 @@ from quark_onnx.steps.mixed_precision import describe, mix
 from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset
+from quark_onnx.steps.overwrites import (
+    SAMPLE_SUFFIXES,
+    Input,
+    Output,
+    refuse_overwrites,
+    refuse_overwritten_arguments,
+)
 from quark_onnx.steps.plan_at_opset import plan_at_opset
 from quark_onnx.steps.prepare import clean, prepare, prepare_again, settled
 from quark_onnx.steps.provenance import write_provenance
@@ -57,15 +64,18 @@ __all__ = [
     "FORMATS",
     "OLD_DOMAIN",
     "RENAMED",
+    "SAMPLE_SUFFIXES",
     "Agreement",
     "Calibrated",
     "Calibration",
     "Finished",
     "GivenRanges",
     "HoldOut",
+    "Input",
     "Judging",
     "Keyed",
     "Limits",
+    "Output",
     "Params",
     "Planned",
     "Ranges",
@@ -108,6 +118,8 @@ __all__ = [
     "random_sample",
     "read_floats",
     "reader_for",
+    "refuse_overwrites",
+    "refuse_overwritten_arguments",
     "save_ranges",
     "search",
     "settled",

@@ -424,9 +424,9 @@ def _statistics(
     return known
 
 
-def unmeasured(graph: Graph, plan: Plan) -> bool:
-    """Return whether the range of a tensor depends on calibration data."""
-    return bool(_wanted(graph, plan))
+def unmeasured(graph: Graph, plan: Plan) -> list[str]:
+    """Return the tensors whose ranges depend on calibration data."""
+    return list(dict.fromkeys(each.tensor for each in _wanted(graph, plan)))
 
 
 def _ranges(

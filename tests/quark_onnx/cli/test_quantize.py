@@ -233,10 +233,11 @@ def test_files_that_are_no_model(cli: Any, kind: str, words: str) -> None:
     [
         ("absent.onnx", "out.onnx", ["absent.onnx", "No such file"]),
         ("data", "out.onnx", ["data is a folder"]),
-        ("model.onnx", "model.onnx", ["output model.onnx is the input model itself"]),
-        ("model.onnx", "data/../model.onnx", ["is the input model itself"]),
-        ("model.onnx", "link.onnx", ["output link.onnx is the input model itself"]),
-        ("model.onnx", "data", ["output data is a folder"]),
+        ("model.onnx", "model.onnx", ["--output model.onnx is the input MODEL itself"]),
+        ("model.onnx", "data/../model.onnx", ["is the input MODEL itself"]),
+        ("model.onnx", "link.onnx", ["--output link.onnx is the input MODEL itself"]),
+        ("model.onnx", "data", ["--output data is the input --data itself"]),
+        ("model.onnx", "folder", ["output folder is a folder"]),
         (
             "model.onnx",
             "notes.txt/sub/out.onnx",
@@ -251,6 +252,7 @@ def test_paths(
     before = Path("model.onnx").read_bytes()
     Path("notes.txt").write_text("a file", encoding="utf-8")
     Path("link.onnx").hardlink_to("model.onnx")
+    Path("folder").mkdir()
     files = sorted(folder.iterdir())
     finished = cli("quantize", model, "-o", output, "--data", "data")
     assert finished.code == 2
