@@ -37,7 +37,13 @@ from quark_onnx.registry import RECIPES
 from quark_onnx.report import section
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.reported import Reported
-from quark_onnx.steps import Calibration, destination, keeps_weights_beside, reader_for
+from quark_onnx.steps import (
+    Calibration,
+    destination,
+    keeps_weights_beside,
+    reader_for,
+    require_something_to_quantize,
+)
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 256
@@ -256,8 +262,11 @@ def _read(
 
     Raises:
         DataError: a sample does not fit the model, or none is left to judge by.
+        ModelError: there is nothing to quantize.
     """
-    reader = reader_for(Graph.of(inlined(load(model))), data)
+    graph = Graph.of(inlined(load(model)))
+    require_something_to_quantize(graph, QConfig())
+    reader = reader_for(graph, data)
     with data_errors(), Progress(progress, reader.length, "reading", "sample") as bar:
         for index, sample in enumerate(reader):
             # The second sample, and not the first, is held out: a single sample is then left for

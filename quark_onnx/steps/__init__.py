@@ -33,6 +33,10 @@ from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed_precision import describe, mix
 from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
+from quark_onnx.steps.nothing_to_quantize import (
+    has_nothing_to_quantize,
+    require_something_to_quantize,
+)
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset
 from quark_onnx.steps.plan_at_opset import plan_at_opset
@@ -89,6 +93,7 @@ __all__ = [
     "fuse",
     "give_up_late",
     "hand_back",
+    "has_nothing_to_quantize",
     "input_specs",
     "insert",
     "keep_sensitive_ops_float",
@@ -105,6 +110,7 @@ __all__ = [
     "random_sample",
     "read_floats",
     "reader_for",
+    "require_something_to_quantize",
     "rewritten",
     "save_ranges",
     "search",
