@@ -40,6 +40,7 @@ from quark_onnx.graph import (
     upcast_to_float32,
 )
 from quark_onnx.graph.io import load
+from quark_onnx.graph.shapes import without_all_parameters
 from quark_onnx.graph.states import states
 from quark_onnx.optimizers import with_equalization
 from quark_onnx.optimizers.problem import LayerResult
@@ -94,6 +95,7 @@ from quark_onnx.steps import (
     fuse,
     give_up_late,
     hand_back,
+    has_nothing_to_quantize,
     insert,
     keep_sensitive_ops_float,
     keeps_weights_beside,
@@ -148,6 +150,8 @@ def run(
         executor: runs calibration; None for the default.
         progress: as for ``quantize_static``.
     """
+    if has_nothing_to_quantize(job.graph, job.config):
+        return job.handed_back()
     if data is not None and not job.config.measures and job.reference.unknown_operator:
         unread = "the data was not read: the model cannot be run on it"
         return run(job.with_note(unread), None, executor, progress)
@@ -424,12 +428,14 @@ class Job:
         target = destination(model, output)
         # An isolated process loads onnxruntime while the model is read here.
         start()
-        weights: list[NDArray[Any]] = []
-        notes = list[str]()
-        original = load(model, weights, notes)
+        # Before the model is in memory, as it reads the file, too.
         external |= keeps_weights_beside(model, target)
+        weights: list[NDArray[Any]] = []
+        corrected = list[str]()
+        original = load(model, weights, corrected)
+        notes = [*corrected]
         narrow = inlined(original)
-        graph = Graph.of(narrow)
+        graph = _graph_to_plan(narrow, config)
         # Ranges by name, of a cache of TensorRT or onnxruntime.
         if isinstance(ranges, GivenRanges):
             config = ranges.override(config, graph)
@@ -441,7 +447,10 @@ class Job:
         plain, narrowing = upcast_to_float32(narrow, store)
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
-        source = Path(model) if isinstance(model, str | Path) else None
+        # Not the file of a model whose declarations were corrected.
+        source = None
+        if isinstance(model, str | Path) and not corrected:
+            source = Path(model)
         # The file itself, if the model is unchanged: onnxruntime opens it instead of a copy in
         # memory.
         reference = Reference(plain, source if plain is original else None)
@@ -531,6 +540,22 @@ class Job:
     def with_note(self, note: str) -> Job:
         """Return the job with a further note for the report."""
         return replace(self, notes=(*self.notes, note))
+
+    def handed_back(self) -> Result:
+        """Return the float model, and write it, without a run: no operator can be quantized."""
+        plan = make_plan(self.graph, self.config, strict=False)
+        done = hand_back(
+            self.original,
+            None,
+            self.source,
+            self.target,
+            external=self.external,
+        )
+        notes = [*self.notes, *done.notes]
+        done = done._replace(notes=[])
+        return Result(
+            done.model, plan, self._report([plan], done, notes, RunData(), [])
+        )
 
     def close(self) -> None:
         """Delete temporary files."""
@@ -964,6 +989,15 @@ class Job:
         return report
 
 
+def _graph_to_plan(model: ModelProto, config: QConfig) -> Graph:
+    """Return the graph of a model; one without the parameters of trees if these are all it has."""
+    light = without_all_parameters(model)
+    graph = Graph.of(light)
+    if light is model or has_nothing_to_quantize(graph, config):
+        return graph
+    return Graph.of(model)
+
+
 def _moved(count: int, why: str) -> list[str]:
     """Return a note on moved scales, except for zero."""
     if not count:
@@ -1005,6 +1039,8 @@ def measure_ranges(
         DataError: the data does not fit the model.
     """
     assert job.calibration is not None
+    if has_nothing_to_quantize(job.graph, job.config):
+        return job.calibration
     reader = reader_for(job.graph, data, job.config)
     first = first_sample(reader)
     planned = job.plan(RunData(first), progress)

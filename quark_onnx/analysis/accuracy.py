@@ -45,6 +45,7 @@ from quark_onnx.steps import (
     keeps_weights_beside,
     reader_for,
     refuse_overwritten_arguments,
+    require_something_to_quantize,
 )
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
@@ -283,8 +284,11 @@ def _read(
 
     Raises:
         DataError: a sample does not fit the model, or none is left to judge by.
+        ModelError: there is nothing to quantize.
     """
-    reader = reader_for(Graph.of(inlined(load(model))), data)
+    graph = Graph.of(inlined(load(model)))
+    require_something_to_quantize(graph, QConfig())
+    reader = reader_for(graph, data)
     with data_errors(), Progress(progress, reader.length, "reading", "sample") as bar:
         for index, sample in enumerate(reader):
             # The second sample, and not the first, is held out: a single sample is then left for

@@ -55,6 +55,7 @@ from quark_onnx.steps import (
     keeps_weights_beside,
     reader_for,
     refuse_overwritten_arguments,
+    require_something_to_quantize,
 )
 from quark_onnx.version import __version__
 from quark_onnx.wording import counted
@@ -285,6 +286,7 @@ class Search:
         original = load(model)
         graph = Graph.of(inlined(original))
         gather_constants(graph)
+        require_something_to_quantize(graph, QConfig())
         # Equalization is tried second where SiLU or Relu6 separates layers.
         early = "cle" if _has_gates(graph) else ""
         self._probes, self._others = self._space.order(early)

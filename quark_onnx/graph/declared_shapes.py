@@ -14,7 +14,13 @@ import numpy as np
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import short
-from quark_onnx.graph.shapes import has_shape, infer_values, is_tensor, sizes_of
+from quark_onnx.graph.shapes import (
+    has_shape,
+    infer_values,
+    is_tensor,
+    sizes_of,
+    without_parameters,
+)
 from quark_onnx.graph.traversal import copy_fields
 from quark_onnx.wording import counted
 
@@ -31,7 +37,7 @@ def contradicted_shapes(model: ModelProto) -> dict[str, ValueInfoProto]:
     skeleton = ModelProto()
     copy_fields(model, skeleton, but="graph")
     skeleton.graph.name = model.graph.name
-    skeleton.graph.node.extend(model.graph.node)
+    skeleton.graph.node.extend(map(without_parameters, model.graph.node))
     skeleton.graph.input.extend(model.graph.input)
     # By name alone: onnx keeps a declared shape where it infers another.
     for value in model.graph.output:

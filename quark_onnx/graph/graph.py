@@ -17,6 +17,7 @@ from onnx import (
     FunctionProto,
     GraphProto,
     ModelProto,
+    NodeProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -50,6 +51,7 @@ from quark_onnx.graph.shapes import (
     is_static,
     open_negative_sizes,
     sizes_of,
+    without_parameters,
 )
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.traversal import copy_fields, in_order, reach
@@ -637,8 +639,11 @@ class Graph:
         model.ir_version = ir_version_for(model)
         return model
 
-    def _skeleton(self) -> ModelProto:
-        """Return the model without initializers."""
+    def _skeleton(
+        self,
+        form: Callable[[NodeProto], NodeProto] = lambda proto: proto,
+    ) -> ModelProto:
+        """Return the model without initializers; ``form`` leaves out attributes of nodes."""
         self._sort()
         model = ModelProto()
         # The shell's own nodes and initializers are outdated, and would be copied for nothing.
@@ -646,7 +651,7 @@ class Graph:
         del self._shell.graph.initializer[:]
         model.CopyFrom(self._shell)
         graph = model.graph
-        graph.node.extend(map(Node.to_proto, self.nodes))
+        graph.node.extend(node.to_proto(form) for node in self.nodes)
         del graph.input[:]
         del graph.output[:]
         del graph.value_info[:]
@@ -670,7 +675,10 @@ class Graph:
         declared = by_name((*self.inputs, *self.outputs))
         self._values = (
             self._values
-            | infer_values(self._skeleton(), self.initializers.values())
+            | infer_values(
+                self._skeleton(without_parameters),
+                self.initializers.values(),
+            )
             | declared
         )
 

@@ -12,6 +12,7 @@ import onnx
 from onnx import (
     GraphProto,
     ModelProto,
+    NodeProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -28,11 +29,14 @@ from quark_onnx.graph.node import (
     normalized_domain,
 )
 from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
+from quark_onnx.graph.traversal import copy_fields
 
 logger = logging.getLogger(__name__)
 
 #: Larger initializers (in bytes) do not determine shapes; omitting them makes large models cheap.
 LARGE = 4096
+#: Domain of trees and other classical models.
+_CLASSICAL = "ai.onnx.ml"
 #: Length of a vector beyond which onnx's data propagation is skipped.
 _LONG = 1 << 20
 #: Prefix of the names that onnx's inference gives to dimensions.
@@ -110,6 +114,34 @@ def infer_values(
         del skeleton.graph.value_info[:]
         values = _inferred(skeleton)
     return values
+
+
+def without_parameters(node: NodeProto) -> NodeProto:
+    """Return a node of ai.onnx.ml without its long attributes; other nodes are returned uncopied.
+
+    Trees have all of their parameters, often gigabytes, in lists. No shape depends on these.
+    """
+    if node.domain != _CLASSICAL:
+        return node
+    light = NodeProto(name=node.name, op_type=node.op_type, domain=node.domain)
+    light.input.extend(node.input)
+    light.output.extend(node.output)
+    for attribute in node.attribute:
+        long = max(len(attribute.floats), len(attribute.ints), len(attribute.strings))
+        if max(long, tensor_bytes(attribute.t)) <= LARGE:
+            light.attribute.append(attribute)
+    return light
+
+
+def without_all_parameters(model: ModelProto) -> ModelProto:
+    """Return a copy of a model without the parameters of trees; the model if it has none."""
+    if all(node.domain != _CLASSICAL for node in model.graph.node):
+        return model
+    light = ModelProto()
+    copy_fields(model, light, but="graph")
+    copy_fields(model.graph, light.graph, but="node")
+    light.graph.node.extend(map(without_parameters, model.graph.node))
+    return light
 
 
 def import_all(model: ModelProto) -> None:

@@ -55,6 +55,7 @@ from quark_onnx.graph.shapes import (
     is_tensor,
     open_negative_sizes,
     untyped,
+    without_parameters,
 )
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,7 @@ def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto
     light.functions.extend(model.functions)
     graph = light.graph
     graph.name = "sizes"
-    graph.node.extend(model.graph.node)
+    graph.node.extend(map(without_parameters, model.graph.node))
     # An initializer that is an input as well is declared already.
     fed = set(names_of(model.graph.input))
     graph.input.extend(_shaped(value, shapes) for value in model.graph.input)

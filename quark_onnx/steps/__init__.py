@@ -34,6 +34,10 @@ from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed_precision import describe, mix
 from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
+from quark_onnx.steps.nothing_to_quantize import (
+    has_nothing_to_quantize,
+    require_something_to_quantize,
+)
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset
 from quark_onnx.steps.overwrites import (
@@ -100,6 +104,7 @@ __all__ = [
     "fuse",
     "give_up_late",
     "hand_back",
+    "has_nothing_to_quantize",
     "input_specs",
     "insert",
     "keep_sensitive_ops_float",
@@ -120,6 +125,7 @@ __all__ = [
     "reader_for",
     "refuse_overwrites",
     "refuse_overwritten_arguments",
+    "require_something_to_quantize",
     "save_ranges",
     "search",
     "settled",

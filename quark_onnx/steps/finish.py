@@ -27,7 +27,12 @@ from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
 from quark_onnx.graph.declared_shapes import open_contradicted
-from quark_onnx.graph.io import external_files, read_stored, staged
+from quark_onnx.graph.io import (
+    EXTERNAL_DATA_LIMIT,
+    external_files,
+    read_stored,
+    staged,
+)
 from quark_onnx.graph.native import check_model
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import open_invented_sizes
@@ -207,7 +212,7 @@ def _finished(
 
 def hand_back(
     model: ModelProto,
-    reference: Reference,
+    reference: Reference | None,
     source: Path | None,
     output: Path | None,
     *,
@@ -217,7 +222,8 @@ def hand_back(
 
     Args:
         model: the float model.
-        reference: the float model as a session.
+        reference: the float model as a session; None if the model need not be loaded, as its
+            graph has nothing to quantize.
         source: the source file, copied byte by byte unless ``external``.
         output: the file to write; None for none.
         external: store large tensors as external data.
@@ -226,18 +232,21 @@ def hand_back(
         ModelError: the file cannot be written, or onnxruntime cannot load the model for another
             reason than an unknown custom operator.
     """
-    # What is written has been loaded, also where nothing was measured.
-    unknown = reference.unknown_operator
     note = "nothing was quantized: the result is the float model"
-    if unknown:
+    # What is written has been loaded, also where nothing was measured.
+    if reference is not None and (unknown := reference.unknown_operator):
         note += f", which was not loaded: {unknown}"
     if output is not None:
         with staged(model, output, external=external, source=source):
             pass
-        if beside := external_files(read_stored(output)):
+        separate = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
+        # Only then the file is read once more, which takes memory.
+        if separate and (beside := external_files(read_stored(output))):
             note += f"; its weights are in {sorted(beside)[0]!r}"
         elif external:
             note += "; its weights are in the file itself"
+    if source is not None:  # the model was read for this run
+        return Finished(loaded(model), [], [note])
     result = ModelProto()
     result.CopyFrom(loaded(model))
     return Finished(result, [], [note])
