@@ -12,7 +12,7 @@ import torch
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.checkpoints.checkpoint_folder import write_errors
+from quark_onnx.torch.runtime.checkpoint_folder import write_errors
 
 # Numbers of files, unique in the process: several lists write to one folder.
 _NUMBERS = count()

@@ -16,7 +16,7 @@ import torch
 from calibrators.limits import regular_size
 from quark_onnx.errors import DataError, MissingDependency
 from quark_onnx.torch.calibration.perplexity import windows_of
-from quark_onnx.torch.checkpoints.json_text import parse_json
+from quark_onnx.torch.runtime.json_text import parse_json
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ from typing import Any
 
 from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.checkpoint_folder import ADAPTER
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_io import (
     ADAPTER_TENSORS,
     Reader,
-    StoredTensor,
     read_json,
 )
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
+from quark_onnx.torch.runtime.checkpoint_folder import ADAPTER
 
 #: Tensors of an adapter that old releases of peft have written.
 _PICKLED = "adapter_model.bin"
@@ -178,7 +178,7 @@ def _number(
     config: Mapping[str, Any], patterns: str, usual: str, layer: str, path: Path
 ) -> float:
     """Return a number of a layer: by the first pattern that matches its end, else the usual one."""
-    value = config.get(usual)
+    value: Any = config.get(usual)
     for pattern, own in (config.get(patterns) or {}).items():
         # As peft matches: the pattern is a regular expression for the last parts of the name.
         if re.fullmatch(rf"(.*\.)?({pattern})", layer):

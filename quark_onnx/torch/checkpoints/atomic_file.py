@@ -9,7 +9,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.torch.checkpoints.checkpoint_folder import write_errors
+from quark_onnx.torch.runtime.checkpoint_folder import write_errors
 
 
 class State:

@@ -23,7 +23,8 @@ from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.load import check_count, quantized_layers
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.adapter import merge_adapter as merge_adapter_into
-from quark_onnx.torch.checkpoints.checkpoint_folder import check_links
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor, decoded_reader
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
@@ -22,6 +21,7 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.heads import heads_of, usually_float
+from quark_onnx.torch.runtime.checkpoint_folder import check_links
 from quark_onnx.torch.runtime.memory import set_large_apart
 
 if TYPE_CHECKING:

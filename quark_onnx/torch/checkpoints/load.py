@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoints.checkpoint_folder import check_links
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
@@ -28,6 +27,7 @@ from quark_onnx.torch.models.quantized_layer import (
     outputs_first,
 )
 from quark_onnx.torch.models.structure import layers_of, set_module
+from quark_onnx.torch.runtime.checkpoint_folder import check_links
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,8 @@ from torch import nn
 from quark_onnx.containers import excluding, flattened, grouped, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
 from quark_onnx.torch.models.names import instances, joined, persistent_buffers

@@ -15,8 +15,8 @@ from zipfile import is_zipfile
 import torch
 
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Event
 from types import TracebackType
 
-from quark_onnx.torch.checkpoints.json_text import parse_json
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.runtime.memory import available
 
 logger = logging.getLogger(__name__)

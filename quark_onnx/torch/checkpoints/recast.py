@@ -12,17 +12,17 @@ import torch
 from quark_onnx.config.checks import require_known
 from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import (
     Reader,
-    StoredTensor,
     Writer,
     other_files,
     read_json,
 )
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.wording import counted
 
 #: Element types by their names in configurations.

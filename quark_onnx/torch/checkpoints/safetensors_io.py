@@ -6,7 +6,6 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,15 @@ from safetensors import SafetensorError, safe_open
 from calibrators.limits import read_text
 from quark_onnx.containers import merged
 from quark_onnx.errors import ConfigError, ModelError, system_reason
-from quark_onnx.torch.checkpoints.checkpoint_folder import (
+from quark_onnx.torch.checkpoints.pickled import pickled_heads
+from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.checkpoint_folder import (
     ADAPTER,
     check_links,
     write_errors,
 )
-from quark_onnx.torch.checkpoints.json_text import parse_json
-from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
+from quark_onnx.torch.runtime.json_text import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -46,43 +47,6 @@ _WEIGHTS = (
     ".h5",
     ".msgpack",
 )
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """Tensor in a file.
-
-    Attributes:
-        name: name in the checkpoint.
-        shape: shape of the tensor.
-        dtype: type name in safetensors files: "BF16", "I32".
-        path: the file.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    path: Path
-
-    @property
-    def parts(self) -> tuple[StoredTensor, ...]:
-        """The tensors in files from which this tensor is read."""
-        return (self,)
-
-    def read(self) -> torch.Tensor:
-        """Read the tensor, in its stored type.
-
-        Raises:
-            ModelError: the file cannot be read.
-        """
-        try:
-            with safe_open(str(self.path), framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(self.name)
-                return tensor
-        except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"{self.path}: the tensor {self.name!r} cannot be read: {error}",
-            ) from error
 
 
 class Reader:
@@ -182,9 +146,6 @@ def pickled_tensors(folder: Path) -> dict[str, StoredTensor]:
     Raises:
         ModelError: a file is damaged, or holds other objects than tensors.
     """
-    # torch takes seconds to import, and safetensors need none of it.
-    from quark_onnx.torch.checkpoints.pickled import pickled_heads
-
     if (folder / PICKLED_INDEX).is_file():
         return _listed(folder, PICKLED_INDEX, pickled_heads)
     if (folder / PICKLED).is_file():

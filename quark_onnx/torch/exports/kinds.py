@@ -14,7 +14,6 @@ from calibrators.scratch import ScratchFolder
 from quark_onnx.containers import of_type
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.extras import pip_install
-from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import check_free
@@ -23,6 +22,7 @@ from quark_onnx.torch.exports.gguf import check_gguf, write_quantized_gguf
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 
 #: Names in AMD Quark's script for a Hugging Face checkpoint, ``model.gguf`` and ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")

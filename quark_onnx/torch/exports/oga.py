@@ -22,7 +22,6 @@ import torch
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import AccuracyError, ConfigError, MissingDependency, ModelError
 from quark_onnx.extras import pip_install
-from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart, check_links
 from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import (
@@ -38,6 +37,7 @@ from quark_onnx.torch.exports.oga_cache import (
 )
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart, check_links
 
 #: Options of the model builder: a float head stays float, and activations are float32.
 BUILDER_OPTIONS = ("nodes_to_exclude=/lm_head/MatMul", "accuracy_level=1")

@@ -33,7 +33,7 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     move_filled,
 )
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig

@@ -11,7 +11,6 @@ from typing import Any
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.rotation.rotate import rotate_sources
 from quark_onnx.torch.calibration.block_stream import batches
-from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart
 from quark_onnx.torch.checkpoints.export import described, untied
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
@@ -38,6 +37,7 @@ from quark_onnx.torch.pipelines.in_memory import check_ranks, chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal
 from quark_onnx.torch.runtime import distributed
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.runtime.devices import device_named
 
 

@@ -19,13 +19,13 @@ from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.checkpoints.atomic_file import State, put_in_place, save
-from quark_onnx.torch.checkpoints.json_text import parse_json
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import Layers
 from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.version import __version__
 
 logger = logging.getLogger(__name__)

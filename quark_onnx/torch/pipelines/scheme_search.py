@@ -20,7 +20,6 @@ from calibrators.scratch import ScratchFolder, written
 from calibrators.shown import short
 from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
-from quark_onnx.torch.checkpoints.json_text import parse_json
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
@@ -31,6 +30,7 @@ from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
 from quark_onnx.torch.runtime.devices import device_named
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.version import __version__
 
 #: Algorithms for weight-only schemes, by ascending runtime.
@@ -300,7 +300,7 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
         return []
     try:
         found = parse_json(read_text(journal))
-        trials = [_trial(each) for each in found.pop("trials")]
+        trials = [_stored_trial(each) for each in found.pop("trials")]
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise ConfigError(f"{journal} is no journal of a search: {error}") from error
     for key, value in mark.items():
@@ -311,7 +311,7 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
     return trials
 
 
-def _trial(entry: Mapping[str, Any]) -> Trial:
+def _stored_trial(entry: Mapping[str, Any]) -> Trial:
     """Return the trial of a journal's entry.
 
     Raises:

@@ -12,8 +12,8 @@ from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import read_text
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.checkpoints.checkpoint_folder import leaves
-from quark_onnx.torch.checkpoints.json_text import parse_json
+from quark_onnx.torch.runtime.checkpoint_folder import leaves
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.json_values import object_of, strings_of
 from quark_onnx.torch.validate.rules import broken
@@ -43,8 +43,8 @@ def findings(folder: Path) -> Iterator[Finding]:
         yield broken("genai-config", CONFIG, f"it is no JSON: {error}")
         return
     outside = [name for name in _values(config, "filename") if leaves(folder, name)]
-    for name in outside:
-        yield broken("genai-file", name, f"{CONFIG} names it, outside of the folder")
+    for file in outside:
+        yield broken("genai-file", file, f"{CONFIG} names it, outside of the folder")
     for library in _values(config, "custom_ops_library"):
         yield broken("genai-library", library, "its code runs when the model is loaded")
     name = _decoder(config)

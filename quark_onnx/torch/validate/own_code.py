@@ -12,7 +12,6 @@ from quark_onnx.torch.validate.rules import broken
 #: Types that vLLM has, and transformers lacks: ``_CONFIG_REGISTRY`` of
 #: vllm/transformers_utils/config.py.
 _IN_VLLM = frozenset(
-    # fmt: off
     (
         "bagel",
         "bailing_moe_v3_vl",
@@ -66,7 +65,6 @@ _IN_VLLM = frozenset(
         "inkling_mm_model",
         "inkling_model",
     )
-    # fmt: on
 )
 
 
@@ -96,8 +94,8 @@ def _code_findings(checkpoint: Checkpoint, own: Collection[str]) -> Iterator[Fin
         text = f"transformers, which tells whether {kind!r} is known, is not installed"
         yield broken("own-code", place, text, WARNING)
         return
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
-    if kind not in CONFIG_MAPPING_NAMES:
+    if kind not in CONFIG_MAPPING:
         text = f"{kind!r} is a model whose code is in the checkpoint"
         yield broken("own-code", place, text)

@@ -23,8 +23,8 @@ from quark_onnx.containers import (
     without,
 )
 from quark_onnx.errors import ConfigError
-from quark_onnx.torch.checkpoints.checkpoint_folder import check_apart
-from quark_onnx.torch.checkpoints.json_text import parse_json
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.finding import Validation
