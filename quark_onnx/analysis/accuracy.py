@@ -230,7 +230,9 @@ def quantize_to_accuracy(  # noqa: PLR0913
     refuse_overwritten_arguments({"model": model, "data": data}, {"output": output})
     target_file = destination(model, output)
     with crash_errors(model), isolated(isolate):
-        return _climbed(model, data, target, target_file, recipe, task, budget, progress)
+        return _climbed(
+            model, data, target, target_file, recipe, task, budget, progress
+        )
 
 
 def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy

@@ -265,9 +265,7 @@ def _default_presets(target: str) -> tuple[str, ...]:
         return _PRESETS
     # Formats that a compiler makes of the float model, such as BF16, are no candidates.
     row = TARGETS[target]
-    return tuple(
-        preset for preset in row.presets if not unfit(row, QConfig.of(preset))
-    )
+    return tuple(preset for preset in row.presets if not unfit(row, QConfig.of(preset)))
 
 
 def _by_label(

@@ -15,7 +15,7 @@ from calibrators.limits import read_text
 from quark_onnx.containers import merged
 from quark_onnx.errors import ConfigError, ModelError, system_reason
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
-from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.runtime.checkpoint_folder import (
     ADAPTER,
