@@ -25,6 +25,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
+from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.containers import (
     among,
     by_name,
@@ -45,6 +46,7 @@ from quark_onnx.graph.node import (
 )
 from quark_onnx.graph.readers import Readers
 from quark_onnx.graph.shapes import (
+    LARGE,
     has_shape,
     infer_values,
     ir_version_for,
@@ -637,6 +639,18 @@ class Graph:
         model = self._skeleton()
         model.graph.initializer.extend(self.initializers.values())
         model.ir_version = ir_version_for(model)
+        return model
+
+    def outline(self) -> ModelProto:
+        """Return the model for the inference of shapes: large weights have no values."""
+        model = self._skeleton(without_parameters)
+        for tensor in self.initializers.values():
+            if tensor_bytes(tensor) > LARGE:
+                kept = TensorProto(name=tensor.name, data_type=tensor.data_type)
+                kept.dims.extend(tensor.dims)
+                model.graph.initializer.append(kept)
+            else:
+                model.graph.initializer.append(tensor)
         return model
 
     def _skeleton(

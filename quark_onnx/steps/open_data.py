@@ -133,7 +133,7 @@ def check_sample(graph: Graph, sample: Sample) -> None:
     }
     shapes = {name: array.shape for name, array in arrays.items()}
     try:
-        check_sizes(graph.to_model(), shapes)
+        check_sizes(graph.outline(), shapes)
     except ModelError as error:
         raise ModelError(f"on a sample with the shapes {shapes}: {error}") from error
 
