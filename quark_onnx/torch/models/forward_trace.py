@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -148,14 +148,13 @@ def _meta_twin(model: Any) -> Any:
         if type(stack).forward is not nn.ModuleList.forward:
             memo[id(stack)] = _stand_in(stack)
     stand_ins = {id(stand_in) for stand_in in memo.values()}
-    for module in model.modules():
+    for module in list(_modules_outside(model, memo.keys())):
         tensors = [*module._parameters.values(), *module._buffers.values()]
         tensors += vars(module).values()
         for tensor in tensors:
             if isinstance(tensor, nn.Parameter):
-                memo.setdefault(
-                    id(tensor), nn.Parameter(tensor.to("meta"), requires_grad=False)
-                )
+                empty = nn.Parameter(tensor.to("meta"), requires_grad=False)
+                memo.setdefault(id(tensor), empty)
             elif isinstance(tensor, torch.Tensor):
                 memo.setdefault(id(tensor), tensor.to("meta"))
     twin = copy.deepcopy(model, memo)
@@ -167,6 +166,19 @@ def _meta_twin(model: Any) -> Any:
         module._forward_pre_hooks.clear()
     twin.eval()
     return twin
+
+
+def _modules_outside(module: Any, stacks: Container[int]) -> Iterator[Any]:
+    """Yield a module and its parts without stacks of experts, which may have thousands of parts.
+
+    Args:
+        module: the module.
+        stacks: identities of the stacks.
+    """
+    yield module
+    for child in module.children():
+        if id(child) not in stacks:
+            yield from _modules_outside(child, stacks)
 
 
 def _stand_in(stack: Any) -> Any:
