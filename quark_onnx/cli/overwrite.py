@@ -30,12 +30,11 @@ def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
     if not wanted or not folder.is_dir() or not any(folder.iterdir()):
         yield
         return
+    if source.exists() and folder.samefile(source):
+        raise UsageError(f"--overwrite: {folder} is the model that is quantized")
     # A folder around the model would take the model with it.
-    for place in (source, *source.absolute().parents):
-        if place.exists() and folder.samefile(place):
-            raise UsageError(
-                f"--overwrite: {folder} is, or holds, the model that is quantized"
-            )
+    if any(map(folder.samefile, source.resolve().parents)):
+        raise UsageError(f"--overwrite: {folder} holds the model that is quantized")
     if not any((folder / name).is_file() for name in _MARKS):
         raise UsageError(
             f"--overwrite: {folder} holds no earlier result, as it has none of"
