@@ -244,3 +244,42 @@ def test_nothing_to_merge(source: Path) -> None:
     (source / "adapter_config.json").write_text(json.dumps(LORA), encoding="utf-8")
     with pytest.raises(ModelError, match=r"and no adapter_model\.safetensors"):
         FloatCheckpoint(source, merge_adapter=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"target_modules": "all-linear"}),
+        ("llama", {"target_modules": ["q_proj", "down_proj"], "use_rslora": True}),
+        (
+            "llama",
+            {
+                "target_modules": ["q_proj", "v_proj"],
+                "rank_pattern": {"q_proj": 2},
+                "alpha_pattern": {"layers.1.self_attn.v_proj": 5},
+            },
+        ),
+        ("gpt2", {"target_modules": ["c_attn", "c_fc"]}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
+# peft asks by the former name
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_peft_merges_to_the_same_bits(
+    dtype: Any, family: str, settings: Any, tmp_path: Path
+) -> None:
+    peft = pytest.importorskip("peft")
+    config = llama() if family == "llama" else config_of(family)
+    model, source = made(config, dtype), tmp_path / "model"
+    saved(model, source)
+    settings = {"r": 4, "lora_alpha": 8, **settings}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**settings))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(0, 0.2)
+    adapted.save_pretrained(source)
+    wanted = adapted.merge_and_unload().state_dict()
+    found = FloatCheckpoint(source, merge_adapter=True).load().state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
