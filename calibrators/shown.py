@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from itertools import groupby
 from reprlib import Repr
 
 #: Most characters of a value that a message shows.
 _VALUE = 200
 #: Most characters of an error line.
 _LINE = 800
-#: A list of at least nine names, of which an error line shows five.
-_LIST = re.compile(r"[^\s,;:]+(?:, [^\s,;:]+){8,}")
+#: Most names in the middle of a list in an error line.
+_NAMES = 4
 
 _repr = Repr()
 _repr.maxlevel = 3
@@ -80,15 +80,16 @@ def shortened(text: str) -> str:
 
     >>> names = ", ".join(f"node{index}" for index in range(1000))
     >>> shortened(f"unknown names {names}; use others")
-    'unknown names node0, node1, node2, node3, node4 and 995 more; use others (--json has the whole text)'
+    'unknown names node0, node1, node2, node3, node4, ... and 994 more, node999; use others (--json has the whole text)'
     """  # noqa: E501
     if len(text) <= _LINE:
         return text
-    return (
-        f"{clipped(_LIST.sub(_first_names, text), _LINE)} (--json has the whole text)"
-    )
-
-
-def _first_names(found: re.Match[str]) -> str:
-    names = found[0].split(", ")
-    return f"{', '.join(names[:5])} and {len(names) - 5} more"
+    parts = list[str]()
+    # Names without spaces; the first and the last one of a list belong to the text around it.
+    for is_name, group in groupby(text.split(", "), lambda part: " " not in part):
+        names = list(group)
+        if is_name and len(names) > _NAMES:
+            more = len(names) - _NAMES
+            names[_NAMES:] = [f"... and {more} more"]
+        parts += names
+    return f"{clipped(', '.join(parts), _LINE)} (--json has the whole text)"

@@ -95,7 +95,7 @@ def add_arguments(parser: Parser) -> None:
             flag,
             dest=name,
             metavar=metavar,
-            type=input_name if name == "presets" else None,
+            type=input_name if name == "presets" else str,
             nargs="*",
             action="extend",
             help=what,

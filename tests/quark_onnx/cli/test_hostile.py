@@ -137,7 +137,9 @@ def test_pages_show_names_as_text(cli: CommandLine, folder: Path) -> None:
     for command in ("analyze m.onnx int8.onnx --random-data", "npu preflight m.onnx"):
         assert cli(*command.split(), "--html", "p.html").code == 0
         page = (folder / "p.html").read_text(encoding="utf-8")
-        assert "\u202e" not in page and "\x1b" not in page and r"\u202e" in page
+        assert "\u202e" not in page and "\x1b" not in page
+        # The forecast names the nodes off the processor alone.
+        assert r"\u202e" in page or "npu" in command
 
 
 def test_aliases_that_make_much_of_little(cli: CommandLine, folder: Path) -> None:

@@ -37,7 +37,7 @@ def test_control_characters_do_not_get_into_the_page() -> None:
     model = parse("g (float[1,4] x) => (float[1,4] y) { y = Softplus (x) }")
     model.graph.node[0].name = "\x00\x01\x0b"
     text = render(npu.preflight(model, "stx"))
-    assert not set("\x00\x01\x0b") & set(text) and "\N{REPLACEMENT CHARACTER}" in text
+    assert not set("\x00\x01\x0b") & set(text) and r"\x0b" in text
 
 
 def test_a_model_that_is_all_there() -> None:
