@@ -220,6 +220,7 @@ def _run_on_data(
             spool,
             receive=held.receive if shares else None,
             random=reader.random,
+            calibration=job.calibration,
         )
         planned = job.plan(run_data, progress)
         # After the plan, which compared rewrites with the float model.
@@ -962,6 +963,8 @@ class Job:
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)
         notes = [*describe_blocks(plans), *notes, *done.notes]
+        if done.errors:
+            notes += data.notes
         # The kernel concerns onnxruntime on the CPU, not a processor that is targeted.
         if not self.config.target and (slow := describe_slow_depthwise(done.model)):
             notes.append(slow)

@@ -45,7 +45,6 @@ from quark_onnx.graph import Graph, gather_constants, inlined, model_key
 from quark_onnx.graph.io import load, staged
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.progress import Progress, time_limit
-from quark_onnx.refine import sample_key
 from quark_onnx.report import section
 from quark_onnx.reported import Reported
 from quark_onnx.steps import (
@@ -57,6 +56,7 @@ from quark_onnx.steps import (
     refuse_overwritten_arguments,
     require_something_to_quantize,
 )
+from quark_onnx.steps.run import sample_key
 from quark_onnx.version import __version__
 from quark_onnx.wording import counted
 

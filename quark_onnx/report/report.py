@@ -118,7 +118,7 @@ class Report(Reported):
         if self.held_out:
             return counted(self.held_out, "held-out sample")
         if self.samples:
-            return "calibration samples (too few to hold any out)"
+            return "calibration samples (none is held out)"
         return (
             "one random sample, as there is no data: it tells that the model runs, and"
             " little more"

@@ -127,7 +127,7 @@ def calibrate(  # noqa: PLR0913
             found = collect(
                 (extended or graph).to_model,
                 scope.observations,
-                samples,
+                samples if keyed is None else keyed.measured(samples),
                 controls=scope.controls,
                 executor=executor,
                 progress=progress,
@@ -267,6 +267,8 @@ def calibrate_each(
         watched = keyed.richer(watched)
     found = list[Statistic]()
     if watched:
+        if keyed is not None:
+            samples = keyed.measured(samples)
         with data_errors():
             found = collect(graph.to_model, watched, samples, progress=progress)
     if keyed is not None:

@@ -22,6 +22,7 @@ from calibrators.stored import kind_of, read_statistic, to_plain
 from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.page.document import write_whole
+from quark_onnx.steps.run import Sample, sample_key
 from quark_onnx.version import __version__
 
 #: The first name in a file, and the version of its layout.
@@ -53,17 +54,30 @@ class Calibration:
         model: the key of the float model.
         samples: number of measured samples.
         source: the source file, for messages.
+
+    Attributes:
+        digests: hashes of the measured samples, in their order.
     """
 
     def __init__(self, model: str, samples: int = 0, source: str = "") -> None:
         self.model = model
         self.samples = samples
         self.source = source
+        self.digests: dict[str, None] = {}
         # By key and channel axis.
         self._tensors: dict[tuple[str, int | None], Measured] = {}
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def has_seen(self, sample: Sample) -> bool:
+        """Return whether the statistics may depend on a sample.
+
+        A file of an earlier version does not know its samples, and may have seen any.
+        """
+        if self.samples and not self.digests:
+            return True
+        return sample_key(sample) in self.digests
 
     def entries(self) -> Iterator[tuple[str, Measured]]:
         """Return the key and the statistics of every tensor, in graph order."""
@@ -129,6 +143,7 @@ class Calibration:
             "version": __version__,
             "model": self.model,
             "samples": self.samples,
+            "digests": list(self.digests),
             "tensors": tensors,
         }
         # NaN and infinity are no JSON, and a statistic with them would be a defect.
@@ -152,6 +167,9 @@ class Calibration:
                 " measure anew with quark-onnx calibrate",
             )
         result = cls(document["model"].text(), document["samples"].integer(), source)
+        # Files of earlier versions do not have them.
+        if (digests := document.get("digests")) is not None:
+            result.digests = dict.fromkeys(entry.text() for entry in digests.array())
         for row in document["tensors"].array():
             axis = None if row["axis"].value is None else row["axis"].integer(-64, 63)
             name, key = row["name"].text(), row["key"].text()
@@ -283,6 +301,12 @@ class Keyed:
             yield sample
             count += 1
         self.calibration.samples = max(self.calibration.samples, count)
+
+    def measured(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield the samples that are measured, and remember them."""
+        for sample in samples:
+            self.calibration.digests[sample_key(sample)] = None
+            yield sample
 
     def _place(self, observation: Observation) -> tuple[Calibration, str]:
         key = self._keys.get(observation.tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -206,6 +207,30 @@ def _run(session: Session, sample: Sample) -> dict[str, Any]:
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run the model: {error}") from error
     return dict(zip(names, values, strict=True))
+
+
+def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
+    """Return the hash of a sample, chained to the hash of earlier samples.
+
+    Args:
+        sample: arrays, strings, sequences or maps by input name; the order of names is ignored.
+        before: the hash of the earlier samples; empty for the first one.
+    """
+    digest = hashlib.blake2b(before.encode(), digest_size=16)
+    # Independent of the order in which a reader names the inputs.
+    for name in sorted(sample):
+        value = sample[name]
+        digest.update(f"{name} ".encode())
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            digest.update(f"{value.shape} {value.dtype} ".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        else:  # strings, sequences and maps
+            digest.update(
+                repr(
+                    value.tolist() if isinstance(value, np.ndarray) else value,
+                ).encode(),
+            )
+    return digest.hexdigest()
 
 
 def agree(first: Any, second: Any) -> bool:

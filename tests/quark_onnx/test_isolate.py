@@ -300,8 +300,7 @@ def test_a_search_goes_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch
     )  # nothing moves values here: there is nothing to try again with
     space = {"presets": ["A8W8", "A16W8"], "calibrators": [], "optimizers": []}
-    with isolated():
-        found = search(model, samples(model, 8), space=space)
+    found = search(model, samples(model, 8), space=space, isolate=True)
     assert [candidate.score is None for candidate in found.candidates] == [False, True]
     assert "SIGABRT" in found.candidates[1].error
 
@@ -344,9 +343,9 @@ def test_a_crash_of_shape_inference_is_an_error(
 ) -> None:
     """Native code on fields that no rule knows runs in the isolated process, in every function.
 
-    The fault is injected: the rule that knows the field is left out.
+    The fault is injected: the check of the fields is left out.
     """
-    monkeypatch.setattr("quark_onnx.graph.fields._check_range", lambda *_: None)
+    monkeypatch.setattr("quark_onnx.graph.io.check_fields", lambda _: None)
     path = tmp_path / "crashing.onnx"
     onnx.save(crashing_inference(), path)
     with pytest.raises(RuntimeCrashError) as crash:
@@ -356,11 +355,25 @@ def test_a_crash_of_shape_inference_is_an_error(
 
 
 @POSIX
-def test_a_crash_while_a_converted_model_is_loaded(tmp_path: Path) -> None:
-    path = tmp_path / "mover.onnx"
-    onnx.save(captured_mover(quantized=True), path)
-    with pytest.raises(RuntimeCrashError, match=r"mover\.onnx: .*SIGABRT"):
-        convert(path, "opset", opset=18, isolate=True)
+def test_a_calibration_that_crashes_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "endless.onnx"
+    onnx.save(endless(), path)
+    kill_runs_of("the float model", monkeypatch)
+    with pytest.raises(RuntimeCrashError, match=r"endless\.onnx: .*SIGKILL"):
+        calibrate(path, [{"x": np.ones((1, 4), np.float32)}], isolate=True)
+
+
+def test_configurations_go_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that crashes has failed, and the next one is tried, in a new process."""
+    model = parse(
+        "g (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
+    crashing_once(monkeypatch)
+    found = quantize_to_accuracy(model, DATA, "10dB", isolate=True)
+    assert "SIGABRT" in found.attempts[0].error
+    assert found.attempts[-1].sqnr is not None and found.attempts[-1].sqnr > 10
 
 
 def test_results_of_the_other_functions_are_the_same(tmp_path: Path) -> None:
