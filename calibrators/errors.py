@@ -2,6 +2,7 @@
 
 CalibrationError              the calibration cannot be done as requested
 ├── RuntimeCrash              onnxruntime has ended the process that it ran in
+├── UnknownOperator           onnxruntime lacks a custom operator of the model
 └── DataError                 the calibration data cannot be used
     ├── EmptyReader           no sample, or none left
     ├── ReaderEndedEarly      fewer samples than expected
@@ -25,16 +26,16 @@ _LISTED = 12
 class CalibrationError(Exception):
     """Base of the errors that the package raises on purpose.
 
-    Messages hold names from files and texts of other libraries: terminal control characters are
-    escaped.
+    A message is one line. It holds names from files and texts of other libraries: line ends and
+    terminal control characters in it are escaped.
     """
 
     def __init__(self, message: object = "") -> None:
-        super().__init__(printable(str(message), lines=True))
+        super().__init__(printable(str(message).strip()))
 
 
 class RuntimeCrash(CalibrationError):  # noqa: N818
-    """The process of onnxruntime ended.
+    """The process of onnxruntime ended, or of another library with native code.
 
     Only ``calibrators.onnx_runtime.isolation`` can turn a crash into an error.
     """
@@ -45,6 +46,7 @@ class RuntimeCrash(CalibrationError):  # noqa: N818
         printed: str = "",
         *,
         killed: bool = False,
+        library: str = "onnxruntime",
     ) -> None:
         """Create the error.
 
@@ -52,9 +54,15 @@ class RuntimeCrash(CalibrationError):  # noqa: N818
             message: describes the crash.
             printed: the end of the output of the process.
             killed: another process or the system ended the process.
+            library: the library that was at work.
         """
         super().__init__(f"{message}; it printed {printed!r}" if printed else message)
         self.killed = killed
+        self.library = library
+
+
+class UnknownOperator(CalibrationError):  # noqa: N818
+    """onnxruntime lacks a custom operator of the model, whose library was not given."""
 
 
 class DataError(CalibrationError):

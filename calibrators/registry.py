@@ -22,6 +22,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from calibrators.errors import CalibrationError, nearest
+from calibrators.shown import short
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -172,7 +173,7 @@ class Registry(Generic[T]):
         if key not in values:
             instead = self._elsewhere.get(str(name).lower())
             hint = f"; {instead}" if instead else nearest(key, values)
-            raise self.error(f"unknown {self.kind} {name!r}{hint}")
+            raise self.error(f"unknown {self.kind} {short(name)}{hint}")
         return values[key]
 
     def get(self, name: str) -> T | None:

@@ -104,7 +104,8 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     """Open a temporary file that replaces ``path`` atomically at the end of the body.
 
     The file is flushed to the disk first. If the body raises, ``path`` stays as it was. Permissions
-    follow the umask. Files that killed processes have left are removed first.
+    follow the umask. Files that killed processes have left are removed first. A link stays: the
+    file that it leads to is replaced.
 
     Args:
         path: the file to replace.
@@ -120,6 +121,7 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         with path.open("wb") as device:
             yield device
         return
+    path = followed(path)
     sweep_files(path.absolute().parent, path.name)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -138,6 +140,15 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             # After the rename there is nothing to remove.
             temporary.unlink(missing_ok=True)
+
+
+def followed(path: Path) -> Path:
+    """Return the path that a symbolic link leads to; other paths are returned as they are.
+
+    A rename would replace the link.
+    """
+    # realpath leaves a circular link as it is; resolve() would raise.
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)

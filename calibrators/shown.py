@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from reprlib import Repr
 
 #: Most characters of a value that a message shows.
 _VALUE = 200
+#: Most characters of an error line.
+_LINE = 800
+#: Most names in the middle of a list in an error line.
+_NAMES = 4
 
 _repr = Repr()
 _repr.maxlevel = 3
@@ -68,3 +73,23 @@ def clipped(text: str, most: int = 2000) -> str:
     # Eight characters leave room for the " ... " in the middle.
     half = (most - 8) // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def shortened(text: str) -> str:
+    """Shorten the line of an error or a warning: its lists of names, and then its middle.
+
+    >>> names = ", ".join(f"node{index}" for index in range(1000))
+    >>> shortened(f"unknown names {names}; use others")
+    'unknown names node0, node1, node2, node3, node4, ... and 994 more, node999; use others (--json has the whole text)'
+    """  # noqa: E501
+    if len(text) <= _LINE:
+        return text
+    parts = list[str]()
+    # Names without spaces; the first and the last one of a list belong to the text around it.
+    for is_name, group in groupby(text.split(", "), lambda part: " " not in part):
+        names = list(group)
+        if is_name and len(names) > _NAMES:
+            more = len(names) - _NAMES
+            names[_NAMES:] = [f"... and {more} more"]
+        parts += names
+    return f"{clipped(', '.join(parts), _LINE)} (--json has the whole text)"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import math
+import re
 import zlib
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibrators.base import Statistic
-from calibrators.errors import CalibrationError
 from calibrators.extremes import Extremes, MeanExtremes, MovingExtremes
 from calibrators.grouped import GROUPS, GroupedHistogram
-from calibrators.histogram import BINS, Histogram
+from calibrators.histogram import BINS, LEAST_EXPONENT, Histogram
+from calibrators.json_file import Entry
 
 _KINDS: dict[str, type[Any]] = {
     "extremes": Extremes,
@@ -26,6 +29,7 @@ _KINDS: dict[str, type[Any]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 #: No statistic of a tensor takes more bytes than this; a file that claims so is damaged.
 _MOST_BYTES = 1 << 31
+_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def kind_of(statistic: Statistic) -> str:
@@ -53,34 +57,62 @@ def from_plain(values: Any) -> Statistic:
     Raises:
         CalibrationError: the values are none of a statistic.
     """
-    try:
-        kind = _KINDS[values["kind"]]
-        found = {field.name: _from_plain(values[field.name]) for field in fields(kind)}
-        statistic: Statistic = kind(**found)
-        _check_shapes(statistic)
-    except (KeyError, TypeError, ValueError, OverflowError, zlib.error) as error:
-        raise CalibrationError(f"a stored statistic is damaged: {error}") from error
+    return read_statistic(Entry(values, "a stored statistic"))
+
+
+def read_statistic(entry: Entry) -> Statistic:
+    """Return the statistic of an entry in a file.
+
+    Args:
+        entry: values that ``to_plain`` has returned.
+
+    Raises:
+        Exception: the error of the entry, if a value is missing, or none of a statistic.
+    """
+    kind = _KINDS[entry["kind"].one_of(_KINDS)]
+    read = {name: parse(entry[name]) for name, parse in _FIELDS[kind].items()}
+    rows = len(read["lo"])
+    for name, values in read.items():
+        _check(entry[name], name, values, rows)
+    if (read["lo"] > read["hi"]).any():
+        raise entry["lo"].invalid("above hi")
+    for name in ("positive", "negative") if kind is GroupedHistogram else ():
+        empty = [each is None for each in read[name]]
+        if empty != [each is None for each in read["positive"]]:
+            raise entry[name].invalid("null for other groups than positive")
+    if "sums" in read:
+        # Each sum is one of float32 numbers, in units of 2**-149.
+        bounds = [int(count) << 278 for count in read["batches"]]
+        for sums in read["sums"]:
+            if any(abs(total) > most for total, most in zip(sums, bounds, strict=True)):
+                raise entry["sums"].invalid("above the sums of so many batches")
+    statistic: Statistic = kind(**read)
     return statistic
 
 
-def _check_shapes(statistic: Any) -> None:
-    """Raise ValueError unless all arrays belong to the same number of rows."""
-    rows = len(statistic.lo)
-    # bool is a subclass of int, and JSON has both.
-    if statistic.hi.shape != (rows,) or type(statistic.nonfinite) is not int:
-        raise ValueError("ends of different lengths")
-    counts: list[Any] = []
-    if isinstance(statistic, Histogram):
-        counts = [statistic.positive, statistic.negative]
-    if isinstance(statistic, GroupedHistogram):
-        if statistic.samples.shape != (GROUPS, rows):
-            raise ValueError("numbers of samples of another shape")
-        if len(statistic.positive) != GROUPS or len(statistic.negative) != GROUPS:
-            raise ValueError("another number of groups")
-        counts = [*statistic.positive, *statistic.negative]
-    for count in counts:
-        if count is not None and count.shape != (rows, BINS):
-            raise ValueError("counts of another shape")
+def _check(entry: Entry, name: str, values: Any, rows: int) -> None:
+    """Check the shape and the range of a field's arrays."""
+    shape = {
+        "sums": (2, rows),
+        "samples": (GROUPS, rows),
+        "positive": (rows, BINS),
+        "negative": (rows, BINS),
+    }.get(name, (rows,))
+    least, most = {
+        "lo": (-_FLOAT32, _FLOAT32),
+        "hi": (-_FLOAT32, _FLOAT32),
+        "first": (-_FLOAT32, _FLOAT32),
+        "exponent": (LEAST_EXPONENT, 128),
+        "sums": (-math.inf, math.inf),
+    }.get(name, (0, math.inf))
+    for array in values if isinstance(values, list | tuple) else [values]:
+        if not isinstance(array, np.ndarray):
+            continue
+        if array.shape != shape:
+            raise entry.invalid(f"of the shape {array.shape}, and must have {shape}")
+        # NaN fails the comparison, too.
+        if array.dtype != np.object_ and not ((array >= least) & (array <= most)).all():
+            raise entry.invalid(f"not from {least:g} to {most:g}")
 
 
 def _to_plain(value: Any) -> Any:
@@ -104,28 +136,101 @@ def _to_plain(value: Any) -> Any:
     return value
 
 
-def _from_plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_from_plain(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    shape = tuple(map(int, value["shape"]))
-    if "integers" in value:
-        # np.array of Python integers would choose int64, and overflow.
-        numbers = np.empty(len(value["integers"]), np.object_)
-        numbers[:] = [int(text) for text in value["integers"]]
-        return numbers.reshape(shape)
-    dtype = np.dtype(value["dtype"])
-    # Objects and structures do not come from ``_to_plain``.
-    if dtype.kind not in "iuf":
-        raise ValueError(f"numbers of the type {dtype}")
+def _floats(entry: Entry) -> NDArray[np.float64]:
+    return _array(entry, "<f8")
+
+
+def _integers(entry: Entry) -> NDArray[np.int64]:
+    return _array(entry, "<i8")
+
+
+def _array(entry: Entry, dtype: str) -> NDArray[Any]:
+    """Return the array of an entry, which must be of a type."""
+    shape = tuple(each.integer(most=_MOST_BYTES) for each in entry["shape"].array())
+    entry["dtype"].one_of([dtype])
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size > _MOST_BYTES:
+        raise entry["shape"].invalid(f"of {size:,} bytes; no statistic has as many")
     try:
-        packed = base64.b64decode(value["data"], validate=True)
-    except binascii.Error as error:
-        raise ValueError(str(error)) from error
-    unpacker = zlib.decompressobj()
-    # The limit keeps a small malicious file from expanding to the whole memory.
-    data = unpacker.decompress(packed, _MOST_BYTES)
+        packed = base64.b64decode(entry["data"].text(), validate=True)
+        # The limit keeps a small malicious file from expanding to the whole memory.
+        data = zlib.decompressobj().decompress(packed, size + 1)
+    # Text outside of ASCII is a ValueError.
+    except (ValueError, zlib.error) as error:
+        raise entry["data"].invalid(f"damaged ({error})") from error
+    if len(data) != size:
+        raise entry["data"].invalid(f"not of {size:,} bytes, as its shape")
     array = np.frombuffer(data, dtype).reshape(shape)
     # A copy in native order: the array of frombuffer is read-only, and merging writes to counts.
-    return array.astype(dtype.newbyteorder("="))
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def _exact(entry: Entry) -> NDArray[np.object_]:
+    """Return an array of integers of any size."""
+    shape = tuple(each.integer(most=_MOST_BYTES) for each in entry["shape"].array())
+    texts = entry["integers"].array()
+    if math.prod(shape) != len(texts):
+        raise entry["integers"].invalid(
+            f"of {len(texts)} numbers; its shape is {shape}"
+        )
+    # np.array of Python integers would choose int64, and overflow.
+    numbers = np.empty(len(texts), np.object_)
+    for place, each in enumerate(texts):
+        text = each.text()
+        if not re.fullmatch(r"-?[0-9]{1,200}", text):
+            raise each.wrong("the digits of a whole number")
+        numbers[place] = int(text)
+    return numbers.reshape(shape)
+
+
+def _pair(entry: Entry) -> tuple[NDArray[np.float64], ...]:
+    arrays = tuple(map(_floats, entry.array()))
+    if len(arrays) != 2:
+        raise entry.wrong("two arrays")
+    return arrays
+
+
+def _groups(entry: Entry) -> list[NDArray[np.int64] | None]:
+    groups = [None if each.value is None else _integers(each) for each in entry.array()]
+    if len(groups) != GROUPS:
+        raise entry.wrong(f"{GROUPS} arrays or nulls")
+    return groups
+
+
+def _constant(entry: Entry) -> float:
+    number = entry.number()
+    if not 0 < number <= 1:
+        raise entry.wrong("a number above 0, and at most 1")
+    return number
+
+
+_EXTREMES: dict[str, Callable[[Entry], Any]] = {
+    "lo": _floats,
+    "hi": _floats,
+    "nonfinite": Entry.integer,
+}
+_MEANS = {**_EXTREMES, "sums": _exact, "batches": _integers}
+#: The fields of each kind of statistic, with the functions that read them.
+_FIELDS: dict[type[Any], dict[str, Callable[[Entry], Any]]] = {
+    Extremes: _EXTREMES,
+    MeanExtremes: _MEANS,
+    MovingExtremes: {
+        "constant": _constant,
+        **_EXTREMES,
+        "first": _pair,
+        "batches": _integers,
+    },
+    Histogram: {
+        **_EXTREMES,
+        "exponent": _integers,
+        "positive": _integers,
+        "negative": _integers,
+    },
+    GroupedHistogram: {
+        **_MEANS,
+        "exponent": _integers,
+        "positive": _groups,
+        "negative": _groups,
+        "samples": _integers,
+    },
+}

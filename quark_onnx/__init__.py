@@ -20,6 +20,7 @@ from quark_onnx.analysis import (
 )
 from quark_onnx.api import (
     calibrate,
+    custom_op_libraries,
     quantize,
     quantize_dynamic,
     quantize_static,
@@ -85,6 +86,7 @@ __all__ = [
     "calibrate",
     "compare",
     "convert",
+    "custom_op_libraries",
     "quantize",
     "quantize_dynamic",
     "quantize_module",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol, overload
 
 from onnx import ModelProto
+from onnx.parser import parse_model
 
+from calibrators.onnx_runtime.custom_operators import current_libraries, libraries
 from calibrators.onnx_runtime.isolation import isolated
+from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
 from quark_onnx.config import QConfig
@@ -43,12 +47,16 @@ from quark_onnx.steps import (
     clean,
     load_ranges,
     make_plan,
+    refuse_overwritten_arguments,
     save_ranges,
 )
 from quark_onnx.steps.labelled import labelled_findings
 from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
+
+#: A model to register libraries for.
+_IDENTITY = '<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) { y = Identity (x) }'
 
 #: Accepted forms of a configuration.
 Config = QConfig | str | Path | dict[str, Any]
@@ -166,6 +174,16 @@ def quantize(  # noqa: PLR0913
     )
     require(resume is None or _names_folder(resume), "resume", resume, "a folder")
     check_task(task)
+    refuse_overwritten_arguments(
+        {
+            "model": model,
+            "data": data,
+            "config": config,
+            "ranges": ranges,
+            "labels": labels,
+        },
+        {"output": output, "resume": resume},
+    )
     job = Job.open(
         model,
         QConfig.of(config),
@@ -205,6 +223,7 @@ def calibrate(  # noqa: PLR0913
     format: str = "quark",
     executor: Executor | None = None,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> Calibration:
     """Measure the ranges of a model's activations once, for many runs of ``quantize``.
 
@@ -222,6 +241,7 @@ def calibrate(  # noqa: PLR0913
             "onnxruntime", with one range per tensor.
         executor: as for ``quantize_static``.
         progress: as for ``quantize_static``.
+        isolate: as for ``quantize``.
 
     Returns:
         The measured statistics.
@@ -238,6 +258,9 @@ def calibrate(  # noqa: PLR0913
     >>> quantized = quantize(dense, None, "A8W8", ranges=ranges).model
     """  # noqa: E501
     require_known(format, FORMATS, "unknown format of ranges")
+    refuse_overwritten_arguments(
+        {"model": model, "data": data, "config": config}, {"output": output}
+    )
     # Neither optimizers nor the search of scales change what is measured.
     settings = QConfig.of(config).with_(optimizers=(), search=0)
     if settings.activation is None or not settings.activation.measured:
@@ -245,7 +268,7 @@ def calibrate(  # noqa: PLR0913
             "config measures no activation, so there are no ranges; name a preset that"
             " does, such as A8W8",
         )
-    with crash_errors(model):
+    with crash_errors(model), isolated(isolate):
         # An empty calibration receives the measurements.
         job = Job.open(model, settings, None, False, ranges=Calibration(""))
         try:
@@ -519,6 +542,35 @@ def _quantize_call(call: Call, *, isolate: bool) -> ModelProto:
             smooth=bool(call.config.optimizers),
         )
     return result.model
+
+
+@contextmanager
+def custom_op_libraries(*files: str | Path) -> Iterator[None]:
+    """Let onnxruntime compute custom operators in the block, by the libraries that have them.
+
+    All functions of this package that run a model register the libraries. Nested blocks add
+    theirs. A library is native code, which the block loads at once.
+
+    Args:
+        *files: shared libraries with onnxruntime's ``RegisterCustomOps``.
+
+    Raises:
+        ConfigError: a file does not exist, or cannot be registered.
+    """
+    for file in files:
+        if not Path(file).is_file():
+            raise ConfigError(f"there is no file {str(file)!r} with custom operators")
+    found = [str(Path(file).absolute()) for file in files]
+    added = [file for file in dict.fromkeys(found) if file not in current_libraries()]
+    with libraries([*current_libraries(), *added]):
+        if added:
+            try:
+                open_session(parse_model(_IDENTITY), what="custom operators")
+            except Exception as error:  # onnxruntime raises several unrelated types
+                raise ConfigError(
+                    f"the custom operators cannot be registered: {error}"
+                ) from error
+        yield
 
 
 def plan_for(model: str | Path | ModelProto, config: Config = "A8W8") -> Plan:

@@ -3,7 +3,8 @@
 QuarkError
 ├── ConfigError           a setting is unknown, malformed, contradictory, or matches nothing
 ├── ModelError            the model cannot be read, checked, run or written
-│   └── RuntimeCrashError onnxruntime has ended the process that it ran in
+│   ├── RuntimeCrashError onnxruntime has ended the process that it ran in
+│   └── UnknownOperatorError onnxruntime lacks a custom operator of the model
 ├── DataError             the calibration data does not fit the model, or is unusable
 ├── PlanError             a rule decided something impossible (a defect of the rule, not of the input)
 ├── ConstraintError       the constraints of a target cannot be met together
@@ -35,6 +36,7 @@ __all__ = [
     "QuarkError",
     "RuntimeCrashError",
     "TimeLimitError",
+    "UnknownOperatorError",
     "crash_behind",
     "crash_errors",
     "data_errors",
@@ -44,23 +46,29 @@ __all__ = [
 
 
 #: Advice after a crash of the process, and after its end by the system.
-_CRASHED = (
-    "this is a defect of onnxruntime: try another version of it, or leave operators"
-    " float with exclude"
-)
+_CRASHED = {
+    "onnxruntime": (
+        "this is a defect of onnxruntime: try another version of it, or leave operators"
+        " float with exclude"
+    ),
+    "onnx": (
+        "this is a defect of onnx: try another version of it, or another version of the"
+        " tool that wrote the model"
+    ),
+}
 _KILLED = "the system does that where memory runs out"
 
 
 class QuarkError(Exception):
     """The base of errors raised by the package on purpose.
 
-    Messages contain names from files and texts of other libraries, so terminal control
-    characters are escaped.
+    A message is one line. It contains names from files and texts of other libraries, so line
+    ends and terminal control characters in it are escaped.
     """
 
     def __init__(self, message: object = "") -> None:
         # A name of a model may hold escape sequences, which would act on the terminal.
-        super().__init__(printable(str(message), lines=True))
+        super().__init__(printable(str(message).strip()))
 
 
 class ConfigError(QuarkError):
@@ -72,10 +80,14 @@ class ModelError(QuarkError):
 
 
 class RuntimeCrashError(ModelError):
-    """The process crashed in onnxruntime.
+    """The process crashed in onnxruntime, or in onnx.
 
     Without ``isolate``, the crash would have ended this process.
     """
+
+
+class UnknownOperatorError(ModelError):
+    """onnxruntime lacks a custom operator of the model; see ``custom_op_libraries``."""
 
 
 class DataError(QuarkError):
@@ -104,7 +116,7 @@ class AccuracyError(QuarkError):
             calls = " or ".join(str(step.call) for step in next_steps)
             message = f"{reason} Try {calls}."
         super().__init__(message)
-        self.reason = printable(str(reason), lines=True)
+        self.reason = printable(str(reason).strip())
         self.next_steps = tuple(next_steps)
 
 
@@ -136,7 +148,7 @@ def system_reason(error: BaseException) -> str:
 
 @contextmanager
 def crash_errors(*models: object) -> Iterator[None]:
-    """Name the models in the error of a crash of onnxruntime.
+    """Name the models in the error of a crash of onnxruntime or onnx.
 
     Args:
         models: paths or models; a ModelProto has no name.
@@ -153,7 +165,7 @@ def crash_errors(*models: object) -> Iterator[None]:
         crash = crash_behind(error)
         if crash is None:
             raise
-        advice = _KILLED if crash.killed else _CRASHED
+        advice = _KILLED if crash.killed else _CRASHED[crash.library]
         names = ", ".join(
             str(model) for model in models if isinstance(model, str | Path)
         )

@@ -21,6 +21,7 @@ from quark_onnx.config import QConfig
 from quark_onnx.containers import names_of
 from quark_onnx.errors import (
     ConfigError,
+    DataError,
     ModelError,
     crash_behind,
     data_errors,
@@ -39,6 +40,7 @@ from quark_onnx.graph import (
     upcast_to_float32,
 )
 from quark_onnx.graph.io import load
+from quark_onnx.graph.shapes import without_all_parameters
 from quark_onnx.graph.states import states
 from quark_onnx.optimizers import with_equalization
 from quark_onnx.optimizers.problem import LayerResult
@@ -60,6 +62,7 @@ from quark_onnx.refine import (
 )
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, kept_types, summarize, verdicts
+from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.verdict import (
     MOST_SAMPLES,
     VerdictCollector,
@@ -78,6 +81,7 @@ from quark_onnx.steps import (
     Reference,
     ResolvedPlan,
     RunData,
+    Sample,
     all_plans,
     apply_target_constraints,
     calibrate,
@@ -91,15 +95,18 @@ from quark_onnx.steps import (
     fuse,
     give_up_late,
     hand_back,
+    has_nothing_to_quantize,
     insert,
     keep_sensitive_ops_float,
     keeps_weights_beside,
     lower_opset,
     make_plan,
+    measure_clipping,
     missing,
     mix,
     plan_at_opset,
     prepare,
+    prepare_again,
     quantize_insides,
     quantized_before,
     random_sample,
@@ -114,7 +121,7 @@ from quark_onnx.steps import (
     write_provenance,
 )
 from quark_onnx.steps.run_settings import settings_of_config
-from quark_onnx.targets import unfit
+from quark_onnx.targets import check_structure, format_of, require_rules, unfit
 from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -143,18 +150,44 @@ def run(
         executor: runs calibration; None for the default.
         progress: as for ``quantize_static``.
     """
+    if has_nothing_to_quantize(job.graph, job.config):
+        return job.handed_back()
+    if data is not None and not job.config.measures and job.reference.unknown_operator:
+        unread = "the data was not read: the model cannot be run on it"
+        return run(job.with_note(unread), None, executor, progress)
     # A run without data: nothing is measured, or an earlier calibration has the ranges.
     if data is None and (not job.config.measures or job.has_ranges):
         # Random samples to run both models on; no range is measured on them.
-        made_up = RunData(random_sample(job.graph, job.reference), random=True)
+        made_up = RunData(_random_sample(job), random=True)
         known = job.plan(made_up, progress)
         # Ranges of single tensors in the config may leave others unknown: then data is required.
         if job.calibration is not None or not unmeasured(known.graph, known.plan):
             found = _known_ranges(known)
             measured = known.with_plans(found.plan, found.insides)
             return job.finish(measured, found.ranges, made_up, progress)
+        names = short(unmeasured(known.graph, known.plan))
+        raise DataError(
+            f"the given ranges lack tensors ({names}), and no calibration data was given;"
+            " give data as well",
+        )
     # Not above: known ranges are those of the model without equalization.
-    job = job.equalizing()
+    return _run_on_data(job.equalizing(), data, executor, progress)
+
+
+def _random_sample(job: Job) -> Sample | None:
+    """Return a sample that the float model runs on; None where onnxruntime lacks an operator."""
+    if job.reference.unknown_operator:
+        return None
+    return random_sample(job.graph, job.reference)
+
+
+def _run_on_data(
+    job: Job,
+    data: CalibrationData | None,
+    executor: Executor | None,
+    progress: bool | None,
+) -> Result:
+    """Run a job that measures ranges, or errors, on data; see ``run``."""
     config = job.config
     reader = reader_for(job.graph, data, config)
     # Read before anything else, so that unusable data fails early.
@@ -166,7 +199,13 @@ def run(
     # the last.
     run = stretch(reader.length or least) if states(job.graph) else range(0)
     kept = not reader.random and job.has_task(first)
-    held = HoldOut(reader, remember=config.search, run=run, verdict=kept)
+    held = HoldOut(
+        reader,
+        remember=config.search,
+        run=run,
+        verdict=kept,
+        most=_affordable(job.original),
+    )
     # The spool keeps all samples for steps that read them again; generators can be read once
     # only.
     with Spool() as spool:
@@ -181,6 +220,7 @@ def run(
             spool,
             receive=held.receive if shares else None,
             random=reader.random,
+            calibration=job.calibration,
         )
         planned = job.plan(run_data, progress)
         # After the plan, which compared rewrites with the float model.
@@ -313,13 +353,13 @@ def _read(
 #: Bytes of weights up to which the session of the float model stays open during calibration.
 _KEPT = 1 << 25
 
-#: Limit of weight bytes read over all verdict samples, per model: a large model runs on fewer
+#: Limit of weight bytes read over all measured samples, per model: a large model runs on fewer
 #: samples.
 _VERDICT_WORK = 1 << 32
 
 
 def _affordable(model: ModelProto) -> int:
-    """Return the maximum number of verdict samples beyond the measured samples."""
+    """Return the maximum number of samples that a model is measured on."""
     # Each sample reads all weights once.
     return _VERDICT_WORK // max(1, model_bytes(model))
 
@@ -378,18 +418,25 @@ class Job:
             ranges: earlier statistics or ranges; None for none.
 
         Raises:
-            ConfigError: the ranges belong to another model.
+            ConfigError: the ranges belong to another model, or the target does not take the
+                number format.
         """
+        refused = unfit(TARGETS[config.target], config) if config.target else ""
+        if refused and config.fix_sizes:
+            raise ConfigError(refused)
         # Folders and files are checked before the model is loaded, which may take long.
         check_folder(resume)
         target = destination(model, output)
         # An isolated process loads onnxruntime while the model is read here.
         start()
-        weights: list[NDArray[Any]] = []
-        original = load(model, weights)
+        # Before the model is in memory, as it reads the file, too.
         external |= keeps_weights_beside(model, target)
+        weights: list[NDArray[Any]] = []
+        corrected = list[str]()
+        original = load(model, weights, corrected)
+        notes = [*corrected]
         narrow = inlined(original)
-        graph = Graph.of(narrow)
+        graph = _graph_to_plan(narrow, config)
         # Ranges by name, of a cache of TensorRT or onnxruntime.
         if isinstance(ranges, GivenRanges):
             config = ranges.override(config, graph)
@@ -401,7 +448,10 @@ class Job:
         plain, narrowing = upcast_to_float32(narrow, store)
         graph = graph if plain is narrow else Graph.of(plain)
         graph.store = store
-        source = Path(model) if isinstance(model, str | Path) else None
+        # Not the file of a model whose declarations were corrected.
+        source = None
+        if isinstance(model, str | Path) and not corrected:
+            source = Path(model)
         # The file itself, if the model is unchanged: onnxruntime opens it instead of a copy in
         # memory.
         reference = Reference(plain, source if plain is original else None)
@@ -410,12 +460,18 @@ class Job:
         )
         # A constant has no type at the interface to restore.
         narrowing.forget_inputs(closed)
-        notes = list[str]()
         if config.target and config.fix_sizes:
-            graph, notes = fixed(graph)
-        if config.target and (why := unfit(TARGETS[config.target], config)):
-            logger.warning("%s", why)
-            notes.append(why)
+            graph, sized = fixed(graph)
+            notes += sized
+        # Without fixed sizes the model is not final, and the rules of the target are advice.
+        if config.target and not config.fix_sizes:
+            notes.append(
+                f"fix_sizes is false: the rules of {config.target} were not checked;"
+                " 'quark-onnx npu check' lists what is broken",
+            )
+        if refused:
+            logger.warning("%s", refused)
+            notes.append(refused)
         return cls(
             config,
             target,
@@ -480,7 +536,27 @@ class Job:
         config, reason = with_equalization(self.config, self.graph)
         if not reason:
             return self
-        return replace(self, config=config, notes=(*self.notes, reason))
+        return replace(self, config=config).with_note(reason)
+
+    def with_note(self, note: str) -> Job:
+        """Return the job with a further note for the report."""
+        return replace(self, notes=(*self.notes, note))
+
+    def handed_back(self) -> Result:
+        """Return the float model, and write it, without a run: no operator can be quantized."""
+        plan = make_plan(self.graph, self.config, strict=False)
+        done = hand_back(
+            self.original,
+            None,
+            self.source,
+            self.target,
+            external=self.external,
+        )
+        notes = [*self.notes, *done.notes]
+        done = done._replace(notes=[])
+        return Result(
+            done.model, plan, self._report([plan], done, notes, RunData(), [])
+        )
 
     def close(self) -> None:
         """Delete temporary files."""
@@ -499,6 +575,7 @@ class Job:
         # graph.
         graph, prepared = prepare(self.graph, self.config, self.reference, sample)
         graph, lowered = lower_opset(graph, self.config.target, self.reference, sample)
+        self._require_structure(graph)
         # Statistics that optimizers measure anyway, and calibration need not measure again.
         measured = Calibration("")
         graph, improved = optimize_float(
@@ -507,12 +584,13 @@ class Job:
             self.reference,
             sample,
             samples,
-            data.held_out,
+            data.deciding,
             measured=measured,
             receive=data.receive,
             show=progress,
         )
-        rewrites, notes = [*prepared, *lowered, *improved], list[str]()
+        graph, again = prepare_again(graph, self.config, sample)
+        rewrites, notes = [*prepared, *lowered, *improved, *again], list[str]()
         keyed = self._keyed(graph)
         begun = None
         if keyed is None and len(measured):
@@ -561,6 +639,23 @@ class Job:
             keyed,
             begun,
         )
+
+    def _require_structure(self, graph: Graph) -> None:
+        """Raise ConstraintError if the prepared graph breaks rules that quantization keeps.
+
+        Called before optimizers and calibration, which may take long.
+        """
+        if not self.keeps_promise:
+            return
+        found = check_structure(
+            graph.to_model(), self.config.target, format_of(self.config)
+        )
+        require_rules(found, "nothing was quantized")
+
+    @property
+    def keeps_promise(self) -> bool:
+        """Whether the result must keep every rule of a target."""
+        return bool(self.config.target) and self.config.fix_sizes
 
     def _keyed(self, graph: Graph) -> Keyed | None:
         """Return the earlier statistics for tensors of the float graph."""
@@ -613,13 +708,14 @@ class Job:
             plan,
             params,
             limits,
-            [*few, *data.held_out] if few else [],
+            [*few, *data.deciding] if few else [],
             progress,
             corrected,
             # Another function is no reference for the errors of these outputs.
             self.reference if self.keeps_function else None,
             ranges,
         )
+        clipping = self._clipping(ResolvedPlan(plan, params), graph, ranges, data)
         notes += _moved(count, "by the error of the layers behind")
         resolved = ResolvedPlan(plan, params)
         # After the search, as codes are chosen for final scales.
@@ -632,7 +728,7 @@ class Job:
             plan,
             params,
             self.reference,
-            [*data.held_out, *few],
+            [*data.deciding, *few],
             notes,
         )
         notes += params.notes
@@ -649,7 +745,12 @@ class Job:
         define_functions(result)
         if config.form == "operators":
             before = quantized_before(graph)
-            result, fused = fuse(result, data.judges, before)
+            result, fused = fuse(
+                result,
+                data.judges,
+                before,
+                runs=not self.reference.unknown_operator,
+            )
             set_accuracy_level(result, config.accuracy_level, before)
             notes += [*fused, *read_floats(result, before)]
         notes += [*inside, *tie_transposed_weights(result)]
@@ -684,7 +785,7 @@ class Job:
                 f" {config.target}",
             )
         write_provenance(result, self.config)
-        judging, late = self._judging(config, data)
+        judging = self._judging(config, data)
         done = finish(
             result,
             self.reference,
@@ -697,10 +798,11 @@ class Job:
             narrowing=self.narrowing,
             functions=config.functions,
             judging=judging,
+            target=config.target if self.keeps_promise else "",
         )
         verdict = judging.collector.verdict(
             done.errors,
-            held_out=len(data.held_out) + late,
+            held_out=len(data.held_out),
             random=data.random,
             settings=judging.advice,
         )
@@ -709,35 +811,63 @@ class Job:
             verdict = verdict.doubted(findings[0].next_step)
         if done.errors:
             notes += verdicts(done.errors, states(result))
-        report = self._report(plans, done, notes, data, layers)
-        report = replace(report, verdict=verdict, warnings=[*map(str, findings)])
+        report = replace(
+            self._report(plans, done, notes, data, layers),
+            verdict=verdict,
+            warnings=[*map(str, findings)],
+            clipping=clipping,
+        )
         return Result(done.model, plan, report)
 
-    def _judging(self, config: QConfig, data: RunData) -> tuple[Judging, int]:
+    def _clipping(
+        self,
+        resolved: ResolvedPlan,
+        graph: Graph,
+        ranges: Ranges,
+        data: RunData,
+    ) -> Clipping | None:
+        """Return the clipped values of the held-out samples; None if they are not counted.
+
+        Random samples tell nothing, and the activations of a large model take too long.
+        """
+        if data.random or graph.store is not None:
+            return None
+        samples = data.held_out
+
+        def receive(position: int, outputs: Mapping[str, Any]) -> None:
+            self.reference.remembering.remember(samples[position], outputs)
+
+        return measure_clipping(
+            graph,
+            resolved,
+            ranges,
+            samples,
+            # The measurement finds these outputs there, instead of another run.
+            receive if self.keeps_function else None,
+        )
+
+    def _judging(self, config: QConfig, data: RunData) -> Judging:
         """Return the receivers of both models' outputs.
 
         Args:
             config: settings of the run, for the advice after a bad verdict.
             data: the data of the run.
-
-        Returns:
-            The receivers, and the number of further held-out samples among theirs.
         """
-        # After the gate's samples, as many more as the size of the model permits.
-        more, late = data.verdict_samples(
+        # The gate runs all held-out samples. Calibration samples fill up, as many as the size of
+        # the model permits.
+        more = data.verdict_samples(
             min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
         )
         check = None
         if not data.random and self.findings is None:
             check = PreprocessingCheck(self.trained or self.reference.model, self.task)
-        judging = Judging(
+        return Judging(
             VerdictCollector(self.reference.model, self.task),
             check,
             settings_of_config(config, data.count),
             more,
             self.findings or (),
         )
-        return judging, late
 
     def _findings(self, judging: Judging) -> list[Finding]:
         """Return and log signs of wrong preprocessing."""
@@ -793,7 +923,7 @@ class Job:
             plan,
             params,
             self.reference.remembering,
-            data.held_out,
+            data.deciding,
         )
         found = refine(
             graph,
@@ -811,7 +941,7 @@ class Job:
             plan,
             params,
             self.reference.remembering,
-            data.held_out,
+            data.deciding,
         )
         # Without held-out samples there is no evidence against the optimizers.
         if plain is None or sqnr is None or sqnr >= plain:
@@ -833,6 +963,8 @@ class Job:
     ) -> Report:
         operators, kept_nodes, kept_tensors = summarize(*plans)
         notes = [*describe_blocks(plans), *notes, *done.notes]
+        if done.errors:
+            notes += data.notes
         # The kernel concerns onnxruntime on the CPU, not a processor that is targeted.
         if not self.config.target and (slow := describe_slow_depthwise(done.model)):
             notes.append(slow)
@@ -858,6 +990,15 @@ class Job:
         )
         logger.debug("%s", report)
         return report
+
+
+def _graph_to_plan(model: ModelProto, config: QConfig) -> Graph:
+    """Return the graph of a model; one without the parameters of trees if these are all it has."""
+    light = without_all_parameters(model)
+    graph = Graph.of(light)
+    if light is model or has_nothing_to_quantize(graph, config):
+        return graph
+    return Graph.of(model)
 
 
 def _moved(count: int, why: str) -> list[str]:
@@ -901,6 +1042,8 @@ def measure_ranges(
         DataError: the data does not fit the model.
     """
     assert job.calibration is not None
+    if has_nothing_to_quantize(job.graph, job.config):
+        return job.calibration
     reader = reader_for(job.graph, data, job.config)
     first = first_sample(reader)
     planned = job.plan(RunData(first), progress)

@@ -1,8 +1,13 @@
-"""Counts in messages and reports."""
+"""Counts and names in messages and reports.
+
+Names come from models and files: line ends and control characters in them are escaped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+
+from calibrators.shown import printable
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:
@@ -30,7 +35,7 @@ def first_of(names: Sequence[str], limit: int = 1) -> str:
     >>> first_of(["a", "b", "c"]), first_of(["a", "b"], 2)
     ('a and 2 more', 'a, b')
     """
-    shown = ", ".join(names[:limit])
+    shown = ", ".join(map(printable, names[:limit]))
     more = len(names) - limit
     return f"{shown} and {more} more" if more > 0 else shown
 
@@ -41,7 +46,7 @@ def tally(pairs: Iterable[tuple[str, int]]) -> str:
     >>> tally([("Conv", 3), ("Relu", 1)])
     '3 Conv, 1 Relu'
     """
-    return ", ".join(f"{count} {name}" for name, count in pairs)
+    return ", ".join(f"{count} {printable(name)}" for name, count in pairs)
 
 
 def in_units(count: int, units: Iterable[tuple[str, float]], digits: str) -> str:
@@ -76,7 +81,7 @@ def prefixed(start: str, lines: Iterable[str]) -> list[str]:
     >>> prefixed("note: ", ["a", "b"])
     ['note: a', 'note: b']
     """
-    return [f"{start}{line}" for line in lines]
+    return [f"{start}{printable(line)}" for line in lines]
 
 
 def labelled(texts: Mapping[str, object]) -> list[str]:
@@ -85,4 +90,4 @@ def labelled(texts: Mapping[str, object]) -> list[str]:
     >>> labelled({"conv": "excluded", "relu": 3})
     ['conv: excluded', 'relu: 3']
     """
-    return [f"{name}: {text}" for name, text in texts.items()]
+    return [printable(f"{name}: {text}") for name, text in texts.items()]

@@ -47,6 +47,14 @@ CLASSES = {
         "onnxruntime crashed on the model. Its process is isolated, so only the run is lost.",
         "Try another version of onnxruntime, or leave operators float with `--exclude`.",
     ),
+    "UnknownOperatorError": (
+        "onnxruntime lacks a custom operator of the model.",
+        "Give its library: `--custom-op-library FILE`, `custom_op_libraries(file)` in Python.",
+    ),
+    "UnknownOperator": (
+        "onnxruntime lacks a custom operator of the model.",
+        "As for UnknownOperatorError.",
+    ),
     "RuntimeCrash": (
         "onnxruntime crashed; the package `calibrators` raises this error.",
         "As for RuntimeCrashError.",

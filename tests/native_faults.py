@@ -69,6 +69,21 @@ def endless(*, conditional: bool = False) -> onnx.ModelProto:
     )
 
 
+def crashing_inference(batch_dims: int = -(2**31)) -> onnx.ModelProto:
+    """A product behind GatherND, at which onnx 1.23 infers shapes from memory that is not its own.
+
+    Without the check of attributes' ranges (``graph.fields``), the process ends with SIGSEGV.
+    """
+    return parse(
+        f"""g (float[2, 4] x) => (float[a, b] y) {{
+            [gather] h = GatherND <batch_dims = {batch_dims}> (x, places)
+            [product] y = MatMul (h, w)
+        }}""",
+        w=weight(4, 4),
+        places=np.int64([[0], [1]]),
+    )
+
+
 def kill_runs_of(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kill the isolated process half a second after each run of one model has begun.
 

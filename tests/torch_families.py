@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from tests.torch_models import VOCABULARY
@@ -125,6 +128,202 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen": ("local", {}),
     "grok1": ("local", {}),
 }
+_ENCODER = {name: value for name, value in _BASE.items() if "token" not in name} | {
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+}
+_T5 = {
+    "vocab_size": VOCABULARY,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 96,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+_BART = {
+    "vocab_size": VOCABULARY,
+    "d_model": 64,
+    **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 96 for side in ("encoder", "decoder")},
+    "max_position_embeddings": 64,
+}
+_STATES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+}
+_LATENT = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+}
+_SHARED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_DELTA = {
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+
+#: By class: the model type, its settings and the names of the heads' layers.
+TASKS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
+    "LlamaForCausalLM": ("llama", _DENSE, ["lm_head"]),
+    "LlamaForSequenceClassification": ("llama", _DENSE, ["score"]),
+    "LlamaForTokenClassification": ("llama", _DENSE, ["score"]),
+    "LlamaForQuestionAnswering": ("llama", _DENSE, ["qa_outputs"]),
+    "Qwen2ForSequenceClassification": ("qwen2", _DENSE, ["score"]),
+    "GPT2ForSequenceClassification": ("gpt2", _GPT, ["score"]),
+    "OPTForCausalLM": (
+        "opt",
+        _BASE | {"ffn_dim": 96, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+        ["lm_head"],
+    ),
+    "BertModel": ("bert", _ENCODER, ["pooler.dense"]),
+    "BertForSequenceClassification": (
+        "bert",
+        _ENCODER,
+        ["bert.pooler.dense", "classifier"],
+    ),
+    "BertForTokenClassification": ("bert", _ENCODER, ["classifier"]),
+    "BertForQuestionAnswering": ("bert", _ENCODER, ["qa_outputs"]),
+    "BertForMaskedLM": (
+        "bert",
+        _ENCODER,
+        ["cls.predictions.transform.dense", "cls.predictions.decoder"],
+    ),
+    "RobertaForSequenceClassification": (
+        "roberta",
+        _ENCODER,
+        ["classifier.dense", "classifier.out_proj"],
+    ),
+    "ModernBertForSequenceClassification": (
+        "modernbert",
+        _ENCODER
+        | dict.fromkeys(
+            (f"{name}_token_id" for name in ("bos", "eos", "cls", "sep")), 1
+        ),
+        ["head.dense", "classifier"],
+    ),
+    "ViTForImageClassification": (
+        "vit",
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        ["classifier"],
+    ),
+    "T5ForConditionalGeneration": ("t5", _T5, ["lm_head"]),
+    # their forward depends on values, so that it cannot be traced
+    "T5ForSequenceClassification": (
+        "t5",
+        _T5,
+        ["classification_head.dense", "classification_head.out_proj"],
+    ),
+    "BartForSequenceClassification": (
+        "bart",
+        _BART,
+        ["classification_head.dense", "classification_head.out_proj"],
+    ),
+    "MambaForCausalLM": ("mamba", _STATES, ["lm_head"]),
+    "FalconMambaForCausalLM": ("falcon_mamba", _STATES, ["lm_head"]),
+    "JambaForCausalLM": (
+        "jamba",
+        _DENSE
+        | {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 32,
+        },
+        ["lm_head"],
+    ),
+    "Gemma3nForCausalLM": (
+        "gemma3n_text",
+        _DENSE
+        | {
+            "head_dim": 16,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 32,
+            "num_kv_shared_layers": 0,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "laurel_rank": 32,
+            "activation_sparsity_pattern": [0.0, 0.0],
+        },
+        ["lm_head"],
+    ),
+    "Qwen3MoeForCausalLM": ("qwen3_moe", _MOE | {"head_dim": 16}, ["lm_head"]),
+    "MixtralForCausalLM": ("mixtral", _DENSE | {"num_local_experts": 4}, ["lm_head"]),
+    "DeepseekV3ForCausalLM": ("deepseek_v3", _MOE | _LATENT | _SHARED, ["lm_head"]),
+    "Glm4MoeForCausalLM": (
+        "glm4_moe",
+        _MOE | _SHARED | {"head_dim": 16},
+        ["lm_head"],
+    ),
+    "Qwen3NextForCausalLM": (
+        "qwen3_next",
+        _MOE | _DELTA | {"shared_expert_intermediate_size": 32},
+        ["lm_head"],
+    ),
+    "Qwen3_5ForCausalLM": ("qwen3_5_text", _DENSE | _DELTA, ["lm_head"]),
+}
+#: Layers for multi-token prediction (MTP), which files have and the classes of transformers lack.
+MTP: dict[str, tuple[str, ...]] = {
+    "DeepseekV3ForCausalLM": (
+        "model.layers.2.eh_proj",
+        "model.layers.2.self_attn.o_proj",
+        "model.layers.2.shared_head.head",
+    ),
+    "Glm4MoeForCausalLM": ("model.layers.2.eh_proj", "model.layers.2.mlp.gate"),
+    "Qwen3NextForCausalLM": ("mtp.fc", "mtp.layers.0.mlp.experts.0.up_proj"),
+    "Qwen3_5ForCausalLM": ("mtp.fc", "mtp.layers.0.self_attn.q_proj"),
+}
+
+
+def task_model(name: str) -> Any:
+    """The model of a class of ``TASKS`` with random weights."""
+    kind, settings, _ = TASKS[name]
+    torch.manual_seed(0)
+    model = getattr(transformers, name)._from_config(
+        AutoConfig.for_model(kind, **settings)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, 0.15)
+    return model.eval()
+
+
+def task_folder(name: str, folder: Path) -> Path:
+    """The checkpoint of a class of ``TASKS``, with its layers for multi-token prediction."""
+    task_model(name).save_pretrained(folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors |= {f"{layer}.weight": torch.randn(64, 64) for layer in MTP.get(name, ())}
+    save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
 #: Heads that are not called "lm_head".
 _HEADS_OF = {"chatglm3": "transformer.output_layer"}
 

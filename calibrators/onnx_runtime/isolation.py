@@ -1,4 +1,4 @@
-"""Run onnxruntime in a separate process, to survive native crashes.
+"""Run onnxruntime and onnx in a separate process, to survive native crashes.
 
     with isolated():
         session = open_session(model)  # opened and run by the other process
@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from itertools import count
 from multiprocessing.spawn import get_executable
 from pathlib import Path
@@ -192,6 +192,47 @@ class Isolation:
         elif temporary is not None:
             temporary.unlink(missing_ok=True)
 
+    def infer_shapes(self, model: bytes, *, propagate: bool) -> bytes:
+        """Return a serialized model with the shapes that onnx infers.
+
+        Args:
+            model: the serialized model.
+            propagate: use data propagation, too.
+
+        Raises:
+            RuntimeCrash: the process died.
+        """
+        found = self._ask_onnx("inferring shapes", "infer", model, propagate)
+        return cast("bytes", found)
+
+    def check_model(self, model: bytes | Path, *, full: bool) -> None:
+        """Run onnx's check on a serialized model or a file.
+
+        Args:
+            model: the serialized model, or its file.
+            full: infer shapes, too.
+
+        Raises:
+            RuntimeCrash: the process died.
+        """
+        source = model if isinstance(model, bytes) else str(model.absolute())
+        self._ask_onnx("checking the model", "check", source, full)
+
+    def convert_version(self, model: bytes, opset: int) -> bytes:
+        """Return a serialized model at another opset, by onnx's converter.
+
+        Raises:
+            RuntimeCrash: the process died.
+        """
+        found = self._ask_onnx("converting the opset", "convert", model, opset)
+        return cast("bytes", found)
+
+    def _ask_onnx(self, doing: str, action: str, *arguments: Any) -> Any:
+        try:
+            return self.process().ask(action, arguments)
+        except _Died as death:
+            raise _crash(death, "onnx", doing) from death
+
     def release(self) -> None:
         """Close unreferenced sessions."""
         if self._process is not None and not self._process.dead:
@@ -276,6 +317,25 @@ def isolated(wanted: bool = True) -> Iterator[None]:
     finally:
         _current.reset(token)
         isolation.close(kill=not complete)
+
+
+@contextmanager
+def always_isolated() -> Iterator[Context]:
+    """Yield a context in which sessions are opened in another process, whatever the caller chose.
+
+    For native code on untrusted bytes. The process is that of the active isolation, or one for this
+    block. The caller's own context stays as it is, so that a generator may yield inside the block.
+    """
+    context = copy_context()
+    if current() is not None:
+        yield context
+        return
+    isolation = Isolation()
+    context.run(_current.set, isolation)
+    try:
+        yield context
+    finally:
+        isolation.close(kill=True)
 
 
 class IsolatedSession:
@@ -376,8 +436,13 @@ class IsolatedSession:
         try:
             return process.ask(action, arguments)
         except _Died as death:
-            message = f"onnxruntime's process {death} while {doing} {self.what}"
-            raise RuntimeCrash(message, death.printed, killed=death.killed) from death
+            raise _crash(death, "onnxruntime", f"{doing} {self.what}") from death
+
+
+def _crash(death: _Died, library: str, doing: str) -> RuntimeCrash:
+    """Return the error for the end of the process while a library was at work."""
+    message = f"{library}'s process {death} while {doing}"
+    return RuntimeCrash(message, death.printed, killed=death.killed, library=library)
 
 
 class _Process:
@@ -470,7 +535,10 @@ class _Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
-        self._listener.join()
+        # A generator that is closed by the garbage collector may run in any thread, and at the end
+        # of the interpreter, when other threads have stopped.
+        if threading.current_thread() is not self._listener and not sys.is_finalizing():
+            self._listener.join()
 
     def abandon(self) -> None:
         """Close the pipes."""

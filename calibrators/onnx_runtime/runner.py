@@ -32,6 +32,7 @@ from calibrators.extremes import MovingExtremes
 from calibrators.layout import rows
 from calibrators.names import names_of
 from calibrators.onnx_runtime.control_flow import Control, Observation, Scope
+from calibrators.onnx_runtime.custom_operators import current_libraries, libraries
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.external_tensors import values as values_of
 from calibrators.onnx_runtime.interrupt import Lanes
@@ -140,6 +141,7 @@ class _Watch:
         key: identifies the watch.
         threads: threads of a session.
         defaults: values of optional inputs that bodies read.
+        libraries: libraries of custom operators, for the sessions of workers.
     """
 
     scope: Scope
@@ -147,6 +149,7 @@ class _Watch:
     key: str
     threads: int
     defaults: Mapping[str, NDArray[Any]]
+    libraries: tuple[str, ...]
 
     @classmethod
     def on(
@@ -194,6 +197,7 @@ class _Watch:
             key,
             threads,
             defaults,
+            current_libraries(),
         )
 
     def empty(self) -> list[Statistic]:
@@ -257,12 +261,12 @@ def _joined(model: onnx.ModelProto, extra: onnx.ModelProto) -> bytes:
 
 
 def _key(data: bytes, scope: Scope) -> str:
-    """Return a hash of the model, the observations and the isolation."""
+    """Return a hash of the model, the observations, the isolation and the libraries."""
     isolation = current()
     # Threads keep a session from call to call, which must not outlive its isolation.
     where = "" if isolation is None else isolation.number
     key = hashlib.sha256(data)
-    key.update(repr((where, list(scope.flat()))).encode())
+    key.update(repr((where, list(scope.flat()), current_libraries())).encode())
     return key.hexdigest()
 
 
@@ -567,7 +571,8 @@ def _observe_shard(
         # One session per worker: the session of the previous model would keep its weights in
         # memory.
         _open.clear()
-        session = _open[watch.key] = _Session.on(watch, watch.threads)
+        with libraries(watch.libraries):
+            session = _open[watch.key] = _Session.on(watch, watch.threads)
     statistics = watch.empty()
     for offset, sample in enumerate(shard):
         session.observe(sample, first + offset, statistics)

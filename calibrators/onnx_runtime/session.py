@@ -20,10 +20,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from calibrators.errors import RuntimeCrash
+from calibrators.errors import RuntimeCrash, UnknownOperator
 from calibrators.names import names_of
 from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.cpu_features import saturates
+from calibrators.onnx_runtime.custom_operators import (
+    REMEDY,
+    current_libraries,
+    unknown_operator,
+)
 from calibrators.onnx_runtime.external_tensors import (
     copy_values,
     held_key,
@@ -117,6 +122,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
 
     Raises:
         RuntimeCrash: the other process died while loading the model.
+        UnknownOperator: onnxruntime lacks a custom operator of the model.
     """
     stored = isinstance(model, onnx.ModelProto) and any(
         map(is_on_disk, initializers(model.graph)),
@@ -127,14 +133,14 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
     def opened(entry: str) -> Any:
         # Entries without a name are those that were not asked for.
         entries = dict.fromkeys(filter(None, (entry, resting)), "1")
-        settings = Settings(threads, optimize, lean, entries)
+        settings = Settings(threads, optimize, lean, entries, current_libraries())
         return _opened(model, settings, what, stored=stored)
 
     if integers is None and saturates():
         try:
             return _Unsaturated(opened(PRECISE), lambda: opened(DEFINED))
-        except RuntimeCrash:
-            # An application would crash, too: another way of loading would only hide that.
+        except (RuntimeCrash, UnknownOperator):
+            # An application would fail, too: another way of loading would only hide that.
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
             logger.debug(
@@ -382,7 +388,7 @@ def open_source(
     temporary: Path | None = None,
     arrays: Mapping[str, NDArray[Any]] | None = None,
 ) -> Any:
-    """Open a session, with the library of operators that the model needs.
+    """Open a session, with the libraries of operators that the model needs.
 
     Args:
         source: a file, or a serialized model.
@@ -391,21 +397,37 @@ def open_source(
         temporary: a folder that an isolated session needs while it lives.
         arrays: values of initializers that are external data of no file; not for an isolated
             session.
+
+    Raises:
+        UnknownOperator: onnxruntime lacks an operator of the model.
     """
     isolation = current()
 
     def opened(settings: Settings) -> Any:
-        if isolation is not None:
-            return isolation.open(source, settings, what, temporary=temporary)
-        return _Session(source, settings, arrays or {})
+        try:
+            if isolation is not None:
+                return isolation.open(source, settings, what, temporary=temporary)
+            return _Session(source, settings, arrays or {})
+        except Exception as error:
+            if operator := unknown_operator(error):
+                raise UnknownOperator(
+                    f"it lacks the operator {operator}; {REMEDY}"
+                ) from error
+            raise
 
     try:
         return opened(settings)
-    except Exception as error:
-        # The library is loaded only if onnxruntime names one of its domains: loading it takes time.
+    except UnknownOperator as error:
+        # The library is loaded only if onnxruntime names one of its domains: that takes time.
         if not any(domain in str(error) for domain in extensions.DOMAINS):
             raise
-    return opened(settings._replace(library=extensions.library()))
+        try:
+            library = extensions.library()
+        except ImportError as missing:
+            raise UnknownOperator(str(missing)) from error
+        if library in settings.libraries:
+            raise
+    return opened(settings._replace(libraries=(*settings.libraries, library)))
 
 
 def _open_held(

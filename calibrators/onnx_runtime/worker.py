@@ -1,8 +1,8 @@
 """Run onnxruntime sessions, in this process or as the server of another process.
 
 ``calibrators.onnx_runtime.isolation`` starts this module as a program, which imports numpy and
-onnxruntime, but not onnx, to start quickly. The program ends at the end of its standard input,
-which also comes when the other process is killed.
+onnxruntime, and onnx only when it is asked for, to start quickly. The program ends at the end of
+its standard input, which also comes when the other process is killed.
 
 A message is a pickle of protocol 5. Large arrays follow it as raw bytes, without another copy:
 
@@ -44,14 +44,14 @@ class Settings(NamedTuple):
         optimize: apply onnxruntime's graph optimizations.
         lean: leave weights where they are, instead of packing them for speed.
         entries: further entries of the session's configuration.
-        library: a file with operators to register; empty for none.
+        libraries: files with operators to register.
     """
 
     threads: int = 0
     optimize: bool = True
     lean: bool = False
     entries: Mapping[str, str] = {}
-    library: str = ""
+    libraries: tuple[str, ...] = ()
 
 
 class Value(NamedTuple):
@@ -111,8 +111,8 @@ def session_options(settings: Settings) -> Any:
         options.enable_cpu_mem_arena = False
         # In the default order all constants are unpacked first.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    if settings.library:
-        options.register_custom_ops_library(settings.library)
+    for library in settings.libraries:
+        options.register_custom_ops_library(library)
     return options
 
 
@@ -240,6 +240,9 @@ class _Server:
             "run": self._run,
             "time": self._time,
             "release": lambda: None,
+            "infer": _infer,
+            "check": _check,
+            "convert": _convert,
         }
 
     def close(self, numbers: Sequence[int]) -> None:
@@ -291,6 +294,30 @@ class _Server:
         runs: int,
     ) -> list[float]:
         return seconds_of_runs(self._sessions[number], feeds, runs)
+
+
+def _infer(model: bytes, propagate: bool) -> bytes:
+    """Return a serialized model with inferred shapes."""
+    from onnx import shape_inference
+
+    found = shape_inference.infer_shapes(model, data_prop=propagate)
+    return found.SerializeToString()
+
+
+def _convert(model: bytes, opset: int) -> bytes:
+    """Return a serialized model at another opset."""
+    import onnx
+    from onnx import version_converter
+
+    found = version_converter.convert_version(onnx.load_from_string(model), opset)
+    return found.SerializeToString()
+
+
+def _check(model: bytes | str, full: bool) -> None:
+    """Check a serialized model or a file."""
+    from onnx import checker
+
+    checker.check_model(model, full_check=full)
 
 
 def _portable(error: Exception) -> Exception:

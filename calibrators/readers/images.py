@@ -3,6 +3,9 @@
 The model decodes with DecodeImage of onnxruntime-extensions, then resizes and normalizes with
 standard operators. Resizing is antialiased, and within one of 256 levels of Pillow's results. The
 orientation in the EXIF data is not applied.
+
+Decoding runs in another process, always: the libjpeg of onnxruntime-extensions ends its process on
+a damaged file.
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.base import is_number
-from calibrators.errors import CalibrationError, DataError
+from calibrators.errors import CalibrationError, DataError, RuntimeCrash
 from calibrators.limits import VARIABLE, tensor_limit
+from calibrators.onnx_runtime.isolation import always_isolated
 from calibrators.readers.encoded import read_encoded
 
 #: Suffixes of images. JPEG and PNG can be decoded on every system; others are refused, not skipped.
@@ -124,11 +128,35 @@ def read_images(
         DataError: a file cannot be read or decoded.
         CalibrationError: onnxruntime-extensions is not installed.
     """
+    with always_isolated() as context:
+        # One session for all files: the model has no fixed image size.
+        session = context.run(_open_decoder, spec)
+        for file in files:
+            encoded = _read_encoded(file)
+            try:
+                (image,) = session.run(
+                    None,
+                    {"encoded": np.frombuffer(encoded, np.uint8)},
+                )
+            # The check of the headers cannot find damaged pixels.
+            except RuntimeCrash as crash:
+                # Without the cause, which would be reported as a crash on the model.
+                raise DataError(
+                    f"{file} cannot be decoded, and is probably damaged: {crash}",
+                ) from None
+            except Exception as error:  # onnxruntime raises several unrelated types
+                raise DataError(f"{file} cannot be decoded: {error}") from error
+            yield image
+            # Freed before the next one is decoded.
+            del image
+
+
+def _open_decoder(spec: ImageSpec) -> Any:
+    """Open a session that decodes and preprocesses image files."""
     try:
         from calibrators.onnx_runtime.session import open_session
 
-        # One session for all files: the model has no fixed image size.
-        session = open_session(image_model(spec))
+        return open_session(image_model(spec), what="the decoder of images")
     except ImportError as error:
         if error.name != "onnxruntime_extensions":
             raise
@@ -136,19 +164,6 @@ def read_images(
             "to read image files: pip install onnxruntime-extensions. Python 3.14 has no"
             " wheel of it: pass arrays (.npy, .npz) there",
         ) from error
-    for file in files:
-        encoded = _read_encoded(file)
-        try:
-            (image,) = session.run(
-                None,
-                {"encoded": np.frombuffer(encoded, np.uint8)},
-            )
-        # The check of the headers cannot find damaged pixels.
-        except Exception as error:  # onnxruntime raises several unrelated types
-            raise DataError(f"{file} cannot be decoded: {error}") from error
-        yield image
-        # Freed before the next one is decoded.
-        del image
 
 
 def image_model(spec: ImageSpec) -> Any:

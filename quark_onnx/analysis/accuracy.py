@@ -13,6 +13,7 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.analysis.checks import check_budget
@@ -25,6 +26,7 @@ from quark_onnx.errors import (
     ModelError,
     QuarkError,
     TimeLimitError,
+    crash_errors,
     data_errors,
 )
 from quark_onnx.graph import Graph, inlined
@@ -37,7 +39,14 @@ from quark_onnx.registry import RECIPES
 from quark_onnx.report import section
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.reported import Reported
-from quark_onnx.steps import Calibration, destination, keeps_weights_beside, reader_for
+from quark_onnx.steps import (
+    Calibration,
+    destination,
+    keeps_weights_beside,
+    reader_for,
+    refuse_overwritten_arguments,
+    require_something_to_quantize,
+)
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 256
@@ -184,6 +193,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
     task: str = "auto",
     budget: float | None = None,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> AccuracyResult:
     """Try configurations, fastest models first, until a model is accurate enough.
 
@@ -203,6 +213,8 @@ def quantize_to_accuracy(  # noqa: PLR0913
         budget: time limit in seconds. A configuration that would exceed the limit is not started,
             and a running one is stopped at the limit. The first one always finishes.
         progress: as for ``quantize_static``.
+        isolate: run onnxruntime in another process, as for ``quantize``. A configuration that
+            crashes it has failed, and the next one is tried.
 
     Returns:
         The attempts and the best model.
@@ -214,6 +226,26 @@ def quantize_to_accuracy(  # noqa: PLR0913
     """
     target = Target.of(accuracy)
     check_budget(budget)
+    # Before the attempts, which may take hours.
+    refuse_overwritten_arguments({"model": model, "data": data}, {"output": output})
+    target_file = destination(model, output)
+    with crash_errors(model), isolated(isolate):
+        return _climbed(
+            model, data, target, target_file, recipe, task, budget, progress
+        )
+
+
+def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
+    model: str | Path | ModelProto,
+    data: CalibrationData | None,
+    target: Target,
+    target_file: Path | None,
+    recipe: str,
+    task: str,
+    budget: float | None,
+    progress: bool | None,
+) -> AccuracyResult:
+    """Try configurations until a model reaches the target, and write it."""
     choice = choose(model)
     if recipe != "auto":
         row = RECIPES[recipe]
@@ -228,12 +260,10 @@ def quantize_to_accuracy(  # noqa: PLR0913
         _read(model, data, calibration, judges, progress)
         ladder = _Ladder(model, calibration, judges, target, task, budget)
         found = ladder.climb(choice, progress)
-    if output is not None:
-        path = destination(model, output)
-        assert path is not None
+    if target_file is not None:
         # The output has its weights in a file of their own if the input model has.
-        beside = keeps_weights_beside(model, path)
-        with staged(found.result.model, path, external=beside):
+        beside = keeps_weights_beside(model, target_file)
+        with staged(found.result.model, target_file, external=beside):
             pass  # the result was checked and run when it was created
     return found
 
@@ -256,8 +286,11 @@ def _read(
 
     Raises:
         DataError: a sample does not fit the model, or none is left to judge by.
+        ModelError: there is nothing to quantize.
     """
-    reader = reader_for(Graph.of(inlined(load(model))), data)
+    graph = Graph.of(inlined(load(model)))
+    require_something_to_quantize(graph, QConfig())
+    reader = reader_for(graph, data)
     with data_errors(), Progress(progress, reader.length, "reading", "sample") as bar:
         for index, sample in enumerate(reader):
             # The second sample, and not the first, is held out: a single sample is then left for

@@ -47,7 +47,14 @@ _ROUNDING = (
     "Float4Dequantize",
 )
 #: Parts of the names of operators that compute with integers, or on packed weights.
-_ON_INTEGERS = ("MatMulInteger", "ConvInteger", "NBits", "Bnb4", "BlockQuantized")
+_ON_INTEGERS = (
+    "MatMulInteger",
+    "ConvInteger",
+    "DynamicQuantizeLSTM",
+    "NBits",
+    "Bnb4",
+    "BlockQuantized",
+)
 #: Operators on codes: input indices of the data, each followed by scale and zero point, and of the
 #: result's scale and zero point.
 _ON_CODES: dict[str, tuple[tuple[int, ...], int]] = {
@@ -430,6 +437,10 @@ class Reading:
         if name == "Sum" and len(node.inputs) == 2:
             # The same function: ``quantize`` writes some Adds as Sum.
             name = "Add"
+        if node.op_type == "DynamicQuantizeLSTM":
+            # Inputs 1 and 2 are codes in another layout, with a scale per gate and unit.
+            names = [node.inputs[0], "", "", *node.inputs[3:8]]
+            return "LSTM", list(map(Operand, names))
         if node.op_type == "QLinearConcat":
             # After the output's scale and zero point: tensor, scale and zero point of each input.
             places: tuple[int, ...] = tuple(range(2, len(node.inputs), 3))
@@ -497,7 +508,13 @@ class Reading:
         """
         if operand.scale is not None:
             return operand.tensor, operand.scale
-        for node in self._formats_before(operand.tensor):
+        tensor = operand.tensor
+        # Codes may be stored in another arrangement than the weight.
+        mover = self.graph.producer_of_type(tensor, {"Reshape", "Transpose"})
+        while mover is not None and self.constants.known(tensor):
+            tensor = mover.inputs[0]
+            mover = self.graph.producer_of_type(tensor, {"Reshape", "Transpose"})
+        for node in self._formats_before(tensor):
             if node.op_type in DEQUANTIZE:
                 return node.inputs[0], self._scale(node)
         return None

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from onnx import ModelProto
 
 from calibrators.base import is_number, is_whole
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
@@ -37,13 +38,13 @@ from quark_onnx.errors import (
     ModelError,
     QuarkError,
     TimeLimitError,
+    crash_errors,
     data_errors,
 )
 from quark_onnx.graph import Graph, gather_constants, inlined, model_key
 from quark_onnx.graph.io import load, staged
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.progress import Progress, time_limit
-from quark_onnx.refine import sample_key
 from quark_onnx.report import section
 from quark_onnx.reported import Reported
 from quark_onnx.steps import (
@@ -52,7 +53,10 @@ from quark_onnx.steps import (
     destination,
     keeps_weights_beside,
     reader_for,
+    refuse_overwritten_arguments,
+    require_something_to_quantize,
 )
+from quark_onnx.steps.run import sample_key
 from quark_onnx.version import __version__
 from quark_onnx.wording import counted
 
@@ -185,6 +189,7 @@ def search(  # noqa: PLR0913
     trials: int | None = TRIALS,
     journal: str | Path | None = None,
     progress: bool | None = False,
+    isolate: bool = False,
 ) -> SearchResult:
     """Try configurations on a model and rank them; requires the extra ``search``.
 
@@ -208,6 +213,8 @@ def search(  # noqa: PLR0913
             repeated search with the file continues where it ended, and several processes with a common file
             share the work.
         progress: as for ``quantize_static``.
+        isolate: run onnxruntime in another process, as for ``quantize``. A candidate that crashes it
+            has failed, and the search goes on.
 
     Returns:
         The candidates, best first.
@@ -227,17 +234,21 @@ def search(  # noqa: PLR0913
     >>> [candidate.name for candidate in found.candidates]
     ['A16W8', 'A8W8']
     """  # noqa: E501
-    with Search(
-        model,
-        data,
-        space=space,
-        metric=metric,
-        target=target,
-        budget=budget,
-        trials=trials,
-        journal=journal,
-        progress=progress,
-    ) as running:
+    with (
+        crash_errors(model),
+        isolated(isolate),
+        Search(
+            model,
+            data,
+            space=space,
+            metric=metric,
+            target=target,
+            budget=budget,
+            trials=trials,
+            journal=journal,
+            progress=progress,
+        ) as running,
+    ):
         return running.run()
 
 
@@ -264,6 +275,9 @@ class Search:
         self._space = Space.of(space)
         _check_numbers(target, budget, trials)
         _check(metric, journal, progress)
+        refuse_overwritten_arguments(
+            {"model": model, "data": data, "space": space}, {"journal": journal}
+        )
         self._model, self._metric = model, metric
         self._target, self._budget = target, budget
         self._progress = progress
@@ -272,6 +286,7 @@ class Search:
         original = load(model)
         graph = Graph.of(inlined(original))
         gather_constants(graph)
+        require_something_to_quantize(graph, QConfig())
         # Equalization is tried second where SiLU or Relu6 separates layers.
         early = "cle" if _has_gates(graph) else ""
         self._probes, self._others = self._space.order(early)

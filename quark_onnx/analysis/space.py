@@ -18,6 +18,7 @@ from quark_onnx.config.text import format_call
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import PRESETS, TARGETS
+from quark_onnx.targets import unfit
 
 #: Label of the choice that keeps the preset's setting.
 PLAIN = ""
@@ -68,8 +69,8 @@ class Space:
 
     Attributes:
         presets: names of presets, YAML files, dictionaries or QConfigs. Other choices start from
-            the first. None for the presets of the target, or, without a target, for A8W8, S8S8 and
-            A16W8.
+            the first. None for the presets of the target that quantization writes, or, without a
+            target, for A8W8, S8S8 and A16W8. A target must take all of them.
         calibrators: calibrators of activations, with settings as in
             ``"percentile:percentile=99.9"``.
         per_channel: choices for per-channel weights: True, False or both; empty to keep the
@@ -119,8 +120,7 @@ class Space:
             )
         # The dataclass is frozen, so that fields are set through object.
         if self.presets is None:
-            presets = TARGETS[self.target].presets if self.target else _PRESETS
-            object.__setattr__(self, "presets", tuple(presets))
+            object.__setattr__(self, "presets", _default_presets(self.target))
         for name in ("presets", "calibrators", "per_channel", "optimizers"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name)))
         if not self.presets:
@@ -191,9 +191,12 @@ class Space:
         """
         # Equalization by default would hide the effect of the choice "cle".
         config = _naming("presets", QConfig.of, preset).with_(equalize=False)
-        if self.target:
-            config = config.with_(target=self.target)
-        return config
+        if not self.target:
+            return config
+        # Before the search: each candidate with such a preset would fail.
+        if why := unfit(TARGETS[self.target], config):
+            raise ConfigError(f"presets: {why}")
+        return config.with_(target=self.target)
 
     def trial(self, choices: Mapping[str, str]) -> Trial:
         """Return the configuration of a choice on each axis.
@@ -254,6 +257,15 @@ class Space:
             probes.remove(first)
             probes.insert(1, first)
         return probes, others
+
+
+def _default_presets(target: str) -> tuple[str, ...]:
+    """Return the presets to try for a target; empty for any runtime."""
+    if not target:
+        return _PRESETS
+    # Formats that a compiler makes of the float model, such as BF16, are no candidates.
+    row = TARGETS[target]
+    return tuple(preset for preset in row.presets if not unfit(row, QConfig.of(preset)))
 
 
 def _by_label(

@@ -19,6 +19,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibrators.json_file import Entry, parse_json
+from calibrators.shown import short
 from quark_onnx.analysis.keys import config_key
 from quark_onnx.analysis.space import Trial
 from quark_onnx.config import to_dict
@@ -34,6 +36,8 @@ _RECORD, _KEY, _OWNER, _IDENTITY = "record", "config_key", "owner", "identity"
 _WARM_TRIALS, WARM_SAMPLES = 6, 8
 #: Age at which a candidate of another machine counts as abandoned.
 _ABANDONED = timedelta(hours=1)
+#: What to do about a damaged journal.
+_REMEDY = "remove the line, or name another file to search anew"
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,11 @@ class Study:
                 ),
                 load_if_exists=True,
             )
+            if self.optuna.direction != self._optuna.study.StudyDirection.MAXIMIZE:
+                raise ConfigError(
+                    f"journal {journal}: the study {self.optuna.study_name!r} has another"
+                    f" direction; {_REMEDY}",
+                )
             # The name is a hash; the identity itself is stored to be compared by later searches.
             self.optuna.set_user_attr(_IDENTITY, self._identity)
             # Before the first candidate: those of killed processes would count as running.
@@ -120,14 +129,14 @@ class Study:
             # The record is stored before the state, so that a trial with a record counts even if
             # the process died between.
             if _RECORD in trial.user_attrs:
-                found.append((trial.params, Record(**trial.user_attrs[_RECORD])))
+                found.append((self._choices(trial), self._record(trial)))
         return found
 
     def running(self) -> list[str]:
         """Return the keys of configurations in evaluation by other processes."""
         running = self._optuna.trial.TrialState.RUNNING
         return [
-            trial.user_attrs[_KEY]
+            self._attribute(trial, _KEY).text()
             for trial in self._trials()
             if trial.state == running and _KEY in trial.user_attrs
         ]
@@ -207,7 +216,7 @@ class Study:
         """End the running candidates of processes that ended."""
         states = self._optuna.trial.TrialState
         for trial in self.optuna.get_trials(deepcopy=False, states=[states.RUNNING]):
-            owner = trial.user_attrs.get(_OWNER, "")
+            owner = str(trial.user_attrs.get(_OWNER, ""))
             started = trial.datetime_start
             # Optuna stores local times without a zone.
             recent = started is None or datetime.now() - started < _ABANDONED
@@ -231,10 +240,48 @@ class Study:
             )
             for trial in other.get_trials(deepcopy=False):
                 if _RECORD in trial.user_attrs:
-                    record = Record(**trial.user_attrs[_RECORD])
                     # The key is set by ask(), before any record.
-                    found[trial.user_attrs[_KEY]] = record
+                    key = self._attribute(trial, _KEY).text()
+                    found[key] = self._record(trial)
         return found
+
+    def _attribute(self, trial: optuna.trial.FrozenTrial, name: str) -> Entry:
+        """Return an attribute of a trial."""
+        return self._entry(trial, trial.user_attrs)[name]
+
+    def _entry(self, trial: optuna.trial.FrozenTrial, value: Any) -> Entry:
+        where = f"journal {self._journal}, trial {trial.number}"
+        return Entry(value, where, remedy=_REMEDY, error=ConfigError)
+
+    def _record(self, trial: optuna.trial.FrozenTrial) -> Record:
+        """Return the record of a trial.
+
+        Raises:
+            ConfigError: a value is missing or of another type.
+        """
+        record = self._attribute(trial, _RECORD)
+        score, size = record["score"], record["bytes"]
+        if score.value is not None and type(score.value) not in (int, float):
+            raise score.wrong("a number, or null")
+        return Record(
+            score.value,
+            record["seconds"].number(),
+            None if size.value is None else size.integer(),
+            record["error"].text(),
+            record["judged"].integer(),
+            record["pruned"].boolean(),
+        )
+
+    def _choices(self, trial: optuna.trial.FrozenTrial) -> dict[str, str]:
+        """Return the label on each axis of a trial.
+
+        Raises:
+            ConfigError: an axis is missing, or a label is none of its labels.
+        """
+        params = self._entry(trial, trial.params)
+        return {
+            axis: params[axis].one_of(labels) for axis, labels in self._axes.items()
+        }
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -332,7 +379,17 @@ def _open_journal(path: Path) -> Any:
                 file.truncate(content.rfind(b"\n") + 1)
         finally:
             lock.release()
-    return JournalStorage(JournalFileBackend(str(path), lock))
+    try:
+        # Reads and applies all lines.
+        return JournalStorage(JournalFileBackend(str(path), lock))
+    # Lines that contradict each other fail in whatever Optuna does first.
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"journal {path}: its lines contradict each other"
+            f" ({type(error).__name__}: {short(str(error))}); {_REMEDY}",
+        ) from error
 
 
 def _check_journal(path: Path, content: bytes) -> None:
@@ -351,23 +408,63 @@ def _check_journal(path: Path, content: bytes) -> None:
     if not lines and not b'{"op_code":'.startswith(content[:11]):
         raise _no_journal(path)
     for number, line in enumerate(lines, 1):
-        if _is_entry(line):
-            continue
-        if number == 1:
-            raise _no_journal(path)
-        raise ConfigError(
-            f"journal {path}: line {number} is damaged; remove it to go on",
-        )
+        try:
+            where = f"journal {path}, line {number}"
+            _check_operation(parse_json(line, where, ConfigError, _REMEDY))
+        except ConfigError:
+            if number == 1:
+                raise _no_journal(path) from None
+            raise
 
 
-def _is_entry(line: bytes) -> bool:
-    """Return whether a line is an operation of Optuna's journal: a JSON object with its keys."""
-    try:
-        entry = json.loads(line)
-    # RecursionError: deeply nested brackets in a file that is no journal.
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(entry, dict) and {"op_code", "worker_id"} <= set(entry)
+def _check_operation(entry: Entry) -> None:
+    """Raise ConfigError if a line is no operation of Optuna's journal."""
+    operation = entry["op_code"].integer(most=len(_OPERATIONS) - 1)
+    entry["worker_id"].text()
+    for key, check in _OPERATIONS[operation].items():
+        check(entry[key])
+
+
+def _one_attribute(entry: Entry) -> None:
+    if len(entry.object()) != 1:
+        raise entry.wrong("an object with one key")
+
+
+def _scores(entry: Entry) -> None:
+    # A trial that failed has none; that of a search has one.
+    if entry.value is not None:
+        scores = entry.array()
+        if len(scores) != 1:
+            raise entry.wrong("null, or an array of one number")
+        _score(scores[0])
+
+
+def _score(entry: Entry) -> None:
+    # Python's JSON has infinity and NaN, which scores may be.
+    if type(entry.value) not in (int, float):
+        raise entry.wrong("a number")
+
+
+#: Checks of the keys of each operation, by its number (optuna.storages.journal, JournalOperation).
+_OPERATIONS: list[dict[str, Callable[[Entry], object]]] = [
+    {"study_name": Entry.text, "directions": Entry.array},
+    {"study_id": Entry.integer},
+    {"study_id": Entry.integer, "user_attr": _one_attribute},
+    {"study_id": Entry.integer, "system_attr": _one_attribute},
+    {"study_id": Entry.integer},
+    {
+        "trial_id": Entry.integer,
+        "param_name": Entry.text,
+        "param_value_internal": _score,
+        "distribution": Entry.text,
+    },
+    {"trial_id": Entry.integer, "state": Entry.integer, "values": _scores},
+    {"trial_id": Entry.integer, "step": Entry.integer, "intermediate_value": _score},
+    {"trial_id": Entry.integer, "user_attr": _one_attribute},
+    {"trial_id": Entry.integer, "system_attr": _one_attribute},
+    # Of another implementation, and without effect here.
+    {},
+]
 
 
 def _no_journal(path: Path) -> ConfigError:
@@ -395,7 +492,8 @@ def _is_alive(owner: str) -> bool:
     try:
         # Signal 0 only asks whether the process exists.
         os.kill(int(number), 0)
-    except ProcessLookupError:
+    # OverflowError: no process has so large a number.
+    except (ProcessLookupError, OverflowError):
         return False
     # The process exists, and belongs to another user.
     except PermissionError:

@@ -15,14 +15,12 @@ from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
 from quark_onnx.containers import among
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
-from quark_onnx.patterns.conv_and_gemm import output_axis
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
+from quark_onnx.patterns.weight_axes import WeightAxes, weight_axes
 from quark_onnx.report.measure import cosine_similarity, decibels
 
 Floats = NDArray[np.float64]
 
-#: Axis of the output channels by operator; the axis of a Gemm depends on transB.
-_AXES = {"Conv": 0, "ConvTranspose": 1, "MatMul": -1}
 #: Operators with a bias, and the index of that input.
 _BIASED = ("Conv", "ConvTranspose", "Gemm")
 _BIAS_INPUT = 2
@@ -41,6 +39,7 @@ class _Constant:
     Attributes:
         name: name in the float model.
         is_weight: False for a bias.
+        axes: axes of the output channels of a weight; None without any.
         values: the float values.
         dequantized: the values of the quantized model, of the same shape.
         codes: name and scale of the codes; None without codes, or in another layout.
@@ -48,6 +47,7 @@ class _Constant:
 
     name: str
     is_weight: bool
+    axes: WeightAxes | None
     values: Floats
     dequantized: Floats
     codes: tuple[str, Scale] | None
@@ -131,7 +131,12 @@ def _compared(
     if unchanged or not values.size:
         return ""
     is_weight = place != _BIAS_INPUT or node.op_type not in _BIASED
-    constant = _Constant(node.inputs[place], is_weight, values, dequantized, codes)
+    axes = weight_axes(reference.graph, node, place) if is_weight else None
+    if axes is not None and not axes.channels:
+        axes = None
+    constant = _Constant(
+        node.inputs[place], is_weight, axes, values, dequantized, codes
+    )
     return _error(other, node, constant)
 
 
@@ -148,14 +153,14 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     """
     values = constant.values
     # exact, stored: (channels, values of a channel); a bias has one value in each row.
-    axis = _channel_axis(node, values.ndim) if constant.is_weight else 0
-    exact = _channel_rows(values, axis)
-    stored = _channel_rows(constant.dequantized, axis)
+    exact, stored = (
+        _channel_rows(constant, part) for part in (values, constant.dequantized)
+    )
     # Equalization and the folding of norms change the weights without an error. Their factors are
     # removed first.
     fitted, rescaled = stored, False
     if constant.is_weight:
-        inputs = _inputs_per_channel(node, values, axis)
+        inputs = _inputs_per_channel(node, constant)
         fitted, rescaled = _fitted(exact, stored, inputs)
     grid, saturated, clipped = _grid(other, constant.codes, values, rescaled)
     signal = np.square(exact).sum(axis=1)
@@ -196,33 +201,32 @@ def _error(other: Reading, node: Node, constant: _Constant) -> WeightError:
     )
 
 
-def _channel_rows(values: Floats, axis: int | None) -> Floats:
-    """Return a matrix with a row for each output channel.
+def _channel_rows(constant: _Constant, values: Floats) -> Floats:
+    """Return a matrix with a row for each output channel, or for each value of a bias.
 
     Args:
+        constant: the constant that the values belong to.
         values: values of any shape, also a scalar.
-        axis: axis of the output channels; None for a single row.
-
-    Returns:
-        An array of shape (channels, values of a channel).
     """
+    if constant.axes is not None:
+        return constant.axes.rows(values)
     # A scalar has no axis.
-    return rows(values, axis) if values.ndim else values.reshape(1, 1)
+    if constant.is_weight or not values.ndim:
+        return values.reshape(1, -1)
+    return rows(values, 0)
 
 
-def _inputs_per_channel(node: Node, values: Floats, axis: int | None) -> int:
-    """Return the number of input channels along a row; 1 if factors per input are unknown.
-
-    Args:
-        node: the node that reads the weight.
-        values: the weight.
-        axis: axis of the output channels; None if unknown.
-    """
+def _inputs_per_channel(node: Node, constant: _Constant) -> int:
+    """Return the number of input channels along a row; 1 if factors per input are unknown."""
+    values = constant.values
     grouped = int(node.attribute("group", 1)) != 1
     # Grouped convolutions: the same row index is another input channel in each group.
-    if axis is None or axis > 1 or values.ndim < 2 or grouped:
+    if constant.axes is None or values.ndim < 2 or grouped:
         return 1
-    return int(values.shape[1 - axis])
+    layout = constant.axes.layout(values.shape)
+    if not layout.is_plain or layout.axis > 1:
+        return 1
+    return int(values.shape[1 - layout.axis])
 
 
 def _channel_ratios(signal: Floats, noise: Floats) -> list[float]:
@@ -264,25 +268,6 @@ def _outlier_ratio(reach: Floats) -> float:
     if not median:
         return 1.0
     return float(reach.max() / median)
-
-
-def _channel_axis(node: Node, rank: int) -> int | None:
-    """Return the axis of the output channels of a weight, or None.
-
-    Args:
-        node: the node that reads the weight.
-        rank: number of axes of the weight.
-
-    Returns:
-        The axis, 0 or more; None if the operator has no output channels in the weight, or if the
-        weight is a vector.
-    """
-    if node.op_type == "Gemm":
-        return output_axis(node)
-    axis = _AXES.get(node.op_type)
-    if axis is not None and rank > 1:
-        return axis % rank
-    return None
 
 
 def _fitted(a: Floats, b: Floats, inputs: int) -> tuple[Floats, bool]:

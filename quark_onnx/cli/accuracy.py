@@ -25,6 +25,7 @@ from quark_onnx.wording import counted
 #: Settings of a single configuration, which --accuracy chooses.
 #: Attributes of the options; the option of an attribute has hyphens.
 _CHOSEN = (
+    "preset",
     "config",
     "calibrator",
     "optimize",
@@ -81,9 +82,6 @@ def run_to_accuracy(options: Namespace) -> Answer:
     # None and False are the defaults of these options, so that anything else was given.
     chosen = (*_CHOSEN, *SWITCHES)
     given = [name for name in chosen if getattr(options, name) not in (None, False)]
-    # A preset has a default value: only another one shows that the option was given.
-    if options.preset != "A8W8":
-        given.insert(0, "preset")
     if options.per_channel is not None:
         given.append("per_channel" if options.per_channel else "per_tensor")
     if given:

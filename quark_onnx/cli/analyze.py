@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from calibrators.shown import printable
 from quark_onnx import analysis
 from quark_onnx.analysis import Analysis
 from quark_onnx.analysis.findings import Cause, TensorError, Unmatched
@@ -16,11 +17,10 @@ from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import (
     Parser,
-    UsageError,
     add_common_options,
     add_html_option,
     count,
-    path,
+    input_path,
 )
 from quark_onnx.report import OutputError, decibels, percentage, size_change
 from quark_onnx.wording import counted, first_of
@@ -43,11 +43,13 @@ _CAUSES = 3
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("reference", metavar="FLOAT", type=path, help="float model")
+    parser.add_argument(
+        "reference", metavar="FLOAT", type=input_path, help="float model"
+    )
     parser.add_argument(
         "other",
         metavar="QUANT",
-        type=path,
+        type=input_path,
         help="quantized model with the same inputs and outputs",
     )
     add_data_options(parser)
@@ -64,9 +66,6 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    # Before the analysis: a refused page would waste minutes.
-    if options.html is not None:
-        _check_page(options)
     found = analysis.analyze(options.reference, options.other, data_of(options))
     if options.html is not None:
         write_page(found, options.html, options.reference.name, options.other.name)
@@ -87,16 +86,6 @@ def run(options: Namespace) -> Answer:
         **found.to_dict(),
     }
     return Answer("\n".join(lines), document)
-
-
-def _check_page(options: Namespace) -> None:
-    for model in (options.reference, options.other):
-        # samefile, and not the names: a link to the model is the model, too.
-        if options.html.exists() and model.exists() and options.html.samefile(model):
-            raise UsageError(
-                f"--html {options.html} is the model {model} itself, which is never"
-                " overwritten",
-            )
 
 
 def _outputs(found: Analysis) -> str:
@@ -189,8 +178,8 @@ def _ranking(found: Analysis, top: int) -> Iterator[str]:
     for line, tensor in zip(table[1:], worst, strict=True):
         yield line
         for cause in tensor.causes[:_CAUSES]:
-            yield f"       {cause.text}"
-            yield f"         -> {remedy(cause)}"
+            yield printable(f"       {cause.text}")
+            yield printable(f"         -> {remedy(cause)}")
 
 
 def _row(place: int, tensor: TensorError) -> tuple[str, ...]:

@@ -11,10 +11,11 @@ from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     Parser,
-    UsageError,
     add_common_options,
     count,
-    path,
+    input_name,
+    input_path,
+    output_file,
     progress_of,
 )
 from quark_onnx.cli.settings import config_base
@@ -40,14 +41,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        type=path,
+        type=input_path,
         help="float model, an .onnx file; it is not changed",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="RANGES",
-        type=path,
+        type=output_file,
         required=True,
         help="write the ranges here; an earlier file is replaced",
     )
@@ -57,12 +58,14 @@ def add_arguments(parser: Parser) -> None:
     base.add_argument(
         "--preset",
         metavar="NAME",
+        type=input_name,
         default=_PRESET,
         help="preset whose tensors are measured",
     )
     base.add_argument(
         "--config",
         metavar="FILE.yaml",
+        type=input_name,
         help="YAML file with all settings, in place of a preset",
     )
     group.add_argument(
@@ -93,9 +96,6 @@ def run(options: Namespace) -> Answer:
     if options.calibrator is not None:
         config = config.with_(calibrator=options.calibrator)
     data = data_of(options)
-    # Ranges replace an earlier file without a question; the model must not be it.
-    if options.output.resolve() == options.model.resolve():
-        raise UsageError(f"--output is the model, {options.model}; name another file")
     start = perf_counter()
     with workers(options.workers) as executor:
         found = api.calibrate(
@@ -142,4 +142,6 @@ def _next_words(options: Namespace) -> list[str]:
         words += ["--config", str(options.config)]
     elif options.preset != _PRESET:
         words += ["--preset", options.preset]
+    for library in options.custom_op_library:
+        words += ["--custom-op-library", str(library)]
     return words

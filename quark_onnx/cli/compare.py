@@ -12,7 +12,7 @@ from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import add_threads_option, latency_lines
 from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, Table, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, path
+from quark_onnx.cli.parsing import Parser, add_common_options, input_path
 from quark_onnx.cli.requantize import compared_with_commands
 from quark_onnx.cli.settings import (
     add_gate_option,
@@ -41,11 +41,13 @@ exit codes: 0 done; 1 --min-sqnr missed; 2 bad input; 3 internal error; 128 + N 
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("reference", metavar="FLOAT", type=path, help="float model")
+    parser.add_argument(
+        "reference", metavar="FLOAT", type=input_path, help="float model"
+    )
     parser.add_argument(
         "other",
         metavar="QUANT",
-        type=path,
+        type=input_path,
         help="quantized model with the same outputs",
     )
     add_data_options(parser)

@@ -14,7 +14,7 @@ from quark_onnx.cli.parsing import (
     add_shape_option,
     complete,
     count,
-    path,
+    input_path,
 )
 from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError, decibels, percentage
@@ -37,7 +37,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        type=path,
+        type=input_path,
         help="an .onnx file from any tool; it is not changed",
     )
     add_output_option(parser, "converted")

@@ -18,7 +18,7 @@ from quark_onnx.cli.parsing import (
     dimension,
     image_size,
     number,
-    path,
+    sample_path,
 )
 from quark_onnx.config.checks import refuse_first
 
@@ -70,7 +70,7 @@ def add_data_options(parser: Parser) -> None:
     source.add_argument(
         "--data",
         metavar="PATH",
-        type=path,
+        type=sample_path,
         help=".npz or .npy file, or a folder of them, or of images",
     )
     source.add_argument(

@@ -31,8 +31,8 @@ from typing import Any
 from calibrators import CalibrationError
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.scratch import written
-from calibrators.shown import clipped, printable
-from quark_onnx import __version__
+from calibrators.shown import printable, shortened
+from quark_onnx import __version__, custom_op_libraries
 from quark_onnx.cli import (
     analyze,
     calibrate,
@@ -53,6 +53,7 @@ from quark_onnx.cli.parsing import (
     STDOUT,
     Parser,
     UsageError,
+    check_paths,
     join_image_size,
     rename_options,
 )
@@ -119,7 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain(f"warning: {warning}")
     try:
         with _signals_raise():
-            options = parse(arguments)
+            parsed = parse(arguments)
+            # Before the file of --json is known, as the error must not be written into an input.
+            check_paths(parsed, parsed.parser)
+            options = parsed
             # The names of the models' attributes differ by command; a crash is reported with the
             # file.
             models = (
@@ -131,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 # In another process, a native crash of onnxruntime is an error message, and not the
                 # end.
                 isolated(options.isolation),
+                custom_op_libraries(*getattr(options, "custom_op_library", [])),
                 plain_progress(),
             ):
                 answer: Answer = options.run(options)
@@ -283,7 +288,10 @@ def _reason_and_steps(
 def _complain_with_steps(message: str, steps: Sequence[NextStep]) -> None:
     _complain(f"error: {message}")
     for step in steps:
-        _complain("\n  ".join(["try: " + step.lines()[0], *step.lines()[1:]]))
+        lines = ["try: " + step.lines()[0], *step.lines()[1:]]
+        with suppress(OSError):
+            # Commands are pasted, and never shortened.
+            complain(f"{PROGRAM}: " + "\n  ".join(map(printable, lines)))
 
 
 def _deliver(document: dict[str, Any], target: str | None) -> None:
@@ -339,7 +347,7 @@ def _fail(error: Exception, options: Namespace) -> int:
 
 def _complain(text: str) -> None:
     with suppress(OSError):  # ignore a closed stderr
-        complain(f"{PROGRAM}: {clipped(text)}")
+        complain(f"{PROGRAM}: {shortened(printable(text))}")
 
 
 def _occupy_standard_streams() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from calibrators.shown import printable
 from quark_onnx import api
 from quark_onnx.cli.output import Answer, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, path
+from quark_onnx.cli.parsing import Parser, add_common_options, input_path
 from quark_onnx.cli.settings import add_config_options, config_of
 from quark_onnx.config import to_dict
 from quark_onnx.graph import Node
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        type=path,
+        type=input_path,
         help="float model, an .onnx file",
     )
     add_config_options(parser)

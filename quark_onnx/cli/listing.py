@@ -58,7 +58,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="KIND",
         help="what to list; everything unless given",
     )
-    add_common_options(parser)
+    add_common_options(parser, sessions=False)
     kinds = fill(", ".join(_KINDS), 90, initial_indent="  ", subsequent_indent="  ")
     # The kinds are defined at the end of this file, after the functions that list them.
     parser.epilog = f"kinds:\n{kinds}\n\n{EXAMPLE}"

@@ -16,7 +16,8 @@ from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     add_common_options,
-    path,
+    input_path,
+    output_folder,
 )
 from quark_onnx.errors import ConstraintError
 from quark_onnx.wording import prefixed
@@ -64,7 +65,7 @@ def add_arguments(parser: Parser) -> None:
             usage=usage,
         )
         add(action)
-        add_common_options(action)
+        add_common_options(action, sessions=False)
         action.set_defaults(perform=perform, parser=action)
 
 
@@ -74,7 +75,7 @@ def run(options: Namespace) -> Answer:
         llm_ptq.silence_helper(options)
     folder = _output(options)
     wanted = options.overwrite and folder is not None
-    with overwriting(folder or Path(), options.model, wanted=wanted):
+    with overwriting(folder or Path(), wanted=wanted):
         answer: Answer = options.perform(options)
     document = {"command": NAME, "action": options.action, **answer.document}
     return Answer(answer.body, document, answer.failure)
@@ -95,7 +96,7 @@ def _validate_options(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="DIR",
-        type=path,
+        type=input_path,
         help="checkpoint folder, .gguf file, or folder of genai_config.json",
     )
     parser.add_argument(
@@ -114,7 +115,7 @@ def _validate_options(parser: Parser) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        type=path,
+        type=output_folder,
         help="folder of the repaired copy (DIR-fixed); an earlier one needs --overwrite",
     )
 

@@ -9,7 +9,15 @@ from typing import Any
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.cli.output import Answer
-from quark_onnx.cli.parsing import Parser, UsageError, count, path, progress_of
+from quark_onnx.cli.parsing import (
+    Parser,
+    UsageError,
+    count,
+    input_name,
+    input_path,
+    output_folder,
+    progress_of,
+)
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.algorithm_names import check_algorithm
@@ -24,14 +32,14 @@ def oga_options(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="DIR",
-        type=path,
+        type=input_path,
         help="float model, or a checkpoint in the layout oga or awq",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
-        type=path,
+        type=output_folder,
         required=True,
         help="folder of the result; an earlier result needs --overwrite",
     )
@@ -51,6 +59,7 @@ def oga_options(parser: Parser) -> None:
     parser.add_argument(
         "--data",
         metavar="TEXT",
+        type=input_name,
         help="calibration data, as for 'llm ptq'",
     )
     parser.add_argument(

@@ -17,11 +17,16 @@ from quark_onnx.cli.next_command import next_command, shell_line
 from quark_onnx.cli.output import Answer, say
 from quark_onnx.cli.parsing import (
     PROGRAM,
+    OutputPath,
     Parser,
     UsageError,
     add_html_option,
     count,
+    input_name,
+    input_path,
     number,
+    output_file,
+    output_folder,
     path,
     progress_of,
 )
@@ -66,12 +71,12 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def ptq_options(parser: Parser) -> None:
-    parser.add_argument("model", metavar="DIR", type=path, help=_SOURCE)
+    parser.add_argument("model", metavar="DIR", type=input_path, help=_SOURCE)
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
-        type=path,
+        type=output_folder,
         required=True,
         help="folder of the result; an earlier result needs --overwrite",
     )
@@ -132,7 +137,7 @@ def ptq_options(parser: Parser) -> None:
         action="append",
         metavar="GLOB",
         default=[],
-        help="layers that stay float, besides lm_head and vision or audio parts",
+        help="layers that stay float, besides heads and vision or audio parts",
     )
     parser.add_argument(
         "--algorithm",
@@ -142,7 +147,12 @@ def ptq_options(parser: Parser) -> None:
         metavar="NAME[:SETTING=VALUE,...]",
         help="algorithms, in this order; see 'quark-onnx list algorithms'",
     )
-    parser.add_argument("--data", metavar="TEXT", help=f"calibration data: {_TEXT}")
+    parser.add_argument(
+        "--data",
+        metavar="TEXT",
+        type=input_name,
+        help=f"calibration data: {_TEXT}",
+    )
     parser.add_argument(
         "--samples",
         type=count,
@@ -165,6 +175,7 @@ def _evaluation_options(parser: Parser) -> None:
     parser.add_argument(
         "--evaluate",
         metavar="TEXT",
+        type=input_name,
         help="report the perplexity of this text, float and quantized",
     )
     parser.add_argument(
@@ -204,19 +215,19 @@ def _result_options(parser: Parser) -> None:
     add_html_option(parser, "write a page with plots")
     parser.add_argument(
         "--report",
-        type=path,
+        type=OutputPath(path, files=("report.json", "report.html")),
         metavar="DIR",
         help=SUPPRESS,
     )
     parser.add_argument(
         "--resume",
-        type=path,
+        type=OutputPath(path, files=("state.json",)),
         metavar="DIR",
         help="folder for finished blocks; the same command continues from it",
     )
     parser.add_argument(
         "--spill",
-        type=path,
+        type=OutputPath(path, files=("hidden",)),
         metavar="DIR",
         help="keep hidden states in this folder instead of in memory",
     )
@@ -249,6 +260,11 @@ def _result_options(parser: Parser) -> None:
         "--trust-code",
         action="store_true",
         help="run Python code that comes with the model",
+    )
+    parser.add_argument(
+        "--merge-adapter",
+        action="store_true",
+        help="merge the LoRA adapter in the folder into the weights first",
     )
 
 
@@ -371,7 +387,11 @@ def ptq(options: Namespace) -> Answer:
     exports = options.export or ["hf_format"]
     source = torch_side(
         "quark_onnx.torch.checkpoints.float_checkpoint",
-    ).FloatCheckpoint(options.model, trust_code=options.trust_code)
+    ).FloatCheckpoint(
+        options.model,
+        trust_code=options.trust_code,
+        merge_adapter=options.merge_adapter,
+    )
     config = _config(options, source)
     tasks, scores = _tasks(options), {}
     if options.report is not None:
@@ -566,6 +586,11 @@ def _tasks(options: Namespace) -> Any:
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} belongs to --tasks")
         return None
+    if options.merge_adapter:
+        raise UsageError(
+            "--tasks score the folder of the float model, without the adapter; save the"
+            " merged model as a folder of its own, or leave out --tasks"
+        )
     return torch_side("quark_onnx.torch.calibration.eval_tasks").Tasks(
         options.tasks,
         shots=options.shots,
@@ -772,12 +797,12 @@ def _say_runtime(seconds: float, expected: Any) -> None:
 
 
 def gguf_options(parser: Parser) -> None:
-    parser.add_argument("model", metavar="DIR", type=path, help=_SOURCE)
+    parser.add_argument("model", metavar="DIR", type=input_path, help=_SOURCE)
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT.gguf",
-        type=path,
+        type=output_file,
         required=True,
         help="file of the result; an earlier file is replaced",
     )

@@ -8,7 +8,17 @@ from dataclasses import asdict
 from typing import Any
 
 from quark_onnx.cli.output import Answer, say
-from quark_onnx.cli.parsing import Parser, count, duration, number, path
+from quark_onnx.cli.parsing import (
+    OutputPath,
+    Parser,
+    count,
+    duration,
+    input_name,
+    input_path,
+    number,
+    output_folder,
+    path,
+)
 from quark_onnx.cli.torch_side import torch_side
 from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.torch.config.language import config_for
@@ -18,13 +28,13 @@ from quark_onnx.wording import counted
 
 def search_options(parser: Parser) -> None:
     parser.add_argument(
-        "model", metavar="DIR", type=path, help="folder of a float model"
+        "model", metavar="DIR", type=input_path, help="folder of a float model"
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
-        type=path,
+        type=output_folder,
         required=True,
         help="folder of the best result; an earlier result needs --overwrite",
     )
@@ -45,6 +55,7 @@ def search_options(parser: Parser) -> None:
     parser.add_argument(
         "--data",
         metavar="TEXT",
+        type=input_name,
         required=True,
         help="calibration data; a part is held out for judging",
     )
@@ -71,7 +82,7 @@ def search_options(parser: Parser) -> None:
     parser.add_argument(
         "--journal",
         metavar="DIR",
-        type=path,
+        type=OutputPath(path, files=("search.json", "search.html")),
         required=True,
         help="folder of measurements, to resume; gets the page search.html",
     )

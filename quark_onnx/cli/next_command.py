@@ -124,15 +124,16 @@ def analysis_step(reference: Path, other: Path, options: Namespace) -> NextStep:
 
 
 def data_words(options: Namespace) -> list[str]:
-    """Return the words of a command line that select the data.
+    """Return the words of a command line that select the data and libraries of operators.
 
     Args:
         options: as for ``with_commands``.
     """
     words = list[str]()
+    kept = (*DATA_DESTINATIONS, "custom_op_library")
     for part in _split(options.words, options.parser)[0]:
         # Each option with its own values, as the user wrote them.
-        if part.action is not None and part.action.dest in DATA_DESTINATIONS:
+        if part.action is not None and part.action.dest in kept:
             words += part.words
     return words
 

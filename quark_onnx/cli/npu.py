@@ -19,7 +19,9 @@ from quark_onnx.cli.parsing import (
     add_html_option,
     add_output_option,
     add_shape_option,
-    path,
+    input_path,
+    output_file,
+    output_folder,
     progress_of,
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
@@ -73,7 +75,7 @@ def add_arguments(parser: Parser) -> None:
         action.add_argument(
             "model",
             metavar="MODEL",
-            type=path,
+            type=input_path,
             help="an .onnx file, float or quantized by any tool",
         )
         add(action)
@@ -106,7 +108,7 @@ def _check_options(parser: Parser) -> None:
     parser.add_argument(
         "--fix",
         metavar="OUT.onnx",
-        type=path,
+        type=output_file,
         help="write a copy with repairs, and check that",
     )
 
@@ -187,7 +189,7 @@ def _preflight_options(parser: Parser) -> None:
     parser.add_argument(
         "--ep-report",
         metavar="FILE",
-        type=path,
+        type=input_path,
         help="vitisai_ep_report.json of a real run, to compare with",
     )
 
@@ -223,6 +225,8 @@ def _forecast(found: npu.Preflight) -> dict[str, Any]:
         "counts": found.counts,
         "subgraphs": found.subgraphs,
         "share": found.share,
+        "least_share": found.least_share,
+        "doubts": list(map(str, found.doubts)),
         "nodes": [
             {**asdict(placement), "operations": count, "piece": piece}
             for placement, count, piece in rows
@@ -236,7 +240,7 @@ def _cut_options(parser: Parser) -> None:
         "--output",
         metavar=("FIRST.onnx", "SECOND.onnx"),
         nargs=2,
-        type=path,
+        type=output_file,
         required=True,
         help="write the two models here; earlier files are replaced",
     )
@@ -267,14 +271,13 @@ def _deploy_options(parser: Parser) -> None:
         "-o",
         "--output",
         metavar="DIR",
-        type=path,
+        type=output_folder,
         required=True,
         help="folder of the bundle; an earlier bundle is replaced",
     )
     add_shape_option(parser, _SHAPE)
     add_data_options(parser)
-    # No default preset, so that a given one can be told from none, and refused beside --recipe.
-    add_config_options(parser, preset=None, note="; XINT8 without --recipe")
+    add_config_options(parser, note="; XINT8 without --recipe")
     parser.add_argument(
         "--recipe",
         choices=[_AUTO, *NPU_RECIPES],
@@ -292,7 +295,7 @@ def _deploy_options(parser: Parser) -> None:
     behind.add_argument(
         "--postprocess",
         metavar="TAIL.onnx",
-        type=path,
+        type=input_path,
         help="model that reads the outputs; it runs on the CPU",
     )
     # add_config_options has --target without a default; deploy needs a device.
@@ -312,9 +315,9 @@ def _deploy(options: Namespace) -> Answer:
     if choice is not None:
         config = config_of(options, choice.config)
     elif options.recipe is not None:
-        config = config_of(options, NPU_RECIPES[options.recipe].config)
+        recipe = NPU_RECIPES[options.recipe]
+        config = config_of(options, recipe.config_for(options.target))
     else:
-        options.preset = options.preset or "XINT8"
         config = config_of(options)
     model: Path | npu.Parts = options.model
     if options.cut is not None:

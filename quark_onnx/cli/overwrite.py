@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from calibrators.scratch import followed
 from quark_onnx.cli.parsing import UsageError
 
 #: Files that identify a folder as an earlier result.
@@ -15,23 +16,22 @@ _MARKS = ("config.json", "genai_config.json", "model.gguf", "model.onnx")
 
 
 @contextmanager
-def overwriting(folder: Path, source: Path, *, wanted: bool) -> Iterator[None]:
+def overwriting(folder: Path, *, wanted: bool) -> Iterator[None]:
     """Move an earlier result aside; restore it if no new one is written (context manager).
 
     Args:
         folder: folder of the result.
-        source: the input model, which is never moved.
         wanted: True if --overwrite was given; otherwise nothing is moved.
 
     Raises:
         UsageError: the folder holds files other than an earlier result.
     """
+    # A link stays: the folder that it leads to is moved.
+    folder = followed(folder)
     # An empty folder needs no replacement: the writers accept it.
     if not wanted or not folder.is_dir() or not any(folder.iterdir()):
         yield
         return
-    if source.exists() and folder.samefile(source):
-        raise UsageError(f"--overwrite: {folder} is the model that is quantized")
     if not any((folder / name).is_file() for name in _MARKS):
         raise UsageError(
             f"--overwrite: {folder} holds no earlier result, as it has none of"

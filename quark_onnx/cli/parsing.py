@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
 from pathlib import Path
 from typing import NoReturn
 
 from quark_onnx.errors import ConfigError
+from quark_onnx.steps import SAMPLE_SUFFIXES, Input, Output, refuse_overwrites
 
 #: Name of the command.
 PROGRAM = "quark-onnx"
@@ -27,6 +29,77 @@ _NAMES, _WIDTH = 32, 118
 
 class UsageError(ConfigError):
     """The command line is wrong."""
+
+
+@dataclass(frozen=True)
+class InputPath:
+    """Type of an option or argument whose value is a path that the command reads.
+
+    Attributes:
+        parse: function of the text that returns the value.
+        suffixes: endings of the files that are read in a folder; None for every file.
+    """
+
+    parse: Callable[[str], Path | str]
+    suffixes: frozenset[str] | None = None
+
+    def __call__(self, text: str) -> Path | str:
+        return self.parse(text)
+
+
+@dataclass(frozen=True)
+class OutputPath:
+    """Type of an option or argument whose value is a path that the command writes.
+
+    Attributes:
+        parse: function of the text that returns the value.
+        replaced: True for a folder that is replaced with all that it holds.
+        files: names of the files that a folder receives, whose other files stay.
+    """
+
+    parse: Callable[[str], Path | str]
+    replaced: bool = False
+    files: tuple[str, ...] = ()
+
+    def __call__(self, text: str) -> Path | str:
+        return self.parse(text)
+
+
+def check_paths(options: argparse.Namespace, parser: Parser) -> None:
+    """Check that no output of a command replaces one of its inputs or another output.
+
+    Args:
+        options: the options of the command.
+        parser: its parser, where each path is declared as an input or an output.
+
+    Raises:
+        ConfigError: names the two options.
+    """
+    inputs, outputs = list[Input](), list[Output]()
+    for action in parser.arguments:
+        kind = action.type
+        for path in _paths_of(getattr(options, action.dest, None)):
+            if isinstance(kind, InputPath):
+                inputs.append(Input(_shown_name(action), path, kind.suffixes))
+            elif isinstance(kind, OutputPath):
+                name = _shown_name(action)
+                outputs.append(Output(name, path, kind.replaced, kind.files))
+    refuse_overwrites(inputs, outputs)
+
+
+def _paths_of(value: object) -> list[Path]:
+    """Return the paths in the value of an option."""
+    if isinstance(value, list | tuple):
+        return [path for each in value for path in _paths_of(each)]
+    if isinstance(value, str | Path) and value != STDOUT:
+        return [Path(value)]
+    return []
+
+
+def _shown_name(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return str(action.metavar)
+    return max(action.option_strings, key=len)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -148,6 +221,11 @@ class Parser(argparse.ArgumentParser):
             return self.options[word[:2]], True
         return None, False
 
+    @property
+    def arguments(self) -> list[argparse.Action]:
+        """Return the options and positional arguments."""
+        return list(self._actions)
+
     def with_destination(self, name: str) -> list[argparse.Action]:
         """Return the options that set an attribute.
 
@@ -184,11 +262,12 @@ def complete(action: argparse.Action, names: Iterable[str]) -> None:
     setattr(action, "completer", completer)  # noqa: B010  (argparse does not declare it)
 
 
-def add_common_options(parser: Parser) -> None:
+def add_common_options(parser: Parser, *, sessions: bool = True) -> None:
     """Add the options of every command.
 
     Args:
         parser: the parser of the command.
+        sessions: whether the command runs models of the user in onnxruntime.
     """
     group = parser.add_argument_group("output")
     group.add_argument(
@@ -196,7 +275,7 @@ def add_common_options(parser: Parser) -> None:
         metavar="FILE",
         nargs="?",
         const=STDOUT,
-        type=_json_file,
+        type=OutputPath(_json_file),
         help="write the answer as JSON, to stdout or to FILE.json",
     )
     group.add_argument(
@@ -210,6 +289,15 @@ def add_common_options(parser: Parser) -> None:
         action="store_false",
         help="run onnxruntime in this process, which a native crash ends",
     )
+    if sessions:
+        group.add_argument(
+            "--custom-op-library",
+            metavar="FILE",
+            type=path,
+            action="append",
+            default=[],
+            help="native library with custom operators of the model; may be repeated",
+        )
     chatter = group.add_mutually_exclusive_group()
     chatter.add_argument(
         "--quiet",
@@ -243,7 +331,7 @@ def add_html_option(parser: argparse._ActionsContainer, what: str) -> None:
         parser: the parser of the command.
         what: help text.
     """
-    parser.add_argument("--html", metavar="FILE", type=page, help=what)
+    parser.add_argument("--html", metavar="FILE", type=OutputPath(_page), help=what)
 
 
 def add_output_option(parser: Parser, what: str) -> None:
@@ -257,7 +345,7 @@ def add_output_option(parser: Parser, what: str) -> None:
         "-o",
         "--output",
         metavar="OUT",
-        type=path,
+        type=output_file,
         required=True,
         help=f"write the {what} model here; an earlier file is replaced",
     )
@@ -290,6 +378,15 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the path is empty")
     return Path(text)
+
+
+#: Types of paths.
+input_path = InputPath(path)
+sample_path = InputPath(path, SAMPLE_SUFFIXES)
+#: A path or another name, such as that of a preset or a data set.
+input_name = InputPath(str)
+output_file = OutputPath(path)
+output_folder = OutputPath(path, replaced=True)
 
 
 def count(text: str) -> int:
@@ -427,7 +524,7 @@ def rename_options(
     return changed, warnings
 
 
-def page(text: str) -> Path:
+def _page(text: str) -> Path:
     """Parse the path of a page; only *.html, so that no model is overwritten.
 
     Args:

@@ -21,11 +21,13 @@ from quark_onnx.cli.latency import (
 from quark_onnx.cli.next_command import report_with_commands
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
+    OutputPath,
     Parser,
     UsageError,
     add_common_options,
     add_output_option,
     count,
+    input_path,
     path,
     progress_of,
 )
@@ -68,7 +70,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        type=path,
+        type=input_path,
         help="float model, an .onnx file; it is not changed",
     )
     add_output_option(parser, "quantized")
@@ -83,7 +85,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--ranges",
         metavar="FILE",
-        type=path,
+        type=input_path,
         help="file of 'quark-onnx calibrate', or a TensorRT or onnxruntime cache",
     )
     parser.add_argument(
@@ -96,7 +98,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--resume",
         metavar="DIR",
-        type=path,
+        type=OutputPath(path, files=("*.npz",)),
         help="folder for finished layers; the same command continues from it",
     )
     add_common_options(parser)
@@ -179,11 +181,12 @@ def _choice(options: Namespace) -> Choice | None:
     """Return the requested recipe; None without a recipe."""
     if options.recipe is None:
         return None
+    target = options.target or ""
     if options.recipe == AUTO:
-        return choose(options.model)
+        return choose(options.model, target)
     recipe = RECIPES[options.recipe]
     # No reason to print: the user chose.
-    return Choice(recipe, recipe.config, "")
+    return Choice(recipe, recipe.config_for(target), "")
 
 
 def _described(choice: Choice) -> str:

@@ -18,8 +18,10 @@ from quark_onnx.cli.parsing import (
     add_html_option,
     count,
     duration,
+    input_name,
+    input_path,
     number,
-    path,
+    output_file,
     progress_of,
 )
 from quark_onnx.containers import values_at
@@ -54,14 +56,14 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        type=path,
+        type=input_path,
         help="float model, an .onnx file; it is not changed",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="BEST",
-        type=path,
+        type=output_file,
         help="write the best model here, even below --min-sqnr; replaces an earlier file",
     )
     add_data_options(parser)
@@ -93,6 +95,7 @@ def add_arguments(parser: Parser) -> None:
             flag,
             dest=name,
             metavar=metavar,
+            type=input_name if name == "presets" else str,
             nargs="*",
             action="extend",
             help=what,
@@ -132,7 +135,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--journal",
         metavar="FILE",
-        type=path,
+        type=output_file,
         help="file of measurements, to resume, or to share between processes",
     )
     add_html_option(parser, "write a page with the candidates and plots")
@@ -252,11 +255,6 @@ def _check_files(options: Namespace) -> None:
         return
     # Called for its errors: the output would replace the input or its weights.
     keeps_weights_beside(options.model, destination(options.model, options.output))
-    if (
-        options.journal is not None
-        and options.journal.resolve() == options.output.resolve()
-    ):
-        raise UsageError(f"--journal and --output are the same file, {options.output}")
 
 
 def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str]]:

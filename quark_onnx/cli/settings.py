@@ -9,7 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from calibrators import CALIBRATORS
-from quark_onnx.cli.parsing import Parser, complete, count, number, path
+from quark_onnx.cli.parsing import (
+    Parser,
+    complete,
+    count,
+    input_name,
+    input_path,
+    number,
+)
 from quark_onnx.config import QConfig
 from quark_onnx.containers import present_values
 from quark_onnx.optimizers import AutoMixedPrecision
@@ -18,19 +25,19 @@ from quark_onnx.report.verdict import TASKS
 
 #: Value of --recipe for an automatic choice.
 AUTO = "auto"
+#: Preset without --preset, --config, --recipe and --target.
+PRESET = "A8W8"
 
 
 def add_config_options(
     parser: Parser,
-    preset: str | None = "A8W8",
-    note: str = "",
+    note: str = f"; {PRESET}, or the first of --target",
     recipes: Iterable[str] = (),
 ) -> None:
     """Add the options of a configuration.
 
     Args:
         parser: the parser of the command.
-        preset: default of --preset; None leaves the choice to the command.
         note: text after the help of --preset.
         recipes: names for --recipe besides "auto"; without names the option does not exist.
     """
@@ -42,13 +49,14 @@ def add_config_options(
     named = base.add_argument(
         "--preset",
         metavar="NAME",
-        default=preset,
+        type=input_name,
         help=f"preset, see 'quark-onnx list presets'{note}",
     )
     complete(named, PRESETS)
     base.add_argument(
         "--config",
         metavar="FILE.yaml",
+        type=input_name,
         help="YAML file with all settings, in place of a preset",
     )
     if recipes:
@@ -164,7 +172,7 @@ def _add_graph_options(parser: Parser) -> None:
     group.add_argument(
         "--keep-sizes",
         action="store_true",
-        help="with --target: keep a dynamic batch, which becomes 1 otherwise",
+        help="with --target: keep a dynamic batch; broken rules are then no errors",
     )
     group.add_argument(
         "--accuracy-level",
@@ -223,11 +231,18 @@ def add_task_option(parser: Parser) -> None:
 def config_base(options: Namespace) -> str:
     """Return the name of the preset or the file that other settings change.
 
+    A target has its own default, as it may not take that of other runtimes.
+
     Args:
         options: the options of the command.
+
+    Raises:
+        ConfigError: the target is unknown.
     """
     if options.config is None:
-        return str(options.preset)
+        if options.preset is None and options.target is not None:
+            return str(TARGETS[options.target].presets[0])
+        return str(options.preset or PRESET)
     # An earlier version took names of presets here.
     if not Path(options.config).suffix:
         warnings.warn(
@@ -241,7 +256,7 @@ def add_labels_option(parser: Parser) -> None:
     parser.add_argument(
         "--labels",
         metavar="FILE",
-        type=path,
+        type=input_path,
         help="labels: CSV (name,label) for top-1 and top-5, COCO JSON for mAP",
     )
 

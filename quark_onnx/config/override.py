@@ -32,7 +32,8 @@ class Override:
     """A different decision for certain nodes.
 
     A node matches if ``nodes``, ``op_types`` or ``between`` matches. An override without a match in
-    the model is an error.
+    the model is an error. Of several that match a node, the last one decides whether the node is
+    kept float or quantized, all of it; a format is that of the last one that gives it.
 
     Attributes:
         nodes: node names, globs (``"/head/*"``) or regular expressions (``"re:^/head/.*"``).

@@ -231,7 +231,8 @@ class QConfig:
         embedding: quantization of lookup tables if they count as weights. "auto" is the weights'
             quantization, but int8 with a scale per row if that has fewer bits, and float if a float
             layer has the same values; None keeps tables float.
-        overrides: different decisions for some nodes; a later one takes precedence.
+        overrides: different decisions for some nodes; the last one that matches a node decides
+            whether it is kept float or quantized.
         tensors: different decisions for some tensors, which take precedence over those for nodes;
             see ``TensorOverride``.
         op_types: quantize only these operators; empty for every operator with a rule.
@@ -251,10 +252,12 @@ class QConfig:
             that read them, and biases by the mean error of rounded weights; 0 for none. As
             power-of-two scales move by octaves, the error of a tensor alone does not tell the best
             one for the model.
-        target: device of the result ("npu", "phx", "stx", ...), whose constraints on power-of-two
-            scales are satisfied. Empty for none.
+        target: device of the result ("npu", "phx", "stx", ...), whose rules are satisfied: a number
+            format that the device does not take, and a model that breaks a rule, are errors. Empty
+            for none.
         fix_sizes: with a target, a symbolic batch becomes 1, as the target's compiler requires
-            static sizes.
+            static sizes. False keeps it, for a model that is made final later: broken rules of the
+            target are notes then, instead of errors.
         keep_existing: leave quantized parts of the model unchanged and quantize the others, instead
             of refusing the model.
         keep_initializer_inputs: initializers that are also inputs stay inputs whose values callers

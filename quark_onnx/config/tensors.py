@@ -28,6 +28,7 @@ from quark_onnx.dtypes import DType, Scaled
 from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.registry import DTYPES
 
+_FLOAT32 = float(np.finfo(np.float32).max)
 _FLAGS = ("symmetric", "reduce_range")
 #: Settings from which a scale follows; a given scale excludes them.
 _RANGE_SETTINGS = (*_FLAGS, "low", "high")
@@ -52,7 +53,7 @@ class TensorOverride:
     """The quantization of tensors with given names.
 
     Settings at their defaults follow the rules. Several overrides of a tensor are merged; later
-    ones take precedence.
+    ones take precedence, and one with a format or a range ends an earlier ``keep``.
 
     Attributes:
         tensors: tensor names or globs (``"/head/*"``).
@@ -166,10 +167,10 @@ class TensorOverride:
         for name in ("low", "high"):
             ends = getattr(self, name)
             require(
-                all(map(math.isfinite, ends)),
+                all(abs(end) <= _FLOAT32 for end in ends),
                 f"{name} of {self.where}",
                 ends,
-                "finite",
+                "finite in float32",
             )
         # One number holds for every channel. Lengths that differ are an error of the plan, which
         # knows the channels.
@@ -330,9 +331,12 @@ class TensorOverride:
 
         Args:
             later: an override for the same tensor; its settings apart from the defaults take
-                precedence.
+                precedence. The last one that keeps the tensor or gives a format or a range decides
+                whether it is quantized.
         """
         changes = without(changed_settings(later), ("tensors", "readers"))
+        if not later.keep and (later.decides or later.low or later.high):
+            changes["keep"] = False
         # A scale, and settings from which one would follow, replace each other.
         replaced: tuple[str, ...] = ()
         if later.scale:

@@ -24,6 +24,8 @@ _NO_YAML = (
 _BYTES = 1 << 22
 #: Most values that aliases add to those written out: a hundred times those of the largest in use.
 _VALUES = 100_000
+#: Most brackets inside each other.
+_DEEPEST = 100
 #: More than any file of that many bytes can hold, for a node that contains itself.
 _ENDLESS = _BYTES + _VALUES
 #: The tag of the key ``<<``, which may stand beside keys of the mapping that it merges.
@@ -46,7 +48,9 @@ def read_yaml(path: Path) -> Any:
             f"config file {path} cannot be read: {error.strerror}",
         ) from error
     except _NO_YAML as error:
-        raise ConfigError(f"config file {path} is not valid YAML: {error}") from error
+        # PyYAML writes several lines.
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config file {path} is not valid YAML: {reason}") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,6 +58,18 @@ class _Loader(yaml.SafeLoader):
 
     YAML would take the last of duplicate keys.
     """
+
+    def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803
+        """Begin a list or a mapping in brackets, unless too many are open."""
+        # The scanner compares each bracket with all open ones: 100,000 take 10 seconds.
+        if self.flow_level >= _DEEPEST:
+            raise yaml.scanner.ScannerError(
+                None,
+                None,
+                f"more than {_DEEPEST} brackets are open",
+                self.get_mark(),
+            )
+        super().fetch_flow_collection_start(TokenClass)
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         """Return the node of a mapping, unless a key is given twice."""

@@ -13,10 +13,11 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.base import is_number
+from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import loaded, model_bytes
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.errors import ConfigError, ModelError, crash_errors
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, inlined, store_for
@@ -80,6 +81,7 @@ def convert(  # noqa: PLR0913  one call carries the settings of all conversions
     opset: int | None = None,
     io: bool = False,
     external: bool = False,
+    isolate: bool = False,
 ) -> Converted:
     """Convert a model to other forms, step by step.
 
@@ -91,6 +93,7 @@ def convert(  # noqa: PLR0913  one call carries the settings of all conversions
         opset: for ``opset``, the version to convert to.
         io: for ``float16`` and ``bfloat16``, convert inputs and outputs, too.
         external: store large tensors in a separate file, even if one file could hold them.
+        isolate: run onnxruntime in another process, as for ``quantize``.
 
     Raises:
         ConfigError: a name or a setting is unknown, missing, or does not apply.
@@ -112,6 +115,19 @@ def convert(  # noqa: PLR0913  one call carries the settings of all conversions
     chosen = _chosen(to)
     settings = _settings(chosen, shapes, opset, io)
     target = destination(model, output)
+    with crash_errors(model), isolated(isolate):
+        return _converted(model, chosen, settings, target, external=external)
+
+
+def _converted(
+    model: str | Path | ModelProto,
+    chosen: Sequence[Conversion],
+    settings: Settings,
+    target: Path | None,
+    *,
+    external: bool,
+) -> Converted:
+    """Convert a model by checked settings, and write it."""
     original = load(model)
     external |= keeps_weights_beside(model, target)
     store = store_for(original, target)

@@ -1,7 +1,7 @@
 """Write operators that compute on integer codes in place of nodes between Q/DQ pairs."""
 
 from quark_onnx.fusions.base import Fusion
-from quark_onnx.fusions.dynamic import conv_integer, matmul_integer
+from quark_onnx.fusions.dynamic import conv_integer, lstm_integer, matmul_integer
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.fusions.moving import (
     MOVING,
@@ -38,6 +38,7 @@ FUSIONS: dict[str, tuple[Fusion, ...]] = {
     "MatMul": (matmul_nbits, matmul_integer, qlinear_matmul, matmul_to_float),
     "Gemm": (matmul_nbits, matmul_integer, qgemm),
     "Conv": (conv_integer, qlinear_conv),
+    "LSTM": (lstm_integer,),
     "Gather": (move_codes, gather_codes),
     "Concat": (move_codes, qlinear_concat),
     "Where": (move_codes, qlinear_where),

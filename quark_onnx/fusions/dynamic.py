@@ -1,5 +1,6 @@
 """Write products with dynamic scales: MatMulInteger or ConvInteger, Cast and two Muls.
 
+An LSTM becomes a DynamicQuantizeLSTM, which also quantizes its hidden state in each step.
 onnxruntime recognizes the pattern MatMulInteger, Cast, Mul, Mul and runs it as one operator. After
 a ConvInteger it runs each one alone, so that scale and bias of the channels are applied at once, by
 BatchNormalization.
@@ -7,9 +8,11 @@ BatchNormalization.
 
 from __future__ import annotations
 
-from typing import Literal
+from math import prod
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators.layout import turned
@@ -17,7 +20,9 @@ from quark_onnx.conditions import only_if, otherwise, required
 from quark_onnx.containers import present_values
 from quark_onnx.fusions.base import (
     BYTES,
+    CONTRIB,
     Codes,
+    attributes,
     codes_of,
     replace,
     stored_codes,
@@ -26,6 +31,9 @@ from quark_onnx.fusions.base import (
 )
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
+
+#: Zero point of int8 codes that are stored as uint8.
+_MIDDLE = 128
 
 
 @otherwise(False)
@@ -103,7 +111,7 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
     """
     stored = value(graph, w.codes)
     zero_point = zero_points(graph, w).flat[0]
-    offset = 128 if stored.dtype == np.int8 else 0
+    offset = _MIDDLE if stored.dtype == np.int8 else 0
     # Code and zero point move together: their difference, the multiplied value, stays.
     codes = (stored.astype(np.int16) + offset).astype(np.uint8)
     if offset:
@@ -116,10 +124,89 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
     ]
 
 
+@otherwise(False)
+def lstm_integer(graph: Graph, node: Node) -> Literal[True]:
+    """Replace an LSTM by DynamicQuantizeLSTM, with a scale per unit of each gate.
+
+    Weights are (directions, inputs, 4 * hidden) there, and scales (directions, 4 * hidden)
+    (onnxruntime, ContribOperators.md).
+    """
+    x = _quantizing(graph, node).inputs[0]
+    only_if(not node.attribute("layout", 0))
+    w, r = (_gates(graph, node.input(place)) for place in (1, 2))
+    others = [node.input(place) for place in range(3, 8)]
+    inputs = [x, w[0], r[0], *others, *w[1:], *r[1:]]
+    set_to = attributes(node)
+    set_to.pop("layout", None)
+    outputs = list(node.outputs)
+    graph.remove([node])
+    graph.import_domain(CONTRIB)
+    written = graph.add(
+        "DynamicQuantizeLSTM", inputs, outputs, domain=CONTRIB, **set_to
+    )
+    # Named after ``add``, which would make the name of the removed node unique once more.
+    written.name = node.name
+    return True
+
+
+def _gates(graph: Graph, tensor: str) -> list[str]:
+    """Write the weights of gates; return the names of codes, scales and zero points."""
+    reshape = graph.producer_of_type(tensor, {"Reshape"})
+    source = tensor if reshape is None else reshape.inputs[0]
+    weight = required(stored_codes(graph, source))
+    only_if(graph.elem_type(weight.codes) in BYTES and not weight.block_size)
+    stored, scale = value(graph, weight.codes), value(graph, weight.scale)
+    shape = graph.shape(tensor) or ()
+    only_if(len(shape) == 3 and stored.size == prod(shape))
+    only_if(scale.size in (1, prod(shape[:2])))
+    # One zero point for all units: onnxruntime reads no others.
+    zeros = zero_points(graph, weight)
+    only_if((zeros == zeros.flat[0]).all())
+    codes = stored.reshape(shape).astype(np.int16)
+    by_unit = np.broadcast_to(scale.reshape(-1), prod(shape[:2])).reshape(shape[:2])
+    return graph.once(
+        ("gates", tensor),
+        lambda: _write_gates(graph, tensor, codes - zeros.flat[0], by_unit),
+    )
+
+
+def _write_gates(
+    graph: Graph,
+    tensor: str,
+    codes: NDArray[Any],
+    scale: NDArray[Any],
+) -> list[str]:
+    """Write codes (directions, inputs, gates * hidden) as uint8, with scales and zero points.
+
+    The zero point is 128: onnxruntime's products of uint8 activations and int8 weights saturate on
+    processors without VNNI, and the state would carry the error on.
+
+    Args:
+        graph: the model, changed in place.
+        tensor: name of the weight.
+        codes: (directions, gates * hidden, inputs), without a zero point.
+        scale: (directions, gates * hidden).
+    """
+    unsigned = (codes.transpose(0, 2, 1) + _MIDDLE).clip(0, 255).astype(np.uint8)
+    return [
+        graph.add_constant(f"{tensor}_gates", np.ascontiguousarray(unsigned)),
+        graph.add_constant(f"{tensor}_gate_scale", np.ascontiguousarray(scale)),
+        graph.add_constant(
+            f"{tensor}_gate_zero_point", np.full(scale.shape, _MIDDLE, np.uint8)
+        ),
+    ]
+
+
+def _quantizing(graph: Graph, node: Node) -> Node:
+    """Return the DynamicQuantizeLinear before the first input."""
+    x = required(codes_of(graph, node.input(0)))
+    return required(graph.producer_of_type(x.codes, {"DynamicQuantizeLinear"}))
+
+
 def _operands(graph: Graph, node: Node) -> tuple[Codes, Codes]:
     """Return dynamic codes on the left and constant 8-bit codes on the right."""
     x = required(codes_of(graph, node.input(0)))
-    required(graph.producer_of_type(x.codes, {"DynamicQuantizeLinear"}))
+    _quantizing(graph, node)
     w = required(stored_codes(graph, node.input(1)))
     only_if(graph.elem_type(w.codes) in BYTES and not w.block_size)
     return x, w
@@ -150,13 +237,13 @@ def _write(  # noqa: PLR0913  the operands of a product
         for part in ("sum", "float", "scale", "product")
     ]
     # A Gemm has none of these, so that its own attributes are dropped.
-    attributes = present_values({name: node.attribute(name) for name in _ATTRIBUTES})
+    set_to = present_values({name: node.attribute(name) for name in _ATTRIBUTES})
     graph.add(
         op_type,
         [x.codes, weight[0], x.zero_point, *weight[1:]],
         names[:1],
         name=node.name,
-        **attributes,
+        **set_to,
     )
     graph.add(
         "Cast",

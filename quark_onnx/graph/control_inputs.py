@@ -29,6 +29,7 @@ _TABLE = {
     "OneHot": {0, 1},  # indices, depth
     "NonMaxSuppression": {2, 3, 4},  # number of boxes, thresholds
     "GridSample": {1},
+    "DeformConv": {2},  # offsets
     "RoiAlign": {1, 2},
     "MaxRoiPool": {1},
     "Dropout": {1, 2},  # ratio, training mode

@@ -61,6 +61,18 @@ _SINGLE = {
     AttributeProto.SPARSE_TENSOR: "sparse_tensor",
 }
 
+#: Greatest rank of a tensor: NumPy's limit, and more than any runtime takes.
+_MOST_DIMENSIONS = 64
+#: Attributes that count dimensions or name axes, by their name in all standard operators, with
+#: their range. onnx's shape inference reads other memory at some values outside.
+_RANGES = {
+    "batch_dims": (0, _MOST_DIMENSIONS),
+    **dict.fromkeys(
+        ("axis", "axes", "perm", "batch_axis", "time_axis", "split_dim"),
+        (-_MOST_DIMENSIONS, _MOST_DIMENSIONS),
+    ),
+}
+
 _Single = defs.OpSchema.FormalParameterOption.Single
 _Variadic = defs.OpSchema.FormalParameterOption.Variadic
 
@@ -362,9 +374,34 @@ def _check_call(node: NodeProto, schema: defs.OpSchema, where: str) -> None:
         if attribute.name in given:
             raise ModelError(f"{where}: attribute {attribute.name!r} is there twice")
         given.add(attribute.name)
+        _check_range(attribute, where)
     for name, definition in schema.attributes.items():
         if definition.required and name not in given:
             raise ModelError(f"{where} lacks the attribute {name!r}")
+
+
+def _check_range(attribute: AttributeProto, where: str) -> None:
+    """Check that an attribute names dimensions that a tensor may have.
+
+    Args:
+        attribute: an attribute of a standard operator, of the type that the operator requires.
+        where: description of the node in messages.
+
+    Raises:
+        ModelError: a value is out of range.
+    """
+    if attribute.name not in _RANGES or attribute.ref_attr_name:
+        return
+    least, greatest = _RANGES[attribute.name]
+    values = attribute.ints
+    if attribute.type == AttributeProto.INT:
+        values = [attribute.i]
+    for value in values:
+        if not least <= value <= greatest:
+            raise ModelError(
+                f"{where}: attribute {attribute.name!r} is {value}; it must be from"
+                f" {least} to {greatest}",
+            )
 
 
 def _check_names(

@@ -17,6 +17,7 @@ from onnx import (
     FunctionProto,
     GraphProto,
     ModelProto,
+    NodeProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -24,6 +25,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
+from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.containers import (
     among,
     by_name,
@@ -44,12 +46,14 @@ from quark_onnx.graph.node import (
 )
 from quark_onnx.graph.readers import Readers
 from quark_onnx.graph.shapes import (
+    LARGE,
     has_shape,
     infer_values,
     ir_version_for,
     is_static,
     open_negative_sizes,
     sizes_of,
+    without_parameters,
 )
 from quark_onnx.graph.store import Store
 from quark_onnx.graph.traversal import copy_fields, in_order, reach
@@ -637,8 +641,23 @@ class Graph:
         model.ir_version = ir_version_for(model)
         return model
 
-    def _skeleton(self) -> ModelProto:
-        """Return the model without initializers."""
+    def outline(self) -> ModelProto:
+        """Return the model for the inference of shapes: large weights have no values."""
+        model = self._skeleton(without_parameters)
+        for tensor in self.initializers.values():
+            if tensor_bytes(tensor) > LARGE:
+                kept = TensorProto(name=tensor.name, data_type=tensor.data_type)
+                kept.dims.extend(tensor.dims)
+                model.graph.initializer.append(kept)
+            else:
+                model.graph.initializer.append(tensor)
+        return model
+
+    def _skeleton(
+        self,
+        form: Callable[[NodeProto], NodeProto] = lambda proto: proto,
+    ) -> ModelProto:
+        """Return the model without initializers; ``form`` leaves out attributes of nodes."""
         self._sort()
         model = ModelProto()
         # The shell's own nodes and initializers are outdated, and would be copied for nothing.
@@ -646,7 +665,7 @@ class Graph:
         del self._shell.graph.initializer[:]
         model.CopyFrom(self._shell)
         graph = model.graph
-        graph.node.extend(map(Node.to_proto, self.nodes))
+        graph.node.extend(node.to_proto(form) for node in self.nodes)
         del graph.input[:]
         del graph.output[:]
         del graph.value_info[:]
@@ -670,7 +689,10 @@ class Graph:
         declared = by_name((*self.inputs, *self.outputs))
         self._values = (
             self._values
-            | infer_values(self._skeleton(), self.initializers.values())
+            | infer_values(
+                self._skeleton(without_parameters),
+                self.initializers.values(),
+            )
             | declared
         )
 

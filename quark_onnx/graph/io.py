@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import stat
@@ -25,15 +26,18 @@ from calibrators.onnx_runtime.session import (
     tensor_size,
     write_external,
 )
-from calibrators.scratch import ScratchFolder
+from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.containers import subset
 from quark_onnx.errors import ModelError, system_reason
 from quark_onnx.graph import store
+from quark_onnx.graph.declared_shapes import contradicted_shapes, correct_shapes
 from quark_onnx.graph.fields import check_fields, check_tensor
 from quark_onnx.graph.model_file import read_model
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.graph.variadic import check_variadic
+
+logger = logging.getLogger(__name__)
 
 #: Most bytes of a protobuf message.
 _MESSAGE = 2**31 - 1
@@ -80,13 +84,36 @@ def read(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
 def load(
     model: str | Path | ModelProto,
     arrays: list[NDArray[Any]] | None = None,
+    notes: list[str] | None = None,
 ) -> ModelProto:
     """Return a model from a path, or the checked model itself, which is never changed.
+
+    Declared shapes that contradict the operators are corrected; a model is copied for that.
 
     Args:
         model: the path or the model.
         arrays: as for ``read``.
+        notes: receives the corrections, which are logged; None for the log alone.
     """
+    loaded_model = _loaded(model, arrays)
+    inferred = contradicted_shapes(loaded_model)
+    if inferred:
+        if loaded_model is model:
+            loaded_model = ModelProto()
+            loaded_model.CopyFrom(model)
+        found = correct_shapes(loaded_model, inferred)
+        for note in found:
+            logger.warning("%s", note)
+        if notes is not None:
+            notes += found
+    return loaded_model
+
+
+def _loaded(
+    model: str | Path | ModelProto,
+    arrays: list[NDArray[Any]] | None,
+) -> ModelProto:
+    """Return a checked model from a path, or the checked model itself."""
     if isinstance(model, ModelProto):
         files = external_files(model)
         if files:
@@ -390,8 +417,7 @@ def staged(
 
     The files are written into a temporary folder next to ``path``, and renamed at the end. After an
     error, in the writing or in the body, neither a partial file nor the temporary folder is left.
-    The
-    body must close the file.
+    The body must close the file. A link stays: the file that it leads to is replaced.
 
     Args:
         model: the model, which is not changed.
@@ -404,6 +430,8 @@ def staged(
     """
     # A file that could not be read again is never written.
     check_fields(model)
+    with _writing(path):
+        path = followed(path)
     data = data_file(path).name
     separate = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
     if separate and data_file(path).exists() and not _is_own(path, data):

@@ -190,11 +190,18 @@ class Node:
         """
         self._proto.doc_string = _STAYS_FLOAT + reason
 
-    def to_proto(self) -> NodeProto:
-        """Return the node as protobuf."""
+    def to_proto(
+        self,
+        form: Callable[[NodeProto], NodeProto] = lambda proto: proto,
+    ) -> NodeProto:
+        """Return the node as protobuf.
+
+        Args:
+            form: leaves out attributes before the copy.
+        """
         # A copy with the present name and edges, which live outside of the protobuf message.
         proto = onnx.NodeProto()
-        proto.CopyFrom(self._proto)
+        proto.CopyFrom(form(self._proto))
         proto.name = self.name
         del proto.input[:]
         del proto.output[:]

@@ -68,6 +68,7 @@ class Operations:
     Attributes:
         sequence: operations, most of them after the producers of their inputs.
         inputs: inputs of the model.
+        outputs: outputs of the model.
         constants: initializers, and the values of Constant nodes.
         tables: constants that are neither shapes nor positions.
         learned: ``tables`` with more than a few values.
@@ -79,6 +80,7 @@ class Operations:
 
     sequence: list[Operation] = field(default_factory=list)
     inputs: set[Tensor] = field(default_factory=set)
+    outputs: set[Tensor] = field(default_factory=set)
     constants: set[Tensor] = field(default_factory=set)
     tables: set[Tensor] = field(default_factory=set)
     learned: set[Tensor] = field(default_factory=set)
@@ -98,6 +100,7 @@ class Operations:
         result = cls()
         result._add_graph(graph, path, {})
         result.inputs.update(_located(path, names_of(graph.inputs)))
+        result.outputs.update(_located(path, names_of(graph.outputs)))
         return result
 
     def _add_graph(self, graph: Graph, path: Path, outer: Mapping[str, Tensor]) -> None:

@@ -7,6 +7,8 @@ Two properties decide, both of them for any operator:
   embedding, become a signal.
 * *Use*, backward: a tensor, or a tensor computed from it, is read as a shape, a scale, a position,
   a count or a condition.
+
+Tensors of any origin that nothing but decisions read are found as well (``decisions``).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from enum import IntEnum
 from quark_onnx.containers import flattened, values_at
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
+from quark_onnx.graph.decisions import Decision, decisions
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, Node
 from quark_onnx.graph.operations import Operation, Operations, Path, Tensor, step
@@ -84,11 +87,13 @@ class ShapeArithmetic:
         reasons: dict[Tensor, str],
         shared: set[Tensor],
         sized: set[Tensor],
+        decided: dict[Tensor, Decision],
         path: Path = (),
     ) -> None:
         self._reasons = reasons
         self._shared = shared
         self._sized = sized
+        self._decided = decided
         self._path = path
 
     @classmethod
@@ -117,7 +122,8 @@ class ShapeArithmetic:
             if origins.get(tensor) is Origin.SIZES:
                 # The reason of a reader is more specific, and stays.
                 reasons.setdefault(tensor, _SIZE_ALONE)
-        return cls(reasons, shared, _sized_by_data(operations, raw))
+        sized = _sized_by_data(operations, raw)
+        return cls(reasons, shared, sized, decisions(operations))
 
     def inside(self, body: Body) -> ShapeArithmetic:
         """Return the view of a body of the graph.
@@ -129,6 +135,7 @@ class ShapeArithmetic:
             self._reasons,
             self._shared,
             self._sized,
+            self._decided,
             (*self._path, step(body)),
         )
 
@@ -166,6 +173,15 @@ class ShapeArithmetic:
         if why:
             names |= dict.fromkeys(node.operands, why)
         return names
+
+    def decision(self, tensor: str) -> Decision | None:
+        """Return the decision for which alone a float tensor is read; None if it is a signal."""
+        # A body may read a tensor of an outer graph, whose names the body cannot define again.
+        for length in range(len(self._path), -1, -1):
+            found = self._decided.get((self._path[:length], tensor))
+            if found is not None:
+                return found
+        return None
 
     def sized_by_data(self, tensor: str) -> bool:
         """Return whether the shape of a tensor depends on signal values, as in box selection."""

@@ -1,6 +1,6 @@
 """Infer types and shapes of tensors, as far as possible.
 
-Failing to infer is never an error.
+Failing to infer is never an error, unless onnx crashes in the isolated process.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ import onnx
 from onnx import (
     GraphProto,
     ModelProto,
+    NodeProto,
     TensorProto,
     ValueInfoProto,
     helper,
 )
 
+from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
 from quark_onnx.containers import by_name, names_of, of_type
+from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     all_graphs,
     imported_domains,
@@ -26,11 +29,14 @@ from quark_onnx.graph.node import (
     normalized_domain,
 )
 from quark_onnx.graph.pool_windows import POOLS, without_those_in_padding
+from quark_onnx.graph.traversal import copy_fields
 
 logger = logging.getLogger(__name__)
 
 #: Larger initializers (in bytes) do not determine shapes; omitting them makes large models cheap.
 LARGE = 4096
+#: Domain of trees and other classical models.
+_CLASSICAL = "ai.onnx.ml"
 #: Length of a vector beyond which onnx's data propagation is skipped.
 _LONG = 1 << 20
 #: Prefix of the names that onnx's inference gives to dimensions.
@@ -110,6 +116,34 @@ def infer_values(
     return values
 
 
+def without_parameters(node: NodeProto) -> NodeProto:
+    """Return a node of ai.onnx.ml without its long attributes; other nodes are returned uncopied.
+
+    Trees have all of their parameters, often gigabytes, in lists. No shape depends on these.
+    """
+    if node.domain != _CLASSICAL:
+        return node
+    light = NodeProto(name=node.name, op_type=node.op_type, domain=node.domain)
+    light.input.extend(node.input)
+    light.output.extend(node.output)
+    for attribute in node.attribute:
+        long = max(len(attribute.floats), len(attribute.ints), len(attribute.strings))
+        if max(long, tensor_bytes(attribute.t)) <= LARGE:
+            light.attribute.append(attribute)
+    return light
+
+
+def without_all_parameters(model: ModelProto) -> ModelProto:
+    """Return a copy of a model without the parameters of trees; the model if it has none."""
+    if all(node.domain != _CLASSICAL for node in model.graph.node):
+        return model
+    light = ModelProto()
+    copy_fields(model, light, but="graph")
+    copy_fields(model.graph, light.graph, but="node")
+    light.graph.node.extend(map(without_parameters, model.graph.node))
+    return light
+
+
 def import_all(model: ModelProto) -> None:
     """Import the domains of the nodes: inference fails on a missing domain."""
     known = imported_domains(model.opset_import)
@@ -129,7 +163,10 @@ def _inferred(model: ModelProto) -> dict[str, ValueInfoProto]:
         if propagate and has_long_vector((*model.graph.input, *values.values())):
             break
         try:
-            inferred = onnx.shape_inference.infer_shapes(model, data_prop=propagate)
+            inferred = infer_shapes(model, propagate=propagate)
+        except RuntimeCrash:
+            # Of the isolated process, which each further inference would crash again.
+            raise
         except Exception as error:
             # onnx raises several unrelated types, and custom operators may raise anything.
             logger.debug("shape inference (data_prop=%s) failed: %s", propagate, error)

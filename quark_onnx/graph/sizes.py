@@ -2,18 +2,19 @@
 
 A model of 600 bytes can request terabytes: ConstantOfShape, Expand, Tile, OneHot, Range, Resize and
 Pad read the size of their result from a number. Runtimes allocate it as soon as they load the
-model, since they fold constants.
+model, since they fold constants. Sizes that depend on an open dimension of an input are known only
+with a sample: K / H, for example, is greatest at H = 1.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 from onnx import (
     GraphProto,
@@ -28,11 +29,13 @@ from onnx import (
 )
 
 from calibrators import CalibrationError
+from calibrators.errors import RuntimeCrash
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
 from quark_onnx.containers import by_name, names_of, subset, without
 from quark_onnx.errors import ModelError
 from quark_onnx.graph.inlined import inlined
+from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     all_graphs,
@@ -52,6 +55,7 @@ from quark_onnx.graph.shapes import (
     is_tensor,
     open_negative_sizes,
     untyped,
+    without_parameters,
 )
 
 logger = logging.getLogger(__name__)
@@ -72,10 +76,18 @@ _IR_VERSION = 10
 _UNKNOWN = ValueInfoProto()
 
 
-def check_sizes(model: ModelProto) -> None:
+def check_sizes(
+    model: ModelProto,
+    shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> None:
     """Check that no tensor of a model exceeds the size limit, as far as known; check ranks.
 
-    Data-dependent dimensions count as 1, so that a size is a lower bound.
+    Dimensions that depend on data, or on an open dimension of an input, count as 1, so that a size
+    is a lower bound.
+
+    Args:
+        model: the model, which is not changed.
+        shapes: shapes of inputs by name, as a sample has them; others are those of the model.
 
     Raises:
         ModelError: a tensor is too large; the message names it, its size and the limit. Or a rank
@@ -87,7 +99,7 @@ def check_sizes(model: ModelProto) -> None:
     except CalibrationError as error:
         raise ModelError(str(error)) from error
     _check_sparse(model, limit)
-    light = _light(model)
+    light = _light(model, shapes)
     for propagate, rounds in ((False, _PLAIN), (True, _PROPAGATED)):
         for _ in range(rounds):
             # Sizes are checked before ``_add_constants`` lets onnxruntime allocate any of the
@@ -137,14 +149,15 @@ def _attributes(node: NodeProto) -> Iterator[SparseTensorProto]:
         yield from attribute.sparse_tensors
 
 
-def _light(model: ModelProto) -> ModelProto:
-    """Return the model with open dimensions of 1, without computed shapes and large weights.
+def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto:
+    """Return the model with shapes of a sample, without computed shapes and large weights.
 
     Functions are inlined: inference tells the shapes of their results alone, not of their inner
     tensors.
 
     Args:
         model: the model, which is not changed; its nodes and small initializers are copied.
+        shapes: shapes of inputs by name.
     """
     # Inference refuses old IR versions, and reads no field of newer ones.
     light = ModelProto(ir_version=_IR_VERSION)
@@ -152,10 +165,10 @@ def _light(model: ModelProto) -> ModelProto:
     light.functions.extend(model.functions)
     graph = light.graph
     graph.name = "sizes"
-    graph.node.extend(model.graph.node)
+    graph.node.extend(map(without_parameters, model.graph.node))
     # An initializer that is an input as well is declared already.
     fed = set(names_of(model.graph.input))
-    graph.input.extend(map(_closed, model.graph.input))
+    graph.input.extend(_shaped(value, shapes) for value in model.graph.input)
     # Declared shapes of outputs may be wrong.
     graph.output.extend(untyped(names_of(model.graph.output)))
     for tensor in model.graph.initializer:
@@ -201,22 +214,15 @@ def _hand_down(graph: GraphProto, around: Mapping[str, TensorProto]) -> None:
         _hand_down(body, known)
 
 
-def _closed(value: ValueInfoProto) -> ValueInfoProto:
-    """Return a copy of a declaration with open dimensions of 1."""
-    copy = ValueInfoProto()
-    copy.CopyFrom(value)
-
-    if is_tensor(copy):
-        for dim in copy.type.tensor_type.shape.dim:
-            dim.dim_value = _least_size(dim)
-    return copy
-
-
-def _least_size(dim: TensorShapeProto.Dimension) -> int:
-    """Return the size of a dimension, 1 for one that is open."""
-    if dim.HasField("dim_value") and dim.dim_value >= 0:
-        return dim.dim_value
-    return 1
+def _shaped(
+    value: ValueInfoProto,
+    shapes: Mapping[str, Sequence[int]],
+) -> ValueInfoProto:
+    """Return the declaration of an input with the given shape, if any."""
+    if value.name not in shapes or not is_tensor(value):
+        return value
+    elem_type = value.type.tensor_type.elem_type
+    return helper.make_tensor_value_info(value.name, elem_type, shapes[value.name])
 
 
 def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
@@ -227,15 +233,18 @@ def _inferred(light: ModelProto, *, propagate: bool) -> ModelProto:
         propagate: use onnx's data propagation, too, unless a vector is too long for it.
     """
     try:
-        inferred = onnx.shape_inference.infer_shapes(light)
+        inferred = infer_shapes(light)
         values = (
             *inferred.graph.input,
             *inferred.graph.value_info,
             *inferred.graph.output,
         )
         if propagate and not has_long_vector(values):
-            return onnx.shape_inference.infer_shapes(light, data_prop=True)
+            return infer_shapes(light, propagate=True)
         return inferred
+    except RuntimeCrash:
+        # Of the isolated process, which each further inference would crash again.
+        raise
     except Exception as error:
         # onnx raises several unrelated types; shapes stay unknown.
         logger.debug("sizes are not inferred: %s", error)

@@ -21,6 +21,7 @@ from quark_onnx.graph.shapes import (
     is_tensor,
     sizes_of,
 )
+from quark_onnx.graph.sizes import check_sizes
 
 Sizes = Sequence[int | str | None]
 
@@ -44,6 +45,7 @@ def fixed(
 
     Raises:
         ConfigError: there is no such input, or its shape differs.
+        ModelError: a tensor exceeds the size limit with these shapes.
     """
     closed = list[str]()
     if overridable(graph):
@@ -65,6 +67,8 @@ def fixed(
         )
         outputs = _static_outputs(model, graph, _sizes_by_name(declared, wanted))
         _set_outputs(model, graph, outputs)
+        # Sizes that depended on an open dimension are known now.
+        check_sizes(model)
         return Graph(model, store=graph.store), notes + closed
     open_outputs = set(
         filterfalse(graph.has_static_shape, names_of(graph.outputs)),

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from quark_onnx.config import QConfig
 from quark_onnx.recipes.choose import Choice, structure
 from quark_onnx.recipes.kind import kind_of
 from quark_onnx.registry import NPU_RECIPES, TARGETS
@@ -37,14 +36,8 @@ def choose(model: str | Path | ModelProto, target: str = "stx") -> Choice:
     row = TARGETS[target]
     kind, reason = kind_of(structure(model))
     recipe = NPU_RECIPES[_NEAREST.get(kind, kind)]
-    # The recipe's own configuration, including its search and its optimizers.
-    if recipe.preset in row.presets:
-        return Choice(recipe, recipe.config, reason)
-    # The device's recommended format keeps the recipe's optimizers.
-    preset = row.presets[0]
-    config = QConfig.of(preset).with_(optimizers=recipe.optimizers)
-    return Choice(
-        recipe,
-        config,
-        f"{reason}; {target} does not take {recipe.preset}, so it is {preset}",
-    )
+    config = recipe.config_for(target)
+    if config != recipe.config:
+        preset = row.presets[0]
+        reason += f"; {target} does not take {recipe.preset}, so it is {preset}"
+    return Choice(recipe, config, reason)

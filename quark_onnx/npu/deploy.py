@@ -27,7 +27,6 @@ from quark_onnx.config import QConfig
 from quark_onnx.containers import among, names_of
 from quark_onnx.errors import (
     ConfigError,
-    ConstraintError,
     ModelError,
     data_errors,
     system_reason,
@@ -35,7 +34,6 @@ from quark_onnx.errors import (
 from quark_onnx.graph import Graph, upcast_to_float32
 from quark_onnx.graph.io import load, staged
 from quark_onnx.job import Job, Result, run
-from quark_onnx.npu.check import Check, check
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
@@ -47,9 +45,13 @@ from quark_onnx.npu.tail import try_tail
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, step_lines, verdict_lines
 from quark_onnx.report.verdict import NextStep
-from quark_onnx.steps import Sample, first_sample, reader_for
-from quark_onnx.targets import format_of, refusal
-from quark_onnx.wording import counted
+from quark_onnx.steps import (
+    Sample,
+    first_sample,
+    reader_for,
+    refuse_overwritten_arguments,
+)
+from quark_onnx.targets import Check, check, format_of, refusal, require_rules
 
 #: Number of shipped samples, with their outputs on the CPU.
 _SHIPPED = 4
@@ -146,6 +148,9 @@ def deploy(  # noqa: PLR0913
     """
     row = TARGETS[target]
     settings = QConfig.of(config).with_(target=target)
+    refuse_overwritten_arguments(
+        {"model": model, "data": data, "config": config}, {"folder": folder}
+    )
     place = _place(Path(folder))
     kind = format_of(settings)
     if why := refusal(row, settings):
@@ -173,11 +178,7 @@ def deploy(  # noqa: PLR0913
         result, report = made.model, made.report
     found, forecast = check(result, target), preflight(result, target, kind=kind)
     # Checked on the result: quantization may add nodes that break rules of the graph.
-    if found.errors:
-        raise ConstraintError(
-            f"the model breaks {counted(found.errors, 'rule')} of {target}; nothing was written:"
-            f" {found}",
-        )
+    require_rules(found, "nothing was written")
     # Readers of images are partials of a function with the argument ``images``.
     images = data.keywords.get("images") if isinstance(data, partial) else None
     steps = format_steps(legal.model, forecast, report.verdict if report else None)
@@ -389,6 +390,8 @@ def _write(
         "counts": bundle.forecast.counts,
         "subgraphs": bundle.forecast.subgraphs,
         "share": bundle.forecast.share,
+        "least_share": bundle.forecast.least_share,
+        "doubts": list(map(str, bundle.forecast.doubts)),
     }
     report = None if bundle.report is None else bundle.report.to_dict()
     findings = list(map(str, bundle.check.findings))

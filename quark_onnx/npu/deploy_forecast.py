@@ -44,7 +44,7 @@ class DeployForecast:
             lines[0] = (
                 f"with 'quark-onnx npu deploy', which legalizes the model:\n{lines[0]}"
             )
-            lines.append(f"the file as it is: {self.as_is.sentence}")
+            lines.append(printable(f"the file as it is: {self.as_is.sentence}"))
         if self.problem:
             lines.append(printable(f"the model cannot be legalized: {self.problem}"))
         return "\n".join(lines)

@@ -8,14 +8,14 @@ and gives no reasons.
 
 from __future__ import annotations
 
-import json
+import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from calibrators.limits import read_text
+from calibrators.json_file import Entry, read_json
+from calibrators.limits import TEXT
+from calibrators.shown import printable
 from quark_onnx.errors import ConfigError
 from quark_onnx.npu.preflight import Preflight
 
@@ -62,7 +62,7 @@ class Scored:
         )
         for name, kind, before, after in self.wrong:
             rows.append(f"{name} ({kind}): forecast {before}, reported {after}")
-        return "\n".join(rows)
+        return "\n".join(map(printable, rows))
 
 
 def read_report(path: str | Path) -> EPReport:
@@ -77,26 +77,16 @@ def read_report(path: str | Path) -> EPReport:
     Raises:
         ConfigError: the file does not exist, or is no report.
     """
-    try:
-        text = read_text(Path(path))
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # a ValueError is a path that no file can have, or no text
-        raise ConfigError(f"report {path} cannot be read: {error}") from error
-    try:
-        found = json.loads(text)
-        # The row "all" is the total of the others.
-        counts = _summed(found["deviceStat"], "name", "nodeNum", total="all")
-        nodes = _devices_of(found.get("nodeStat", []))
-        pieces = _summed(found.get("subgraphStat", []), "device", "count")
-    # JSON from another program: missing keys, other types, Infinity as a count, deep nesting.
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise ConfigError(
-            f"report {path} is no vitisai_ep_report.json: {type(error).__name__}"
-            f" {error}; it needs deviceStat with name and nodeNum",
-        ) from error
-    return EPReport(counts, nodes, pieces)
+    remedy = "name a vitisai_ep_report.json, which has deviceStat with name and nodeNum"
+    document = read_json(path, "report", ConfigError, remedy, TEXT)
+    # The row "all" is the total of the others.
+    counts = _summed(document["deviceStat"], "name", "nodeNum", total="all")
+    nodes, pieces = document.get("nodeStat"), document.get("subgraphStat")
+    return EPReport(
+        counts,
+        {} if nodes is None else _devices_of(nodes),
+        {} if pieces is None else _summed(pieces, "device", "count"),
+    )
 
 
 def score(forecast: Preflight, report: EPReport) -> Scored:
@@ -134,7 +124,7 @@ def score(forecast: Preflight, report: EPReport) -> Scored:
 
 
 def _summed(
-    rows: Iterable[Any],
+    rows: Entry,
     device_key: str,
     count_key: str,
     total: str = "",
@@ -142,48 +132,38 @@ def _summed(
     """Add up counts by device; a device may have several rows, under older names.
 
     Args:
-        rows: mappings of a report.
+        rows: array of a report.
         device_key: key of the device in a row.
         count_key: key of the count in a row.
         total: device of a row that is not counted; empty for none.
-
-    Raises:
-        KeyError: a row has not these keys.
-        ValueError: a count is no natural number.
     """
     found = Counter[str]()
-    for row in rows:
-        name = row[device_key]
+    for row in rows.array():
+        name = row[device_key].text()
+        count = row[count_key]
         if total and name == total:
             continue
-        count = row[count_key]
         # protobuf writes 64-bit integers as strings in JSON.
-        number = int(count)
-        if number < 0 or (isinstance(count, float) and number != count):
-            raise ValueError(f"{count!r} is no count")
-        found[_device(name)] += number
+        text = str(count.value).removesuffix(".0")
+        if isinstance(count.value, bool) or not re.fullmatch("[0-9]{1,18}", text):
+            raise count.wrong("a count")
+        found[_device(name)] += int(text)
     return dict(found)
 
 
-def _devices_of(rows: Iterable[Any]) -> dict[str, str]:
+def _devices_of(rows: Entry) -> dict[str, str]:
     """Return the device of each node by the first output of the node.
 
     The report names no nodes, only their output tensors.
-
-    Raises:
-        KeyError: a row has no device, or no outputs.
-        TypeError: the outputs of a row are no list.
     """
     devices = dict[str, str]()
-    for row in rows:
-        outputs = row["output"]
-        if not isinstance(outputs, list):
-            raise TypeError(f"output is {outputs!r}, not a list")
-        device = row["device"]
+    for row in rows.array():
+        device = row["device"].text()
+        outputs = row["output"].array()
         if outputs:
-            devices[str(outputs[0])] = _device(device)
+            devices[outputs[0].text()] = _device(device)
     return devices
 
 
-def _device(name: Any) -> str:
-    return _DEVICES.get(str(name), str(name))
+def _device(name: str) -> str:
+    return _DEVICES.get(name, name)

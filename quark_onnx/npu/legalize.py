@@ -26,7 +26,7 @@ from quark_onnx.steps import (
     keeps_weights_beside,
     lower_opset,
     random_sample,
-    rewritten,
+    settled,
 )
 from quark_onnx.steps.run import agree, run
 
@@ -108,9 +108,15 @@ def legalize(
         passes = (fold_shapes, *CLEANING, fuse_gelu, *CANONICALIZE)
     else:
         passes = LEGALIZING
-    graph, done = rewritten(graph, passes, reference, sample)
-    # Last: the opset is lowered for the operators that remain.
+    graph, done = settled(graph, passes, reference, sample)
+    # The opset is lowered for the operators that remain.
+    before = graph
     graph, lowered = lower_opset(graph, target, reference, sample)
+    if graph is not before:
+        graph, again = settled(graph, passes, reference, sample)
+        lowered += again
+    # Sizes that have become constants determine those of the outputs.
+    graph, sized = fixed(graph)
     turned = list[str]()
     if nhwc:
         graph, turned, sample = _channels_last(graph, reference, sample)
@@ -129,6 +135,7 @@ def legalize(
             *notes,
             *done,
             *lowered,
+            *sized,
             *(f"{name!r} has its channels last" for name in turned),
         ),
     )

@@ -67,8 +67,11 @@ def render(found: Preflight, name: str = "model") -> str:
 
 def _header(found: Preflight, name: str) -> str:
     outside = sum(each.device not in (NPU, ABORT) for each in found.placements)
+    share = percentage(found.share)
+    if found.doubts:
+        share = f"{percentage(found.least_share)} to {share}"
     rows = [
-        ("On the NPU", percentage(found.share), f"of {found.amount}"),
+        ("On the NPU", share, f"of {found.amount}"),
         ("Subgraphs", f"{found.subgraphs}", "each costs two transfers"),
         (
             "On the CPU",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import filterfalse
 
 from onnx import TensorProto
@@ -140,6 +141,27 @@ class Case:
         """Return the tensors that a node reads and computes, without constants."""
         names = (*node.operands, *node.results)
         return list(filterfalse(self.graph.is_constant, names))
+
+    @cached_property
+    def static_shapes(self) -> tuple[str, str]:
+        """Why the model has dynamic shapes, and how they become static."""
+        open_inputs = [
+            value.name
+            for value in self.graph.fed
+            if not all(
+                isinstance(size, int) for size in self.graph.sizes(value.name)[1:]
+            )
+            or self.graph.shape(value.name) is None
+        ]
+        if open_inputs:
+            sizes = " ".join(f"--shape {name}=SIZES" for name in open_inputs)
+            return "an input has a dynamic shape", f"{_LEGALIZE} {sizes}"
+        # A dynamic batch becomes 1; shapes that are computed of static ones are folded.
+        if not all(self.graph.has_static_shape(value.name) for value in self.graph.fed):
+            return "the batch is dynamic", _LEGALIZE
+        if any(_is_foldable(self.graph, node) for node in self.graph.nodes):
+            return "a shape is computed of constants", _LEGALIZE
+        return "data decides a shape", "quark-onnx npu cut in front of it"
 
     @property
     def on_convolution_engine(self) -> bool:
@@ -296,14 +318,52 @@ def _shape(case: Case, node: Node) -> NodePlacement | None:
     if not name:
         return None
     shape = case.graph.shape(name)
+    cause, mend = case.static_shapes
     return placement(
         node,
         CPU,
         f"{name!r} has the shape {'unknown' if shape is None else list(shape)}",
-        f"{_LEGALIZE} --shape NAME=SIZES",
+        mend,
         "read",
         f"{_VAIP}; amd/RyzenAI-SW#312",
-        cause="a tensor has a dynamic shape",
+        cause=f"a tensor has a dynamic shape: {cause}",
+    )
+
+
+def _is_foldable(graph: Graph, node: Node) -> bool:
+    """Return whether legalization makes a constant of a node's result."""
+    if node.op_type in QUANTIZE | DEQUANTIZE:
+        return False
+    if node.kind in ("Shape", "Size"):
+        return graph.has_static_shape(node.inputs[0])
+    operands = list(node.operands)
+    return bool(operands) and all(map(graph.is_constant, operands))
+
+
+def _cubic(_case: Case, node: Node) -> NodePlacement | None:
+    """Keep a cubic Resize on the CPU; the table lists the operator without its modes."""
+    if node.attribute("mode", "nearest") != "cubic":
+        return None
+    return placement(
+        node,
+        CPU,
+        "a cubic Resize, which the published converter refuses",
+        "resize linearly",
+        "inferred",
+        _VAIP,
+    )
+
+
+def alone(node: Node) -> NodePlacement:
+    """Return the placement of a node in a model without a layer on the processor."""
+    return placement(
+        node,
+        CPU,
+        "no convolution or product of the model is on the NPU; activations, norms and moves"
+        " alone stay on the CPU",
+        "",
+        "measured",
+        f"{_ONNXSIM}; amd/RyzenAI-SW#343",
     )
 
 
@@ -644,6 +704,7 @@ _RULES = (
     _Rule(_ignored_pads, kinds=("MaxPool", "AveragePool")),
     _Rule(_shape),
     _Rule(_results),
+    _Rule(_cubic, kinds=["Resize"], compilers=_NOT_X1),
     _Rule(_unquantized, kinds=LAYERS, formats=_ON_CODES),
     _Rule(_strict, compilers=["X1"]),
     _Rule(_ends, kinds=("Flatten", "Reshape", "Squeeze")),

@@ -24,8 +24,7 @@ from quark_onnx.graph import Graph, Node, gather_constants, inlined
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
 from quark_onnx.graph.io import load
-from quark_onnx.npu.check import kind_of
-from quark_onnx.npu.pairs import Pairs
+from quark_onnx.npu.doubts import Doubt, doubts_of
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
 from quark_onnx.npu.placement import (
     ABORT,
@@ -33,14 +32,18 @@ from quark_onnx.npu.placement import (
     NPU,
     Case,
     NodePlacement,
+    alone,
     place,
     placement,
     whole_model,
 )
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
+from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.registry import TARGETS
 from quark_onnx.report import percentage
 from quark_onnx.targets import Target
+from quark_onnx.targets.check import kind_of
+from quark_onnx.targets.pairs import Pairs
 from quark_onnx.wording import counted, in_units, tally
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
@@ -112,6 +115,7 @@ class Preflight:
         counts: nodes of the quantized model on "NPU", "CPU", and "VITIS_EP_CPU" (Q and DQ nodes
             around the others).
         quantized: True if the model has Q/DQ pairs.
+        doubts: reasons why partitions that are placed on the processor may not run there.
     """
 
     target: Target
@@ -123,6 +127,7 @@ class Preflight:
     links: tuple[tuple[int, int], ...]
     counts: dict[str, int]
     quantized: bool = False
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def subgraphs(self) -> int:
@@ -131,9 +136,21 @@ class Preflight:
 
     @property
     def share(self) -> float:
-        """Return the fraction of operations on the processor, in [0, 1]."""
+        """Return the greatest fraction of operations on the processor, in [0, 1]."""
+        return self._share(frozenset())
+
+    @property
+    def least_share(self) -> float:
+        """Return the fraction of operations in partitions without a doubt, in [0, 1]."""
+        return self._share(frozenset().union(*(doubt.pieces for doubt in self.doubts)))
+
+    def _share(self, excluded: frozenset[int]) -> float:
+        """Return the fraction of operations on the processor, without some partitions."""
         # Operations, not nodes: one convolution outweighs hundreds of reshapes.
-        there = sum(compress(self.operations, self._on_npu))
+        rows = zip(self.operations, self.pieces, self._on_npu, strict=True)
+        there = sum(
+            count for count, piece, inside in rows if inside and piece not in excluded
+        )
         # A model of moves alone has no operations.
         return there / max(1, sum(self.operations))
 
@@ -176,18 +193,23 @@ class Preflight:
         pieces = counted(self.subgraphs, "subgraph")
         # Rounding must not lift a share over the limit of a band.
         share = percentage(self.share, (_GOOD, _POOR))
+        if self.doubts:
+            least = percentage(self.least_share, (_GOOD, _POOR))
+            share = f"between {least} and {share}"
         return f"{share} of {self.amount} on the NPU, in {pieces}"
 
     @property
     def band(self) -> str:
         """Return the forecast's band: "good", "risky" or "poor".
 
-        ``good`` is 95 % of the operations in 3 subgraphs at most. ``poor`` is less than half of the
-        operations, or a crash. ``risky`` is between them.
+        ``good`` is 95 % of the operations, without those in doubt, in 3 subgraphs at most. ``poor``
+        is less than half of the operations, or a crash. ``risky`` is between them.
         """
         if self.aborts or self.share < _POOR:
             return "poor"
-        return "good" if self.share >= _GOOD and self.subgraphs <= _FEW else "risky"
+        if self.least_share >= _GOOD and self.subgraphs <= _FEW:
+            return "good"
+        return "risky"
 
     @property
     def actions(self) -> list[tuple[str, str]]:
@@ -218,6 +240,7 @@ class Preflight:
             lines.append(f"{title:<9} {group}")
             if group.mend:
                 lines.append(f"{'':<9} fix: {group.mend}")
+        lines += [f"doubt     {doubt}" for doubt in self.doubts]
         return "\n".join(map(printable, lines))
 
 
@@ -258,10 +281,8 @@ def preflight(
     case = Case(graph, row, known or kind or row.presets[0], release, bool(known))
     # Q and DQ nodes have no device of their own: they are counted by the devices around.
     nodes = excluding(graph.nodes, {*pairs.quantizing, *pairs.dequantizing})
-    placements = _placements(case, nodes)
-    devices = {
-        node: found.device for node, found in zip(nodes, placements, strict=True)
-    }
+    placed = dict(zip(nodes, _placements(case, nodes), strict=True))
+    devices = {node: found.device for node, found in placed.items()}
     numbers = dict[Node, int]()
     # Partitions are numbered in the order of their first nodes.
     for number, piece in enumerate(pieces(graph, devices)):
@@ -271,12 +292,13 @@ def preflight(
         row,
         case.kind,
         release,
-        tuple(placements),
+        tuple(placed.values()),
         tuple(operations(graph, node) for node in nodes),
         tuple(values_at(numbers, nodes)),
         _links(graph, numbers),
         _shown_counts(counts),
         bool(known),
+        doubts_of(case, placed, numbers),
     )
 
 
@@ -286,7 +308,17 @@ def _placements(case: Case, nodes: Sequence[Node]) -> list[NodePlacement]:
     refusal = whole_model(case)
     if refusal is not None:
         return [placement(node, CPU, *refusal) for node in nodes]
-    return [place(case, node) for node in nodes]
+    found = [place(case, node) for node in nodes]
+    rows = zip(nodes, found, strict=True)
+    # The converter of X1 has been read, and wants two convolutions anyway.
+    if case.on_convolution_engine or any(
+        each.device == NPU and node.kind in LAYERS for node, each in rows
+    ):
+        return found
+    return [
+        alone(node) if each.device == NPU else each
+        for node, each in zip(nodes, found, strict=True)
+    ]
 
 
 def _counts(case: Case, devices: dict[Node, str]) -> Counter[str]:

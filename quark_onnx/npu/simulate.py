@@ -35,8 +35,8 @@ from quark_onnx.npu.integers import (
 )
 from quark_onnx.npu.integers.call import reals
 from quark_onnx.npu.named import producers_of
-from quark_onnx.npu.pairs import Grid, Pairs
-from quark_onnx.npu.scales import grid_findings
+from quark_onnx.targets.pairs import Grid, Pairs
+from quark_onnx.targets.scales import grid_findings
 
 Array = NDArray[Any]
 Exactly = Literal["exact", "dpu"]

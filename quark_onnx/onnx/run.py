@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,17 @@ def native(draft: Draft, model: str | Path | ModelProto) -> QConfig:
         optimizers=names.optimizers(algorithms),
         equalize=False,  # AMD Quark equalizes where include_cle says so
     )
-    overrides = [
+    # Last what stays float: for AMD Quark, no configuration of a layer quantizes it.
+    overrides = sorted(
+        present(map(names.known_override, draft.overrides)),
+        key=attrgetter("keep"),
+    )
+    overrides += [
         Override(each, keep=True)
         for each in names.known(map(legacy.pattern, legacy.single_names(draft.exclude)))
     ]
     subgraphs = present(map(names.known_ends, legacy.pairs_of_ends(draft.exclude)))
     overrides += [Override(between=ends, keep=True) for ends in subgraphs]
-    overrides += present(map(names.known_override, draft.overrides))
     outside = [*names.outside(draft.input_nodes, draft.output_nodes)]
     if draft.constant_matmul:
         outside += names.variable_products()

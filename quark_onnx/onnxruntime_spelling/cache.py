@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
+from calibrators.json_file import read_json
 from calibrators.shown import short
 from quark_onnx.config import TensorOverride
 from quark_onnx.containers import by_name
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, logger, name_of
-
-if TYPE_CHECKING:
-    from onnxruntime.quantization.calibrate import TensorsData
 
 # Suffix of a float graph output, whose name its DequantizeLinear takes over.
 _INPUT = "_QuantizeLinear_Input"
@@ -37,7 +34,7 @@ def read_cache(request: Request) -> bool:
         return False
     if not Path(path).is_file():
         raise CallError(f"calibration_cache_path is not a file: {path}")
-    smooth, data = _load(path)
+    smooth, method, ranges = _load(path)
     # SmoothQuant divides activations by factors: ranges of one model do not fit the other.
     if smooth != bool(request.options.get("SmoothQuant")):
         logger.warning(
@@ -46,28 +43,23 @@ def read_cache(request: Request) -> bool:
             smooth,
         )
         return False
-    if name_of(data.calibration_method) != name_of(
-        request.arguments["calibrate_method"]
-    ):
+    if name_of(method) != name_of(request.arguments["calibrate_method"]):
         raise CallError(
-            f"calibration_cache_path {path} was written by {data.calibration_method},"
+            f"calibration_cache_path {path} was written by {method},"
             f" and calibrate_method is {request.arguments['calibrate_method']}; remove"
             " the file, or ask for the same",
         )
-    for tensor, found in data.items():
-        # Scalars, or an array per channel: the override is per tensor.
-        low, high = found.range_value
-        low, high = float(np.min(low)), float(np.max(high))
+    for tensor, (low, high) in ranges.items():
         override = TensorOverride(tensor, keep=True)
         # An infinite value, such as a mask's, has no code: the tensor stays float.
-        if np.isfinite((low, high)).all():
+        if np.all(np.abs((low, high)) <= np.finfo(np.float32).max):
             override = TensorOverride(tensor, low=low, high=high)
         request.tensors.append(override)
     return True
 
 
-def _load(path: str | Path) -> tuple[bool, TensorsData]:
-    """Read a cache: whether SmoothQuant was applied, and the ranges.
+def _load(path: str | Path) -> tuple[bool, object, dict[str, tuple[float, float]]]:
+    """Read a cache: whether SmoothQuant was applied, the method, and the range of each tensor.
 
     Args:
         path: path of the cache.
@@ -78,16 +70,37 @@ def _load(path: str | Path) -> tuple[bool, TensorsData]:
     # onnxruntime's own functions read and write the file, so that both packages agree on it.
     from onnxruntime.quantization.calibrate import load_tensors_data
 
+    remedy = "remove the file to write it anew"
+    document = read_json(path, "calibration_cache_path", CallError, remedy)
+    smooth = document.get("smooth_quant")
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-        data = load_tensors_data(path)
-        return bool(document.get("smooth_quant", False)), data
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # Values beyond float32 become infinite, which is seen where they are used.
+        with np.errstate(over="ignore"):
+            data = load_tensors_data(path)
+        ranges = {}
+        for tensor, found in data.items():
+            # Scalars, or an array per channel: the override is per tensor.
+            low, high = found.range_value
+            ranges[str(tensor)] = (float(np.min(low)), float(np.max(high)))
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AssertionError,
+    ) as error:
         # onnxruntime has no error of its own for another structure.
         raise CallError(
             f"calibration_cache_path {path} is no calibration cache of onnxruntime, or is"
-            f" damaged ({short(str(error))}); remove the file to write it anew",
+            f" damaged ({short(str(error))}); {remedy}",
         ) from error
+    for tensor, (low, high) in ranges.items():
+        if low > high:
+            raise CallError(
+                f"calibration_cache_path {path}: the range of {short(tensor)} is from {low}"
+                f" to {high}; {remedy}",
+            )
+    return smooth is not None and smooth.boolean(), data.calibration_method, ranges
 
 
 def _zero_point(

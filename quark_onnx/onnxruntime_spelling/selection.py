@@ -52,7 +52,7 @@ DEFAULT_TYPES = (
 )
 
 #: Operators with dynamic quantization of activations, or with lookups in a table of codes.
-_DYNAMIC = frozenset({"MatMul", "Gemm", "Conv", "Gather"})
+_DYNAMIC = frozenset({"MatMul", "Gemm", "Conv", "Gather", "LSTM"})
 
 
 def choose(request: Request) -> None:

@@ -8,10 +8,14 @@ from html import escape
 from pathlib import Path
 
 from calibrators.scratch import written
+from calibrators.shown import printable
 from quark_onnx.page.style import CSS
 
-#: Characters that HTML forbids even when escaped.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+#: Characters that HTML forbids even when escaped, and those that are invisible or turn the text
+#: after them around.
+_FORBIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
 
 
 def table_row(cells: Iterable[str], kind: str = "td") -> str:
@@ -40,7 +44,7 @@ def document(title: str, parts: Iterable[str], style: str = "") -> str:
         + "\n</main>\n</body>\n</html>\n"
     )
     # Names of tensors come from models, and may hold any character.
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", text)
+    return _FORBIDDEN.sub(lambda found: printable(found[0]), text)
 
 
 def facts(rows: Iterable[tuple[str, str, str]]) -> str:

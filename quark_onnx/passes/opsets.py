@@ -12,13 +12,14 @@ from onnx import (
     TensorProto,
     defs,
     helper,
-    version_converter,
 )
 
+from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
+from quark_onnx.graph.native import convert_version
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     inner_nodes,
@@ -75,7 +76,9 @@ def to_opset(model: ModelProto, opset: int) -> ModelProto:
     large = _without_large(light, model)
     hidden = _hide_runtime_operators(light)
     try:
-        converted = version_converter.convert_version(light, opset)
+        converted = convert_version(light, opset)
+    except RuntimeCrash:
+        raise
     except Exception as error:  # the converter raises several unrelated types
         raise ModelError(
             f"onnx cannot convert the model to opset {opset}: {error}",

@@ -11,6 +11,7 @@ from quark_onnx.config.checks import require
 from quark_onnx.containers import excluding
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.graph import Node
+from quark_onnx.patterns.weight_axes import WeightAxes, weight_axes
 from quark_onnx.plan.blocks import in_blocks
 from quark_onnx.plan.entries import BiasOf, Entry, Keep, Quantize, SameAs, Use
 from quark_onnx.plan.integer import has_integer_product, with_one_zero_point
@@ -125,16 +126,83 @@ class PlanBuilder(Plan):
             axis: axis of the output channels; None where per-channel scales are impossible.
             along: axis that ``node`` sums over, for blocks; None where blocks are impossible.
         """
-        spec = self.specs[node].weight
         if not self.graph.is_constant(tensor):
             self.activation(node, tensor, along=along)
-        elif spec is not None and self._takes(tensor, spec):
-            if self.specs[node].dynamic:
-                # Only integer products read zero points at runtime; Q/DQ pairs support one per
-                # channel.
-                spec = with_one_zero_point(node, spec)
-            entry = self._weight_entry(tensor, spec, axis, along)
-            self._put(node, tensor, entry)
+            return
+        spec = self._weight_spec(node, tensor)
+        if spec is not None:
+            self._put(node, tensor, self._weight_entry(tensor, spec, axis, along))
+
+    def weight_at(self, node: Node, place: int) -> None:
+        """Request quantization of the weight that a node reads as an input, as the table says.
+
+        An input without output channels, and a computed one, are activations. See
+        ``patterns.weight_axes``.
+        """
+        tensor = node.input(place)
+        axes = weight_axes(self.graph, node, place)
+        if axes is None or not self.graph.is_constant(tensor):
+            self.activation(node, tensor, along=None if axes is None else axes.summed)
+            return
+        spec = self._weight_spec(node, tensor)
+        if spec is None:
+            return
+        axis = self._axis_in_kernels(tensor, axes)
+        entry = self._weight_entry(tensor, spec, axis, axes.summed)
+        if isinstance(entry, Quantize) and axes.channels:
+            entry = self._separated(tensor, axes, entry)
+        self._put(node, tensor, entry)
+
+    def _weight_spec(self, node: Node, tensor: str) -> QuantizationSpec | None:
+        """Return the quantization of a constant weight; None if it stays float."""
+        spec = self.specs[node].weight
+        if spec is None or not self._takes(tensor, spec):
+            return None
+        if self.specs[node].dynamic:
+            # Only integer products read zero points at runtime; Q/DQ pairs support one per channel.
+            return with_one_zero_point(node, spec)
+        return spec
+
+    def _axis_in_kernels(self, tensor: str, axes: WeightAxes) -> int | None:
+        """Return the axis of the scales that integer kernels take; None for one scale."""
+        if axes.in_kernels is not None:
+            return next(iter(axes.in_kernels), None)
+        if not axes.channels:
+            return None
+        layout = axes.layout(self.graph.initializers[tensor].dims)
+        return layout.axis if layout.is_plain else None
+
+    def _separated(self, tensor: str, axes: WeightAxes, entry: Quantize) -> Entry:
+        """Return a decision whose scales serve one output channel each, where they must.
+
+        Args:
+            tensor: name of the weight.
+            axes: its axes.
+            entry: the decision with scales as integer kernels take them, or with blocks.
+        """
+        spec, shape = entry.spec, tuple(self.graph.initializers[tensor].dims)
+        if not spec.dtype.scaled:
+            return entry
+        if spec.block_size:
+            # Blocks of a transposed convolution, over several axes or along all inputs, would hold
+            # values of several output channels: they run as in the kernel of a Conv.
+            if axes.summed == 0 and (entry.flat or axes.groups > 1):
+                kernel = axes.layout(shape, first_axis=True)
+                blocks = in_blocks(spec, kernel.merged, 0, 1, padded=self.fuses)
+                if isinstance(blocks, Quantize):
+                    return replace(blocks, layout=kernel)
+            return entry
+        if not spec.per_channel:
+            return entry
+        if axes.in_kernels is not None:
+            array = self.graph.constant(tensor)
+            assert array is not None
+            if not axes.loses(array):
+                return entry
+        layout = axes.layout(shape)
+        return replace(
+            entry, axis=layout.axis, layout=None if layout.is_plain else layout
+        )
 
     def _weight_entry(
         self,
@@ -367,14 +435,15 @@ class PlanBuilder(Plan):
         if override.keep:
             return Keep(EXCLUDED)
         if override.axis is None:
-            axis = entry.axis
+            axis, layout = entry.axis, entry.layout
         else:
-            axis = self._given_axis(tensor, override)
+            axis, layout = self._given_axis(tensor, override), None
         spec = override.applied(entry.spec)
         return replace(
             entry,
             spec=spec,
             axis=axis,
+            layout=layout,
             # Without blocks there are no axes to flatten.
             flat=entry.flat and spec.block_size > 0,
             given=override,
@@ -496,7 +565,12 @@ def _alike(present: Entry, wanted: Entry) -> bool:
     if isinstance(present, Keep):
         return True
     if isinstance(present, Quantize) and isinstance(wanted, Quantize):
-        return present.spec.alike(wanted.spec) and _fits_axis(present, wanted)
+        same_layout = present.layout == wanted.layout
+        return (
+            same_layout
+            and present.spec.alike(wanted.spec)
+            and _fits_axis(present, wanted)
+        )
     return present == wanted
 
 

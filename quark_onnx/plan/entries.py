@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from calibrators import QParams, rows
 from quark_onnx.config import QuantizationSpec, TensorOverride, format_calibrator
 from quark_onnx.dtypes import BODY_OPSET, INT32, Block, Integer, Scaled
+from quark_onnx.patterns.weight_axes import Layout
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Quantize:
             along their usual axis.
         bounds: the range, if known without measuring.
         flat: blocks run over all axes from ``axis`` on, flattened into one.
+        layout: arrangement of a weight whose output channels lie along several axes, to which
+            ``axis`` refers; the codes are stored in it. None for the weight itself.
         note: reason for a deviation from the request, empty if there is none.
         given: the user's override for this tensor.
     """
@@ -51,6 +56,7 @@ class Quantize:
     axis: int | None = None
     bounds: tuple[float, float] | None = None
     flat: bool = False
+    layout: Layout | None = None
     # Two decisions with the same format are equal, whatever led to them.
     note: str = field(default="", compare=False)
     given: TensorOverride | None = None
@@ -87,12 +93,39 @@ class Quantize:
         Returns:
             Blocks as rows, or channels as rows; a single row per tensor.
         """
+        return rows(self.stored(array), self.axis, self.spec.block_size)
+
+    def stored(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return a constant, or its codes, in the shape in which codes are stored."""
+        sizes = self.stored_sizes(array.shape)
+        if self.layout is not None:
+            array = self.layout.arranged(array)
+        return array.reshape(sizes)
+
+    def spread(
+        self, params: QParams, shape: tuple[int, ...]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Return scale and zero point shaped to broadcast against a constant of this shape."""
+        if self.layout is None:
+            return params.spread(shape)
+        merged = self.layout.merged
+        scale, zero = params.spread(merged)
+        return (
+            self.layout.restored(np.broadcast_to(scale, merged)),
+            self.layout.restored(np.broadcast_to(zero, merged)),
+        )
+
+    def sizes(self, shape: Sequence[Any]) -> Sequence[Any]:
+        """Return the shape that ``axis`` refers to, for a tensor of this shape."""
+        return shape if self.layout is None else self.layout.merged
+
+    def stored_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the codes of a constant of this shape."""
+        sizes = tuple(self.sizes(shape))
         # A kernel (M, C/group, kh, kw) becomes (M, C/group * kh * kw) for axis 1.
         if self.flat:
-            flattened = array.reshape(*array.shape[: self.axis], -1)
-        else:
-            flattened = array
-        return rows(flattened, self.axis, self.spec.block_size)
+            return (*sizes[: self.axis], prod(sizes[self.axis :]))
+        return sizes
 
     def placed(self, params: QParams, shape: tuple[int, ...]) -> QParams:
         """Convert parameters per row of ``rows`` to parameters of a constant of this shape.
@@ -107,12 +140,9 @@ class Quantize:
         """
         if not self.spec.block_size or self.axis is None:
             return params
-        if self.flat:
-            flattened = (*shape[: self.axis], prod(shape[self.axis :]))
-        else:
-            flattened = shape
-        # The scales keep the rank of the constant, with one index per block along the axis.
-        return params.in_blocks(flattened, self.axis, self.spec.block_size)
+        # The scales keep the rank of the codes, with one index per block along the axis.
+        sizes = self.stored_sizes(shape)
+        return params.in_blocks(sizes, self.axis, self.spec.block_size)
 
     def __str__(self) -> str:
         if self.note:
@@ -141,6 +171,8 @@ class Quantize:
             return ""
         if self.flat:
             return f"axes from {self.axis},"
+        if self.layout is not None:
+            return "each output channel"
         return f"axis {self.axis}"
 
     def _range_text(self) -> str:
@@ -182,7 +214,8 @@ class BiasOf:
         w: the weight.
         dtype: int32 or int16.
         axis: axis of the bias that runs over the channels of the weight.
-        repeat: number of repetitions of the weight's channel scales (grouped ConvTranspose).
+        repeat: number of repetitions of the weight's channel scales, where these are fewer than
+            the outputs (grouped ConvTranspose).
         stored: store integers. A float bias must fit the integers all the same: onnxruntime
             converts it when it loads the model, without a check for overflow.
     """

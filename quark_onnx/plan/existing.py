@@ -24,6 +24,7 @@ _QUANTIZING = frozenset(
         "MatMulNBits",
         "MatMulBnb4",
         "GatherBlockQuantized",
+        "DynamicQuantizeLSTM",
         "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat",
     }

@@ -1,4 +1,4 @@
-"""Find the layers with dynamic activations that MatMulInteger or ConvInteger can compute."""
+"""Find the layers with dynamic activations that integer operators can compute."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
     # An integer product has one scale per output at most, which blocks along the sum exceed.
     only_if(not weight.block_size)
     only_if(_bytes(weight))
+    if node.kind == "LSTM":
+        # DynamicQuantizeLSTM has no attribute layout.
+        return graph.is_constant(node.input(2)) and not node.attribute("layout", 0)
     if node.kind == "Conv":
         bias = node.input(2)
         # After a ConvInteger, BatchNormalization applies the scale and the bias of each channel.
@@ -33,16 +36,16 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
 
 
 def with_one_zero_point(node: Node, weight: QuantizationSpec) -> QuantizationSpec:
-    """Return the weight's spec with a zero point that ConvInteger supports.
+    """Return the weight's spec with a zero point that ConvInteger and DynamicQuantizeLSTM support.
 
-    ConvInteger of onnxruntime 1.32 reads a single zero point, so that a kernel with per-channel
-    scales must be symmetric.
+    Both read a single zero point in onnxruntime 1.32, so that a weight with per-channel scales must
+    be symmetric.
 
     Args:
-        node: the layer; specs of other operators than Conv are returned unchanged.
+        node: the layer; specs of other operators than Conv and LSTM are returned unchanged.
         weight: quantization of its weight.
     """
-    if node.kind != "Conv" or not _bytes(weight):
+    if node.kind not in ("Conv", "LSTM") or not _bytes(weight):
         return weight
     # Codes of a symmetric kernel have the same zero point in every channel.
     if weight.per_channel and not weight.symmetric:

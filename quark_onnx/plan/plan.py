@@ -16,6 +16,7 @@ from quark_onnx.config import TensorOverrides
 from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
+from quark_onnx.graph.decisions import is_layer
 from quark_onnx.plan.entries import Entry, Keep, Quantize, SameAs, Use
 from quark_onnx.plan.explain import explain
 from quark_onnx.plan.select import NodeSpec
@@ -258,6 +259,20 @@ class Plan:
             return False
         uses = [*self.reads(node), *map(Use, node.results)]
         return any(isinstance(self.entry(use), Quantize) for use in uses)
+
+    def computes_on_codes(self, node: Node) -> bool:
+        """Return whether a node that ``touches`` quantized tensors has a quantized weight, too.
+
+        A layer whose constant weight stays float multiplies in float, whatever its activations
+        are. Where the settings ask for no weights, activations alone count.
+        """
+        if not self.touches(node):
+            return False
+        if not is_layer(node.kind) or self.specs[node].weight is None:
+            return True
+        # The third input of a layer is a bias, which may be float.
+        constants = list(filter(self.graph.is_constant, node.inputs[:2]))
+        return not constants or any(self.quantized(name, node) for name in constants)
 
     def ineligible(self, tensor: str) -> str:
         """Return the reason why a tensor can never be quantized; empty if it can.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
 from quark_onnx.config.spec import is_dynamic
@@ -61,16 +61,19 @@ def select(
     config: QConfig,
     *,
     strict: bool = True,
+    measured: bool = True,
 ) -> dict[Node, NodeSpec]:
     """Return the settings of each node: the configuration's, changed by matching overrides.
 
-    Later steps take precedence over earlier ones, except that overrides cannot quantize a node that
-    ``op_types``, ``nodes`` or existing quantization exclude.
+    The last override that matches a node decides whether the node is kept float or quantized. A
+    format is that of the last override that gives one, or the configuration's. Overrides cannot
+    quantize a node that ``op_types``, ``nodes`` or existing quantization exclude.
 
     Args:
         graph: the model.
         config: the user's configuration.
         strict: every pattern must match: true for the user's graph, false after folding.
+        measured: activations can be measured; otherwise those that need a range stay float.
 
     Raises:
         ConfigError: a pattern matches nothing in the graph; the message has the nearest name.
@@ -78,18 +81,23 @@ def select(
     if strict and config.tensors:
         _check_tensors(graph, config)
     excluded = _excluded(graph, config, strict)
-    specs = dict[Node, NodeSpec]()
-    for node in graph.nodes:
-        if node in excluded:
-            specs[node] = NodeSpec(None, None, excluded[node])
-        else:
-            specs[node] = _configured(graph, node, config)
+    kept = dict(excluded)
+    specs = {node: _configured(graph, node, config) for node in graph.nodes}
     for override in _overrides_of(config):
-        matched = matching(graph, override, strict=strict)
-        # An override sets the format of quantized nodes, and never quantizes excluded ones.
-        for node in excluding(matched, excluded):
-            specs[node] = _overridden(specs[node], override)
-    return {node: _settled(spec, config) for node, spec in specs.items()}
+        for node in matching(graph, override, strict=strict):
+            if node in excluded:
+                continue
+            if override.keep:
+                kept[node] = EXCLUDED
+            else:
+                kept.pop(node, None)
+                specs[node] = _overridden(specs[node], override)
+    return {
+        node: NodeSpec(None, None, kept[node])
+        if node in kept
+        else _settled(spec, config, measured)
+        for node, spec in specs.items()
+    }
 
 
 def _configured(graph: Graph, node: Node, config: QConfig) -> NodeSpec:
@@ -162,9 +170,7 @@ def _check_any_type(graph: Graph, op_types: tuple[str, ...]) -> None:
 
 
 def _overridden(spec: NodeSpec, override: Override) -> NodeSpec:
-    """Return the settings of a node after an override, which changes what it names alone."""
-    if override.keep:
-        return NodeSpec(None, None, EXCLUDED)
+    """Return the settings of a node with the formats that an override gives."""
     return NodeSpec(
         override.activation or spec.activation,
         override.weight or spec.weight,
@@ -172,21 +178,28 @@ def _overridden(spec: NodeSpec, override: Override) -> NodeSpec:
     )
 
 
-def _settled(spec: NodeSpec, config: QConfig) -> NodeSpec:
+def _settled(spec: NodeSpec, config: QConfig, measured: bool) -> NodeSpec:
     """Resolve the settings that depend on the operators to be written.
 
     Args:
         spec: the settings of a node after all overrides.
         config: the user's configuration.
+        measured: activations can be measured.
     """
     activation = spec.activation
     weight = spec.weight
+    if activation is not None and activation.measured and not measured:
+        activation = None
     if activation is not None:
         # The rule for shared exponents "auto" depends on the operator that computes the format.
         activation = activation.settled(weight=False, vendor=config.vendor_computes)
     if weight is not None:
         weight = weight.settled(weight=True, vendor=config.vendor_computes)
-    return replace(spec, activation=activation, weight=weight)
+    return NodeSpec(
+        activation,
+        weight,
+        overridden=spec.overridden and activation is not None,
+    )
 
 
 def looks_up(graph: Graph, node: Node) -> bool:

@@ -21,7 +21,7 @@ class Choice:
 
     Attributes:
         recipe: the recipe of the model's kind.
-        config: its configuration, in a format that the target supports; without a target.
+        config: its configuration, in a format that the target takes; without the target.
         reason: the properties of the model and the consequence, in words.
     """
 
@@ -48,14 +48,19 @@ def structure(model: str | Path | ModelProto) -> Graph:
     return graph
 
 
-def choose(model: str | Path | ModelProto) -> Choice:
+def choose(model: str | Path | ModelProto, target: str = "") -> Choice:
     """Return the recipe for a float model on a CPU.
 
+    Args:
+        model: a file, or a model, which is not changed.
+        target: name of the target, in whose format the configuration is; empty for none.
+
     Raises:
+        ConfigError: the target is unknown.
         ModelError: the model cannot be read.
     """
     kind, reason = kind_of(structure(model))
     # Depthwise networks need another format on an NPU alone; on a CPU they are classifiers.
     name = "classifier" if kind == "depthwise" else kind
     recipe = RECIPES[name]
-    return Choice(recipe, recipe.config, reason)
+    return Choice(recipe, recipe.config_for(target), reason)

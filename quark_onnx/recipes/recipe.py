@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quark_onnx.config import QConfig
-from quark_onnx.registry import RECIPES
+from quark_onnx.registry import RECIPES, TARGETS
+from quark_onnx.targets import refusal
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,24 @@ class Recipe:
     @property
     def config(self) -> QConfig:
         """Return the configuration."""
-        return QConfig.of(self.preset).with_(
+        return self._with_preset(self.preset)
+
+    def config_for(self, target: str) -> QConfig:
+        """Return the configuration in a format that a target takes.
+
+        Args:
+            target: name of the target; empty for none. Its first format takes the place of one
+                that it refuses, with the optimizers of the recipe.
+
+        Raises:
+            ConfigError: the target is unknown.
+        """
+        if not target or not refusal(TARGETS[target], self.config):
+            return self.config
+        return self._with_preset(TARGETS[target].presets[0])
+
+    def _with_preset(self, preset: str) -> QConfig:
+        return QConfig.of(preset).with_(
             optimizers=self.optimizers,
             op_types=self.op_types,
         )

@@ -4,7 +4,7 @@ from quark_onnx.refine.acceptance import Snapshot, min_output_sqnr
 from quark_onnx.refine.bias_means import InputMeans, accept_biases, correct_biases
 from quark_onnx.refine.optimize_float import give_biases, optimize_float
 from quark_onnx.refine.refine import refine
-from quark_onnx.refine.resume import check_folder, sample_key
+from quark_onnx.refine.resume import check_folder
 
 __all__ = [
     "InputMeans",
@@ -16,5 +16,4 @@ __all__ = [
     "min_output_sqnr",
     "optimize_float",
     "refine",
-    "sample_key",
 ]

@@ -259,7 +259,8 @@ def _lattice(
     stored = graph.constant(use.tensor)
     assert stored is not None
     # A scale and a zero point for every weight, in the layout of the stored tensor.
-    scale, zero = (np.broadcast_to(v, stored.shape) for v in found.spread(stored.shape))
+    spread = entry.spread(found, stored.shape)
+    scale, zero = (np.broadcast_to(part, stored.shape) for part in spread)
     steps = arranged(np.ascontiguousarray(scale, np.float32))
     return _levels(entry, steps, arranged(np.ascontiguousarray(zero)))
 
@@ -278,7 +279,7 @@ def rounded(graph: Graph, plan: Plan, params: Params, use: Use) -> NDArray[np.fl
     stored = graph.constant(use.tensor)
     assert stored is not None
     # Not one for every weight: scales broadcast.
-    scale, zero = params.table[use].spread(stored.shape)
+    scale, zero = entry.spread(params.table[use], stored.shape)
     return _levels(entry, scale, zero).nearest(stored)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
+from quark_onnx.steps.run import sample_key
 
 logger = logging.getLogger(__name__)
 
@@ -196,27 +197,3 @@ class Journal:
                 self._folder,
                 error,
             )
-
-
-def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
-    """Return the hash of a sample, chained to the hash of earlier samples.
-
-    Args:
-        sample: arrays, strings, sequences or maps by input name; the order of names is ignored.
-        before: the hash of the earlier samples; empty for the first one.
-    """
-    digest = hashlib.blake2b(before.encode(), digest_size=16)
-    # Independent of the order in which a reader names the inputs.
-    for name in sorted(sample):
-        value = sample[name]
-        digest.update(f"{name} ".encode())
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            digest.update(f"{value.shape} {value.dtype} ".encode())
-            digest.update(np.ascontiguousarray(value).tobytes())
-        else:  # strings, sequences and maps
-            digest.update(
-                repr(
-                    value.tolist() if isinstance(value, np.ndarray) else value,
-                ).encode(),
-            )
-    return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,6 +33,8 @@ class OutputError:
             samples.
         random: the reference itself is not deterministic, so the error is meaningless.
         shapes: the first differing shapes of reference and other model, as text; None if equal.
+        spread: least, median and greatest SQNR of a single sample, in dB; None for fewer than two
+            samples, and if sqnr is None.
     """
 
     name: str
@@ -43,6 +46,7 @@ class OutputError:
     broken: int = 0
     shapes: tuple[str, str] | None = None
     steps: int = 0
+    spread: tuple[float, float, float] | None = None
 
 
 #: An output with at least the first SQNR in dB is not random, nor is an output whose repetition
@@ -230,6 +234,7 @@ class Total:
         self.broken = 0
         self.floating = True
         self.shapes: tuple[str, str] | None = None
+        self._sqnr_of_samples: list[float] = []
 
     @property
     def agreement(self) -> float:
@@ -260,21 +265,31 @@ class Total:
             self.count += not before
             self.noise = float("inf")
             self.largest = float("inf")
+            self._sqnr_of_samples.append(float("-inf"))
             return
+        signal = noise = 0.0
         for a, b in zip(before, after, strict=True):
             # NaN is unequal to itself; both models computing NaN is agreement. Works for integers,
             # too.
             both_nan = (a != a) & (b != b)
             self.equal += int(np.sum((a == b) | both_nan))
             if self.floating:
-                self._add(a, b)
+                energy, error = self._add(a, b)
+                signal += energy
+                noise += error
+        self.signal += signal
+        self.noise += noise
+        self._sqnr_of_samples.append(decibels(signal, noise))
 
-    def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> None:
+    def _add(self, reference: NDArray[Any], other: NDArray[Any]) -> tuple[float, float]:
         """Add two arrays of floats; values finite in only one model count as broken.
 
         Args:
             reference: values of the reference, of any float type and shape.
             other: values of the other model, of the same shape.
+
+        Returns:
+            The energies of the reference and of the error.
         """
         # Finite in both models: the values that energies and errors are summed over.
         both = np.isfinite(reference) & np.isfinite(other)
@@ -286,18 +301,17 @@ class Total:
         unlike = ~both & ~same  # finite in only one model
         a = np.where(both, a, 0.0)
         b = np.where(both, b, 0.0)
-        self.signal += float(np.sum(a * a))
         self.energy += float(np.sum(b * b))
         self.product += float(np.sum(a * b))
-        if unlike.any():
-            self.noise = float("inf")
-            self.largest = float("inf")
-        else:
-            error = a - b
-            self.noise += float(np.sum(np.square(error)))
-            # initial: an output may be empty, as of a detector that finds nothing.
-            self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
         self.broken += int(unlike.sum())
+        signal = float(np.sum(a * a))
+        if unlike.any():
+            self.largest = float("inf")
+            return signal, float("inf")
+        error = a - b
+        # initial: an output may be empty, as of a detector that finds nothing.
+        self.largest = max(self.largest, float(np.abs(error).max(initial=0.0)))
+        return signal, float(np.sum(np.square(error)))
 
     def result(self, name: str) -> OutputError:
         """Return the error over all samples.
@@ -326,7 +340,16 @@ class Total:
             None,
             broken=self.broken,
             shapes=self.shapes,
+            spread=self._spread(),
         )
+
+    def _spread(self) -> tuple[float, float, float] | None:
+        """Return least, median and greatest SQNR of a sample; None for fewer than two."""
+        ratios = self._sqnr_of_samples
+        if len(ratios) < 2:
+            return None
+        # The lower of two middle values: the mean of infinities is no number.
+        return min(ratios), median_low(ratios), max(ratios)
 
 
 class OutputTotals:

@@ -11,6 +11,7 @@ from typing import Any
 from quark_onnx.containers import without
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
+from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
@@ -43,6 +44,7 @@ class Report(Reported):
         verdict: the quality in the terms of the task; None without a measurement.
         kept_types: operator types of ``kept_nodes``, by node.
         warnings: signs of wrong preprocessing of the data.
+        clipping: values of held-out samples outside of the calibrated ranges; None if not measured.
     """
 
     config: str
@@ -59,6 +61,7 @@ class Report(Reported):
     verdict: Verdict | None = None
     kept_types: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    clipping: Clipping | None = None
 
     @property
     def quantized(self) -> int:
@@ -98,6 +101,8 @@ class Report(Reported):
         if self.outputs:
             lines.append(f"error     on {self._measured_on()}:")
             lines += prefixed("  ", map(output_line, self.outputs))
+        if self.clipping is not None:
+            lines += section("clipped", self.clipping.lines())
         # By reason: a model has many float nodes and tensors for a few reasons.
         lines += section("float", group_kept(self.kept_nodes, self.kept_types))
         lines += section("kept", group_tensors(self.kept_tensors))
@@ -113,7 +118,7 @@ class Report(Reported):
         if self.held_out:
             return counted(self.held_out, "held-out sample")
         if self.samples:
-            return "calibration samples (too few to hold any out)"
+            return "calibration samples (none is held out)"
         return (
             "one random sample, as there is no data: it tells that the model runs, and"
             " little more"
@@ -158,8 +163,9 @@ def summarize(
         for node in plan.graph.nodes:
             if node.name not in outer:
                 done, count = operators.get(node.kind, (0, 0))
-                # touches() is a bool, which counts as 0 or 1.
-                operators[node.kind] = (done + plan.touches(node), count + 1)
+                # A bool counts as 0 or 1.
+                quantized = plan.computes_on_codes(node)
+                operators[node.kind] = (done + quantized, count + 1)
         kept_nodes |= without(plan.kept, outer)
         kept_tensors |= _kept_tensors(plan)
     # Sorted by name: reports of two runs can be compared line by line.
@@ -242,10 +248,11 @@ def output_line(output: OutputError) -> str:
     text = name
     if output.steps:
         text += f" after {counted(output.steps, 'sample')} with its own state"
-    text += (
-        f": SQNR {decibels(output.sqnr)} dB, cosine {output.cosine:.6f}, largest error"
-        f" {output.max_error:.4g}"
-    )
+    text += f": SQNR {decibels(output.sqnr)} dB"
+    if output.spread is not None:
+        least, median, greatest = (f"{sqnr:.1f}" for sqnr in output.spread)
+        text += f" (samples {least} to {greatest}, median {median})"
+    text += f", cosine {output.cosine:.6f}, largest error {output.max_error:.4g}"
     if output.broken:
         values = counted(output.broken, "value is", "values are")
         text += f", {values} finite in one of the models alone"

@@ -21,22 +21,10 @@ def projecting(node: Node, plan: PlanBuilder) -> None:
 
     The result is quantized where the engine has no float32.
     """
-    _project(
-        node,
-        plan,
-        node.input(0),
-        node.input(1),
-        node.input(2),
-    )
+    _project(node, plan, node.input(0), 1, node.input(2))
     # Tokens with global attention have projections of their own (inputs 4 and 5).
     if node.op_type == "LongformerAttention":
-        _project(
-            node,
-            plan,
-            node.input(0),
-            node.input(4),
-            node.input(5),
-        )
+        _project(node, plan, node.input(0), 4, node.input(5))
     plan.rounded_result(node)
 
 
@@ -46,25 +34,26 @@ def decoding(node: Node, plan: PlanBuilder) -> None:
 
     The result is quantized where the engine has no float32.
     """
-    _project(node, plan, node.input(0), node.input(2), "")
-    _project(node, plan, node.input(1), node.input(3), "")
+    _project(node, plan, node.input(0), 2, "")
+    _project(node, plan, node.input(1), 3, "")
     plan.rounded_result(node)
 
 
-def _project(node: Node, plan: PlanBuilder, x: str, w: str, bias: str) -> None:
+def _project(node: Node, plan: PlanBuilder, x: str, place: int, bias: str) -> None:
     """Quantize a projection: input (..., in), weight (in, out) per output, and bias (out,).
 
     Args:
         node: the attention.
         plan: the plan.
         x: name of the input.
-        w: name of the projection weight.
+        place: position of the projection weight among the inputs.
         bias: name of the bias; empty if there is none.
     """
     # Without a constant projection there is no integer product to gain.
+    w = node.input(place)
     if plan.graph.is_constant(w):
         plan.activation(node, x, along=-1)
-        plan.weight(node, w, axis=1, along=0)
+        plan.weight_at(node, place)
         plan.bias(node, bias, x, w)
 
 

@@ -14,7 +14,7 @@ def conv(node: Node, plan: PlanBuilder) -> None:
     w = node.input(1)
     bias = node.input(2)
     plan.activation(node, x, along=1)
-    plan.weight(node, w, axis=0, along=1)
+    plan.weight_at(node, 1)
     plan.bias(node, bias, x, w)
     plan.activation(node, node.outputs[0])
 
@@ -23,14 +23,14 @@ def conv(node: Node, plan: PlanBuilder) -> None:
 def conv_transpose(node: Node, plan: PlanBuilder) -> None:
     """Quantize like Conv, with a weight of shape (C, M/group, ...).
 
-    The scale of a channel serves this channel of every group.
+    The scale of a channel serves this channel of every group, unless the groups differ much.
     """
     x = node.input(0)
     w = node.input(1)
     bias = node.input(2)
     plan.activation(node, x, along=1)
-    plan.weight(node, w, axis=1, along=0)
-    # M/group scales of the weight serve M values of the bias, group after group.
+    plan.weight_at(node, 1)
+    # M/group scales of the weight may serve M values of the bias, group after group.
     plan.bias(node, bias, x, w, repeat=node.attribute("group", 1))
     plan.activation(node, node.outputs[0])
 
@@ -44,7 +44,7 @@ def fused_conv(node: Node, plan: PlanBuilder) -> None:
     # The input Z is added to the product before the fused activation.
     added = node.input(3)
     plan.activation(node, x, along=1)
-    plan.weight(node, w, axis=0, along=1)
+    plan.weight_at(node, 1)
     plan.bias(node, bias, x, w)
     plan.activation(node, added, node.outputs[0])
 
@@ -57,7 +57,7 @@ def deform_conv(node: Node, plan: PlanBuilder) -> None:
     # Input 2 holds the offsets, input 4 the mask.
     bias = node.input(3)
     plan.activation(node, x, along=1)
-    plan.weight(node, w, axis=0, along=1)
+    plan.weight_at(node, 1)
     plan.bias(node, bias, x, w)
     plan.activation(node, node.outputs[0])
 
@@ -69,7 +69,6 @@ def causal_conv(node: Node, plan: PlanBuilder) -> None:
     w = node.input(1)
     bias = node.input(2)
     plan.activation(node, x)
-    # Depthwise: a channel sums over the positions of the kernel alone, axis 2.
-    plan.weight(node, w, axis=0, along=2)
+    plan.weight_at(node, 1)
     plan.bias(node, bias, x, w)
     plan.activation(node, node.outputs[0])

@@ -7,7 +7,7 @@ from quark_onnx.plan import PlanBuilder
 from quark_onnx.rules.base import RESIDUAL, rule
 
 # Words, positions and segments, after two inputs with indices.
-_TABLES = slice(2, 5)
+_TABLES = (2, 3, 4)
 
 
 @rule("com.microsoft::EmbedLayerNormalization")
@@ -17,8 +17,9 @@ def embedding(node: Node, plan: PlanBuilder) -> None:
     The result is quantized where the format can hold a residual stream.
     """
     # The table of segments is optional: an empty name is no constant.
-    for table in filter(plan.graph.is_constant, node.inputs[_TABLES]):
-        plan.weight(node, table, axis=0, along=1)
+    for place in _TABLES:
+        if plan.graph.is_constant(node.input(place)):
+            plan.weight_at(node, place)
     if plan.is_low_bit(node):
         plan.keep_node(node, RESIDUAL)
     else:

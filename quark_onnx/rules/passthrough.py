@@ -110,7 +110,7 @@ def _gather_codes(node: Node, plan: PlanBuilder, table: str) -> None:
         table: name of the table; a table of another rank stays float.
     """
     if len(plan.graph.sizes(table)) == 2:
-        plan.weight(node, table, axis=0, along=1)
+        plan.weight_at(node, 0)
 
 
 @rule("Resize", "Upsample")

@@ -9,17 +9,20 @@ from quark_onnx.rules.base import rule
 
 @rule("LSTM", "GRU", "RNN")
 def recurrent(node: Node, plan: PlanBuilder) -> None:
-    """Quantize the weights W and R with a scale per direction.
+    """Quantize the weights W and R with a scale per unit of each gate.
 
     Input, bias and results are quantized where the engine has no float32. No runtime has integer
-    gates: between Q/DQ pairs the activations would lose precision and gain nothing. The weights
-    are (directions, gates * hidden, input), and stay constants after a DequantizeLinear.
+    gates with static scales: between Q/DQ pairs the activations would lose precision and gain
+    nothing. The weights stay constants after a DequantizeLinear.
     """
     x = node.inputs[0]
     bias = node.input(3)
-    # One scale serves all gates of a direction: axis 1 holds the rows of the gates.
-    for w in filter(plan.graph.is_constant, node.inputs[1:3]):
-        plan.weight(node, w, axis=0, along=2)
+    for place in (1, 2):
+        if plan.graph.is_constant(node.inputs[place]):
+            plan.weight_at(node, place)
+    if plan.specs[node].dynamic:
+        # DynamicQuantizeLSTM computes the gates on integers, with scales of each run.
+        plan.activation(node, x)
     if plan.rounds_results(node):
         plan.activation(node, x, along=-1)
         plan.bias(node, bias, x, node.inputs[1])

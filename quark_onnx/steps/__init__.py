@@ -11,6 +11,7 @@ from quark_onnx.steps.calibrate import (
     unmeasured,
 )
 from quark_onnx.steps.calibration import Calibration, Keyed
+from quark_onnx.steps.clipping import measure_clipping
 from quark_onnx.steps.compute_qparams import (
     Params,
     ResolvedPlan,
@@ -33,10 +34,21 @@ from quark_onnx.steps.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.mixed_precision import describe, mix
 from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
+from quark_onnx.steps.nothing_to_quantize import (
+    has_nothing_to_quantize,
+    require_something_to_quantize,
+)
 from quark_onnx.steps.open_data import first_sample, input_specs, reader_for
 from quark_onnx.steps.opsets import lower_opset
+from quark_onnx.steps.overwrites import (
+    SAMPLE_SUFFIXES,
+    Input,
+    Output,
+    refuse_overwrites,
+    refuse_overwritten_arguments,
+)
 from quark_onnx.steps.plan_at_opset import plan_at_opset
-from quark_onnx.steps.prepare import clean, prepare, rewritten
+from quark_onnx.steps.prepare import clean, prepare, prepare_again, settled
 from quark_onnx.steps.provenance import write_provenance
 from quark_onnx.steps.random_sample import random_sample
 from quark_onnx.steps.range_files import FORMATS, GivenRanges, load_ranges, save_ranges
@@ -56,15 +68,18 @@ __all__ = [
     "FORMATS",
     "OLD_DOMAIN",
     "RENAMED",
+    "SAMPLE_SUFFIXES",
     "Agreement",
     "Calibrated",
     "Calibration",
     "Finished",
     "GivenRanges",
     "HoldOut",
+    "Input",
     "Judging",
     "Keyed",
     "Limits",
+    "Output",
     "Params",
     "Planned",
     "Ranges",
@@ -89,6 +104,7 @@ __all__ = [
     "fuse",
     "give_up_late",
     "hand_back",
+    "has_nothing_to_quantize",
     "input_specs",
     "insert",
     "keep_sensitive_ops_float",
@@ -96,18 +112,23 @@ __all__ = [
     "load_ranges",
     "lower_opset",
     "make_plan",
+    "measure_clipping",
     "missing",
     "mix",
     "plan_at_opset",
     "prepare",
+    "prepare_again",
     "quantize_insides",
     "quantized_before",
     "random_sample",
     "read_floats",
     "reader_for",
-    "rewritten",
+    "refuse_overwrites",
+    "refuse_overwritten_arguments",
+    "require_something_to_quantize",
     "save_ranges",
     "search",
+    "settled",
     "spare_movers",
     "stretch",
     "tie_transposed_weights",

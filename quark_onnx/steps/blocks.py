@@ -5,8 +5,8 @@ the weight. There are two reasons:
 
 - ONNX supports blocked scales from opset 21 on. The DequantizeLinear of the com.microsoft domain
   has 4-bit codes at every opset, but at most one scale per row (onnxruntime 1.32).
-- onnxruntime dequantizes the weight of a convolution or Gemm in each run. Where the values of a
-  block are contiguous, it takes half the time for a scale per row that it takes for blocks.
+- onnxruntime dequantizes the weight of a convolution, Gemm or LSTM in each run. Where the values of
+  a block are contiguous, it takes half the time for a scale per row that it takes for blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.node import kinds_of
 
 #: Operators whose weights onnxruntime dequantizes in each run; a MatMul reads blocks as they are.
-_LAYERS = frozenset({"Conv", "Gemm"})
+_LAYERS = frozenset({"Conv", "Gemm", "LSTM", "GRU", "RNN"})
 
 
 def lower_blocks(graph: Graph) -> int:

@@ -47,11 +47,16 @@ class Calibrated(NamedTuple):
 #: Statistics whose merge equals the statistic of all values, independent of order.
 _EXACT = (Extremes, Histogram)
 _ZERO = "it was zero throughout calibration: there is no range to measure"
-#: Stride and maximum number of held-out samples; the middle of each stretch is held out.
-_EVERY, _AT_MOST = 20, 4
-#: First sample and stride of samples held out for the verdict only.
-_MANY, _EVERY_LATE = 100, 10
-#: Additional samples of the verdict, and the limit of their arrays in bytes.
+#: The first samples all calibrate: ten are too few to hold any out.
+_CALIBRATING = 10
+#: Positions of the held-out samples among the first 64, and the stride of those after them: 16 of
+#: 64, and a tenth of the rest.
+_EARLY, _EARLY_END, _EVERY_LATER = range(_CALIBRATING, 58, 3), 64, 10
+#: Held-out samples of a large model or of large samples; decisions are made on so many as well.
+_FEW = 4
+#: Limit of the arrays of held-out samples in bytes: 16 images of 3 x 800 x 800 pixels.
+_HELD_OUT_BYTES = 1 << 27
+#: Calibration samples of the verdict, and the limit of their arrays in bytes.
 _VERDICT_SAMPLES, _VERDICT_BYTES = 28, 1 << 26
 #: Stride and maximum number for a recurrent model, whose held-out samples are consecutive.
 _RUN_EVERY, _RUN_AT_MOST = 5, 32
@@ -122,7 +127,7 @@ def calibrate(  # noqa: PLR0913
             found = collect(
                 (extended or graph).to_model,
                 scope.observations,
-                samples,
+                samples if keyed is None else keyed.measured(samples),
                 controls=scope.controls,
                 executor=executor,
                 progress=progress,
@@ -262,6 +267,8 @@ def calibrate_each(
         watched = keyed.richer(watched)
     found = list[Statistic]()
     if watched:
+        if keyed is not None:
+            samples = keyed.measured(samples)
         with data_errors():
             found = collect(graph.to_model, watched, samples, progress=progress)
     if keyed is not None:
@@ -419,9 +426,9 @@ def _statistics(
     return known
 
 
-def unmeasured(graph: Graph, plan: Plan) -> bool:
-    """Return whether the range of a tensor depends on calibration data."""
-    return bool(_wanted(graph, plan))
+def unmeasured(graph: Graph, plan: Plan) -> list[str]:
+    """Return the tensors whose ranges depend on calibration data."""
+    return list(dict.fromkeys(each.tensor for each in _wanted(graph, plan)))
 
 
 def _ranges(
@@ -510,13 +517,35 @@ def stretch(length: int | None) -> range:
         length: number of samples; None if unknown.
     """
     if length is None:
-        # Of a stream of unknown length, a few samples after the start.
-        return range(_EVERY // 2, _EVERY // 2 + _AT_MOST)
-    count = min(_RUN_AT_MOST, length // _RUN_EVERY)
-    start = min(_EVERY // 2, length // 2)
+        # Of a stream of unknown length, as many samples after the start as of 64.
+        return range(_CALIBRATING, _CALIBRATING + len(_EARLY))
+    count = max(min(_RUN_AT_MOST, length // _RUN_EVERY), held_out_of(length))
+    start = min(_CALIBRATING, length // 2)
     if count > 1:
         return range(start, start + count)
     return range(0)
+
+
+def is_held_out(position: int) -> bool:
+    """Return whether a sample is held out from calibration.
+
+    The position decides alone: a stream of unknown length is split like a list.
+
+    >>> [position for position in range(30) if is_held_out(position)]
+    [10, 13, 16, 19, 22, 25, 28]
+    """
+    if position < _EARLY_END:
+        return position in _EARLY
+    return position % _EVERY_LATER == _EVERY_LATER // 2
+
+
+def held_out_of(length: int) -> int:
+    """Return how many of some samples are held out: 16 of 64, at least a tenth of more.
+
+    >>> [held_out_of(length) for length in (10, 11, 32, 64, 100, 256, 1000)]
+    [0, 1, 8, 16, 20, 36, 110]
+    """
+    return sum(map(is_held_out, range(length)))
 
 
 class _Reservoir:
@@ -591,11 +620,13 @@ def _array_bytes(samples: Iterable[Any]) -> int:
 
 
 class HoldOut:
-    """A filter that holds out a few calibration samples for measuring the result.
+    """A filter that holds out calibration samples for measuring the result.
+
+    Ranges are measured without them: on samples whose values are within the ranges, a result has
+    no clipping, and looks better than on new data.
 
     Attributes:
         samples: the held-out samples.
-        late: samples held out for the verdict only: one in ten from the hundredth on.
         first: the first ``remember`` calibration samples.
         count: number of samples passed on to calibration.
     """
@@ -607,6 +638,7 @@ class HoldOut:
         remember: int = 0,
         run: range = range(0),
         verdict: bool = False,
+        most: int | None = None,
     ) -> None:
         """Start without held-out samples.
 
@@ -615,19 +647,33 @@ class HoldOut:
             remember: number of first calibration samples to keep.
             run: positions of consecutive samples to hold out, required by recurrent models; if
                 empty, single samples are held out.
-            verdict: keep samples for the verdict too, at most 64 MiB each of held-out and of
-                calibration samples.
+            verdict: keep some calibration samples for the verdict, too, at most 64 MiB.
+            most: maximum number of held-out samples, for a model that takes long to run; None for
+                no limit but 128 MiB. Four are held out in any case.
         """
         self._source = samples
         self._run = run
         self._remember = remember
         self._verdict = verdict and not run
+        self._most = most
+        self._bytes = 0
         self._reservoir = _Reservoir(_VERDICT_SAMPLES, _VERDICT_BYTES)
         self._outputs: dict[int, Mapping[str, Any]] = {}
         self.samples: list[Any] = []
-        self.late: list[Any] = []
         self.first: list[Any] = []
         self.count = 0
+
+    @property
+    def deciding(self) -> list[Any]:
+        """Return the held-out samples that decisions between settings are made on.
+
+        They are few, because each decision runs models on them: four from all of the data, or the
+        consecutive ones of a recurrent model.
+        """
+        if self._run:
+            return self.samples[:_RUN_AT_MOST]
+        stride = max(1, len(self.samples) // _FEW)
+        return self.samples[::stride][:_FEW]
 
     @property
     def calibrated(self) -> list[Any]:
@@ -659,14 +705,14 @@ class HoldOut:
 
     def __iter__(self) -> Iterator[Any]:
         for index, sample in enumerate(self._source):
-            single = index % _EVERY == _EVERY // 2 and len(self.samples) < _AT_MOST
-            is_chosen = index in self._run if self._run else single
-            if is_chosen:
+            chosen = index in self._run if self._run else is_held_out(index)
+            if chosen and self._has_room(sample):
                 self.samples.append(sample)
-            elif self._held_late(index, sample):
-                self.late.append(sample)
-                # Held-out samples are better evidence; together both have the same limit.
-                self._reservoir.shrink(_VERDICT_SAMPLES - len(self.late))
+                self._bytes += _array_bytes([sample])
+                # Held-out samples are better evidence, and come first.
+                self._reservoir.shrink(
+                    max(0, _VERDICT_SAMPLES + _FEW - len(self.samples))
+                )
             else:
                 if self._verdict:
                     self._reservoir.add(sample)
@@ -675,15 +721,10 @@ class HoldOut:
                 self.count += 1
                 yield sample
 
-    def _held_late(self, index: int, sample: Any) -> bool:
-        """Return whether a sample is held out for the verdict only.
-
-        Args:
-            index: position of the sample in the data.
-            sample: the sample, whose arrays must fit into the memory limit.
-        """
-        # Small data sets need their samples for calibration.
-        due = index >= _MANY and index % _EVERY_LATE == _EVERY_LATE // 2
-        if not (self._verdict and due) or len(self.late) >= _VERDICT_SAMPLES:
+    def _has_room(self, sample: Any) -> bool:
+        """Return whether another sample can be held out, within the limits."""
+        if len(self.samples) < _FEW:
+            return True
+        if self._most is not None and len(self.samples) >= self._most:
             return False
-        return _array_bytes([*self.late, sample]) <= _VERDICT_BYTES
+        return self._bytes + _array_bytes([sample]) <= _HELD_OUT_BYTES

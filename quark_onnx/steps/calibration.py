@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from calibrators import (
-    CalibrationError,
     Grid,
     GroupedHistogram,
     MovingExtremes,
@@ -17,12 +16,13 @@ from calibrators import (
     Statistic,
 )
 from calibrators.derived import derived
+from calibrators.json_file import Entry
 from calibrators.onnx_runtime.control_flow import Observation
-from calibrators.shown import short
-from calibrators.stored import from_plain, kind_of, to_plain
+from calibrators.stored import kind_of, read_statistic, to_plain
 from quark_onnx.containers import flattened
 from quark_onnx.errors import ConfigError
 from quark_onnx.page.document import write_whole
+from quark_onnx.steps.run import Sample, sample_key
 from quark_onnx.version import __version__
 
 #: The first name in a file, and the version of its layout.
@@ -54,17 +54,30 @@ class Calibration:
         model: the key of the float model.
         samples: number of measured samples.
         source: the source file, for messages.
+
+    Attributes:
+        digests: hashes of the measured samples, in their order.
     """
 
     def __init__(self, model: str, samples: int = 0, source: str = "") -> None:
         self.model = model
         self.samples = samples
         self.source = source
+        self.digests: dict[str, None] = {}
         # By key and channel axis.
         self._tensors: dict[tuple[str, int | None], Measured] = {}
 
     def __len__(self) -> int:
         return len(self._tensors)
+
+    def has_seen(self, sample: Sample) -> bool:
+        """Return whether the statistics may depend on a sample.
+
+        A file of an earlier version does not know its samples, and may have seen any.
+        """
+        if self.samples and not self.digests:
+            return True
+        return sample_key(sample) in self.digests
 
     def entries(self) -> Iterator[tuple[str, Measured]]:
         """Return the key and the statistics of every tensor, in graph order."""
@@ -130,6 +143,7 @@ class Calibration:
             "version": __version__,
             "model": self.model,
             "samples": self.samples,
+            "digests": list(self.digests),
             "tensors": tensors,
         }
         # NaN and infinity are no JSON, and a statistic with them would be a defect.
@@ -137,7 +151,7 @@ class Calibration:
         write_ranges(path, text)
 
     @classmethod
-    def of_document(cls, document: object, source: str) -> Calibration:
+    def of_document(cls, document: Entry, source: str) -> Calibration:
         """Return the calibration from a document written by ``save``.
 
         Args:
@@ -147,24 +161,25 @@ class Calibration:
         Raises:
             ConfigError: the document is damaged, or of a later version.
         """
-        if not isinstance(document, dict) or document.get(TITLE) != _FORMAT:
+        if document[TITLE].value != _FORMAT:
             raise ConfigError(
                 f"ranges {source}: the file is not of this version of the package;"
                 " measure anew with quark-onnx calibrate",
             )
-        try:
-            result = cls(str(document["model"]), int(document["samples"]), source)
-            for row in document["tensors"]:
-                axis = None if row["axis"] is None else int(row["axis"])
-                for values in row["statistics"]:
-                    statistic = from_plain(values)
-                    result.add(str(row["name"]), str(row["key"]), axis, statistic)
-        # Any of these for a document that was edited or cut off.
-        except (KeyError, TypeError, ValueError, CalibrationError) as error:
-            raise ConfigError(
-                f"ranges {source}: the file is damaged ({short(str(error))}); measure"
-                " anew with quark-onnx calibrate",
-            ) from error
+        result = cls(document["model"].text(), document["samples"].integer(), source)
+        # Files of earlier versions do not have them.
+        if (digests := document.get("digests")) is not None:
+            result.digests = dict.fromkeys(entry.text() for entry in digests.array())
+        for row in document["tensors"].array():
+            axis = None if row["axis"].value is None else row["axis"].integer(-64, 63)
+            name, key = row["name"].text(), row["key"].text()
+            for values in row["statistics"].array():
+                statistic = read_statistic(values)
+                rows = len(statistic.lo)
+                # Nothing was observed where there are no rows.
+                if axis is None and rows > 1:
+                    raise values["lo"].invalid(f"of {rows} rows, and the axis is null")
+                result.add(name, key, axis, statistic)
         return result
 
 
@@ -287,23 +302,14 @@ class Keyed:
             count += 1
         self.calibration.samples = max(self.calibration.samples, count)
 
+    def measured(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yield the samples that are measured, and remember them."""
+        for sample in samples:
+            self.calibration.digests[sample_key(sample)] = None
+            yield sample
+
     def _place(self, observation: Observation) -> tuple[Calibration, str]:
         key = self._keys.get(observation.tensor)
         if key is None:
             return self._others, observation.tensor
         return self.calibration, key
-
-
-def read_json(path: str | Path) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not JSON.
-    """
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"ranges {path} cannot be read: {error.strerror}") from error
-    # RecursionError for brackets nested thousands deep.
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"ranges {path} is no JSON: {short(str(error))}") from error

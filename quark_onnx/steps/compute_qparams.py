@@ -179,7 +179,7 @@ def compute_bias_qparams(graph: Graph, plan: Plan, params: Params) -> Plan:
     plan = changed.build()
     for use, entry in plan.entries.items():
         if isinstance(entry, BiasOf):
-            found = _bias_params(plan, params, entry)
+            found = _bias_params(graph, plan, params, use, entry)
             params.table[use] = (
                 found
                 if entry.dtype == INT32
@@ -287,6 +287,7 @@ def _given_params(graph: Graph, use: Use, entry: Quantize) -> QParams:
             f" has codes from {grid.qmin} to {grid.qmax}",
         )
     shape = graph.shape(use.tensor)
+    shape = None if shape is None else entry.sizes(shape)
     # One number serves all channels; for an axis of length 1 it is that of its channel.
     axis = (
         entry.axis
@@ -329,6 +330,7 @@ def _range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Range:
     if entry.given.snapped and not graph.is_constant(use.tensor):
         low, high = _snapped(low, high, entry.spec.grid)
     shape = graph.shape(use.tensor)
+    shape = None if shape is None else entry.sizes(shape)
     if (
         entry.axis is not None
         and shape
@@ -408,21 +410,20 @@ def _found_range(graph: Graph, ranges: Ranges, use: Use, entry: Quantize) -> Ran
     )
 
 
-def _bias_params(plan: Plan, params: Params, entry: BiasOf) -> QParams:
+def _bias_params(
+    graph: Graph, plan: Plan, params: Params, use: Use, entry: BiasOf
+) -> QParams:
     """Return the scale of a bias: activation scale times weight scale.
 
     The scale is per-channel if the weight's scale is.
-
-    Args:
-        plan: the plan.
-        params: the final scales of activation and weight.
-        entry: the decision for the bias.
     """
     x, w = (params.table[plan.root(use)] for use in (entry.x, entry.w))
     scale = (x.scale.astype(np.float64) * w.scale.astype(np.float64)).astype(np.float32)
     if w.axis is not None:
-        # ConvTranspose with groups: the weight has the channels of one group.
-        scale = np.tile(scale, entry.repeat)
+        # ConvTranspose with groups: a scale of the weight may serve a channel of every group.
+        outputs = graph.initializers[use.tensor].dims[entry.axis]
+        if scale.size * entry.repeat == outputs:
+            scale = np.tile(scale, entry.repeat)
     return QParams(
         scale,
         np.zeros(scale.shape, np.int64),
@@ -489,7 +490,7 @@ def _make_room(
         plan.entries[use] = Keep(reason)
         return
     unset = room.biased & (room.least < w.scale)
-    unset &= _holds_zeros(graph, root, weight, w.axis)
+    unset &= _holds_zeros(graph, root, weight)
     if room.low.any() or unset.any():
         own = _own_weight(graph, plan, use, entry, root)
         if own is not None:
@@ -593,16 +594,13 @@ def _set_scales(  # noqa: PLR0913
         params.raised[root.tensor] = count
 
 
-def _holds_zeros(
-    graph: Graph, root: Use, weight: Entry | None, axis: int | None
-) -> NDArray[np.bool_]:
+def _holds_zeros(graph: Graph, root: Use, weight: Entry | None) -> NDArray[np.bool_]:
     """Return which channels of a constant weight hold zeros alone, such as pruned ones.
 
     Args:
         graph: the float graph.
         root: the use of the weight.
         weight: its decision.
-        axis: the axis of its scales; None for one scale, and one truth value.
 
     Returns:
         (channels,), or (); False for a weight whose scales obey further rules.
@@ -612,8 +610,9 @@ def _holds_zeros(
         return np.zeros((), bool)
     if weight.spec.pow2 or weight.spec.scale != "float32":
         return np.zeros((), bool)
-    others = tuple(each for each in range(values.ndim) if each != axis)
-    return np.asarray(~values.any(axis=None if axis is None else others))
+    if weight.axis is None:
+        return np.asarray(not values.any())
+    return ~weight.rows(values).any(axis=1)
 
 
 def _is_added_later(graph: Graph, use: Use, entry: BiasOf) -> bool:

@@ -8,9 +8,14 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.graph.io import data_file, external_files, read_stored
-from quark_onnx.graph.model_file import mentions
+from calibrators.scratch import followed
+from quark_onnx.errors import ConfigError
+from quark_onnx.graph.io import data_file
+from quark_onnx.steps.overwrites import (
+    refuse_overwritten_arguments,
+    same_file,
+    stored_beside,
+)
 
 
 def destination(model: object, output: object) -> Path | None:
@@ -31,6 +36,7 @@ def destination(model: object, output: object) -> Path | None:
     target = Path(output)
     try:
         # A name that is too long, for example, raises OSError here.
+        target = followed(target)
         found = target.exists()
     except OSError as error:
         raise ConfigError(
@@ -50,11 +56,7 @@ def destination(model: object, output: object) -> Path | None:
             f"output {target} exists and is not named .onnx; it is not replaced by a"
             " model",
         )
-    if isinstance(model, str | Path) and _same_file(target, Path(model)):
-        raise ConfigError(
-            f"output {target} is the input model itself; the float model is never"
-            " overwritten",
-        )
+    refuse_overwritten_arguments({"model": model}, {"output": target})
     # Missing folders are created when the model is written, in the nearest existing one.
     parents = list(target.absolute().parents)
     # On Windows none exists where the drive does not.
@@ -79,7 +81,7 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
     """
     if isinstance(model, ModelProto):
         return False
-    files = _stored_beside(Path(model))
+    files = stored_beside(Path(model))
     if files and target is not None:
         _require_free(Path(model).parent, sorted(files), target)
     return bool(files)
@@ -99,7 +101,7 @@ def _require_free(folder: Path, files: Sequence[str], target: Path) -> None:
     data = data_file(target)
     for name in files:
         held = folder / name
-        if _same_file(target, held) or _same_file(data, held):
+        if same_file(target, held) or same_file(data, held):
             raise ConfigError(
                 f"output {target} would replace {name!r}, which holds weights of the"
                 " input model",
@@ -107,31 +109,9 @@ def _require_free(folder: Path, files: Sequence[str], target: Path) -> None:
     if not data.exists():
         return
     # The data file of an earlier output may be replaced; any other file must not.
-    is_earlier = target.exists() and data.name in _stored_beside(target)
+    is_earlier = target.exists() and data.name in stored_beside(target)
     if not is_earlier:
         raise ConfigError(
             f"output {target} needs {data} for its weights, which exists and is not an"
             " earlier output's",
         )
-
-
-def _stored_beside(model: Path) -> set[str]:
-    """Return the external data files of a model; empty for other files."""
-    try:
-        # The search for the key of external data avoids parsing the weights of a large model.
-        if mentions(model, b"location"):
-            return external_files(read_stored(model))
-        return set()
-    except ModelError:
-        return set()
-
-
-def _same_file(first: Path, second: Path) -> bool:
-    """Return whether two paths lead to a single file.
-
-    Links are resolved, and case is ignored on file systems that ignore it.
-    """
-    # Hard links have different paths, and samefile compares the files themselves.
-    if first.exists() and second.exists():
-        return first.samefile(second)
-    return first.resolve() == second.resolve()

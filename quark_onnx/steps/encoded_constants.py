@@ -15,6 +15,7 @@ from calibrators.onnx_runtime.session import tensor_bytes
 from quark_onnx.dtypes import Scaled
 from quark_onnx.graph import Graph
 from quark_onnx.graph.model_file import LEAST, hold_raw
+from quark_onnx.patterns.weight_axes import Layout
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Encoding:
         dtype: the type of the codes.
         grid: the range of the codes.
         flat: whether the codes are stored as a matrix.
+        layout: arrangement in which the codes are stored.
     """
 
     source: TensorProto
@@ -34,13 +36,14 @@ class Encoding:
     dtype: Scaled
     grid: Grid
     flat: bool
+    layout: Layout | None = None
 
     def gives_codes_of(self, other: Encoding) -> bool:
         """Return whether both encodings are of the same objects."""
         # Identity instead of equality: comparing large weights would take as long as encoding them.
         same = self.source is other.source and self.params is other.params
-        kind = (self.dtype, self.grid, self.flat)
-        return same and kind == (other.dtype, other.grid, other.flat)
+        kind = (self.dtype, self.grid, self.flat, self.layout)
+        return same and kind == (other.dtype, other.grid, other.flat, other.layout)
 
 
 @dataclass

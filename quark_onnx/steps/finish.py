@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import onnx
 from onnx import ModelProto
 
 from calibrators.errors import RuntimeCrash
@@ -27,7 +26,14 @@ from calibrators.onnx_runtime.worker import Session
 from quark_onnx.errors import AccuracyError, ModelError
 from quark_onnx.functions.float4 import as_standard
 from quark_onnx.graph import Graph, OriginalDtypes
-from quark_onnx.graph.io import external_files, read_stored, staged
+from quark_onnx.graph.declared_shapes import open_contradicted
+from quark_onnx.graph.io import (
+    EXTERNAL_DATA_LIMIT,
+    external_files,
+    read_stored,
+    staged,
+)
+from quark_onnx.graph.native import check_model
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.graph.shapes import open_invented_sizes
 from quark_onnx.graph.states import State, states
@@ -51,6 +57,8 @@ from quark_onnx.report.verdict import (
 )
 from quark_onnx.steps.run import Reference, Sample
 from quark_onnx.steps.unsigned_codes import in_unsigned_codes
+from quark_onnx.targets import check as check_target
+from quark_onnx.targets import require_rules
 from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -89,6 +97,7 @@ def finish(  # noqa: PLR0913
     narrowing: OriginalDtypes | None = None,
     functions: bool = True,
     judging: Judging | None = None,
+    target: str = "",
 ) -> Finished:
     """Return the final model with output errors, after a check and a run.
 
@@ -107,12 +116,17 @@ def finish(  # noqa: PLR0913
             them, the model is measured before the bodies are removed, and runs only where the
             operators are known.
         judging: receives the outputs of both models.
+        target: name of the target whose rules the model must keep; empty for none.
 
     Raises:
         AccuracyError: an output is below ``min_sqnr``; nothing is written.
+        ConstraintError: the model breaks rules of the target; nothing is written.
         ModelError: the file cannot be written; or the model fails the check or does not run,
             which is a defect of this package. No file is left over.
     """
+    opened = list[str]()
+    if samples:
+        opened = open_contradicted(graph.outputs, reference.outputs(samples[0]))
     graph.infer()
     model = graph.to_model()
     traced = drop_traces(model)
@@ -133,6 +147,7 @@ def finish(  # noqa: PLR0913
     )
     found: tuple[list[OutputError], list[str]] | None = None
     bare = bool(model.functions) and not functions
+    runs = not bare and not reference.unknown_operator
     # The model under test has float32 inputs and all functions; the written one has not, or is no
     # file.
     if narrowing or bare or output is None:
@@ -143,19 +158,21 @@ def finish(  # noqa: PLR0913
         del model.functions[:]
         as_standard(model)
         check(model, reference.model)
+    if target:
+        require_rules(check_target(model, target), "nothing was written")
     if output is None:
         # The restored interface has not been loaded yet. Without its functions, the model may not
         # run here.
-        if narrowing and not bare:
+        if narrowing and runs:
             _load(model, lean=lean)
-        return _finished(model, found, traced)
+        return _finished(model, found, traced, opened)
     with staged(model, output, external=external) as path:
         if found is None:
             found = gate.passed(path)
-        elif not bare:
+        elif runs:
             _load(path, lean=lean)
         release()  # Windows cannot rename a memory-mapped file
-    return _finished(model, found, traced)
+    return _finished(model, found, traced, opened)
 
 
 def _faster(graph: Graph) -> ModelProto | None:
@@ -172,6 +189,7 @@ def _finished(
     model: ModelProto,
     found: tuple[list[OutputError], list[str]] | None,
     traced: int,
+    opened: Sequence[str],
 ) -> Finished:
     """Return the final model with the measurements.
 
@@ -179,6 +197,7 @@ def _finished(
         model: the model; weights in files are loaded.
         found: output errors and notes of the gate; None if nothing was measured.
         traced: bytes of dropped exporter metadata; 0 for no note.
+        opened: notes on outputs that were declared with other shapes.
     """
     errors, notes = found or ([], [])
     dropped = [
@@ -187,12 +206,13 @@ def _finished(
             " dropped (pkg.torch.*)"
         ),
     ]
-    return Finished(loaded(model), errors, [*notes, *(dropped if traced else [])])
+    notes = [*notes, *(dropped if traced else []), *opened]
+    return Finished(loaded(model), errors, notes)
 
 
 def hand_back(
     model: ModelProto,
-    reference: Reference,
+    reference: Reference | None,
     source: Path | None,
     output: Path | None,
     *,
@@ -202,23 +222,31 @@ def hand_back(
 
     Args:
         model: the float model.
-        reference: the float model as a session.
+        reference: the float model as a session; None if the model need not be loaded, as its
+            graph has nothing to quantize.
         source: the source file, copied byte by byte unless ``external``.
         output: the file to write; None for none.
         external: store large tensors as external data.
 
     Raises:
-        ModelError: the file cannot be written, or onnxruntime cannot load the model.
+        ModelError: the file cannot be written, or onnxruntime cannot load the model for another
+            reason than an unknown custom operator.
     """
-    reference.session  # noqa: B018  (what is written has been loaded, also where nothing was measured)
     note = "nothing was quantized: the result is the float model"
+    # What is written has been loaded, also where nothing was measured.
+    if reference is not None and (unknown := reference.unknown_operator):
+        note += f", which was not loaded: {unknown}"
     if output is not None:
         with staged(model, output, external=external, source=source):
             pass
-        if beside := external_files(read_stored(output)):
+        separate = external or estimate_bytes(model) > EXTERNAL_DATA_LIMIT
+        # Only then the file is read once more, which takes memory.
+        if separate and (beside := external_files(read_stored(output))):
             note += f"; its weights are in {sorted(beside)[0]!r}"
         elif external:
             note += "; its weights are in the file itself"
+    if source is not None:  # the model was read for this run
+        return Finished(loaded(model), [], [note])
     result = ModelProto()
     result.CopyFrom(loaded(model))
     return Finished(result, [], [note])
@@ -301,6 +329,11 @@ class Gate:
             ModelError: the model fails the check, does not run, or has outputs of other shapes.
         """
         check(model, self.reference.model)
+        if unknown := self.reference.unknown_operator:
+            self._require([])
+            note = f"the result was neither loaded nor run: {unknown}"
+            logger.warning("%s", note)
+            return [], [note]
         session = self._fastest(_load(model, lean=self.lean))
         judging = self.judging
         errors = self._measured(session, judging.add if judging is not None else None)
@@ -654,10 +687,9 @@ def _objection(model: ModelProto | Path, *, full: bool) -> Exception | None:
     if isinstance(model, ModelProto) and estimate_bytes(model) > PROTOBUF_LIMIT:
         return None  # the checker needs a file
     try:
-        onnx.checker.check_model(
-            str(model) if isinstance(model, Path) else loaded(model),
-            full_check=full,
-        )
+        check_model(model, full=full)
+    except RuntimeCrash:
+        raise
     except Exception as error:  # checker and shape inference raise unrelated types
         return error
     return None

@@ -25,6 +25,7 @@ from quark_onnx.graph.moved import pair_moved
 from quark_onnx.graph.unfused_biases import unfuse_biases
 from quark_onnx.kernels.blockfloat import ELEMENTS, EXPONENTS, better_mx
 from quark_onnx.patterns.clip_bounds import clip_bounds
+from quark_onnx.patterns.weight_axes import Moves
 from quark_onnx.plan import BiasOf, Entry, Keep, Plan, Quantize, Use, fused_into
 from quark_onnx.rules import WEIGHTED
 from quark_onnx.steps.blocks import lower_blocks
@@ -336,7 +337,20 @@ class _Writer:
         given = self.plan.asked.tensors.of(use.tensor, use.node or "")
         if constant and (given is None or given.stored):
             return self._constant(use.tensor, use, root)
+        if entry.layout is not None:
+            return self._laid_out_pair(source, use, root, entry)
         return self._pair(source, use, self._scale(root), result)
+
+    def _laid_out_pair(self, source: str, use: Use, root: Use, entry: Quantize) -> str:
+        """Append Q and DQ to a weight in the shape of its codes; return the restored weight."""
+        assert entry.layout is not None
+        shape = entry.layout.shape
+        stored = entry.stored_sizes(shape)
+        arranged = self._moved(source, entry.layout.arranging())
+        if stored != entry.layout.merged:
+            arranged = self._reshaped(arranged, stored)
+        codes = self._pair(arranged, use, self._scale(root))
+        return self._moved(codes, entry.layout.restoring(stored))
 
     def _readers(self, tensor: str, uses: list[Use]) -> dict[Use, list[Node]]:
         """Return the consumers of the tensor for every use.
@@ -552,6 +566,9 @@ class _Writer:
             return ()
         sizes = self.graph.shape(use.tensor)
         assert sizes is not None, f"{use.tensor}: channels of an unknown rank"
+        entry = self.plan.entries.get(self.plan.root(use))
+        if isinstance(entry, Quantize):
+            sizes = entry.sizes(sizes)
         # Symbolic sizes are never those of the channels, and broadcast as 1.
         return tuple(size if isinstance(size, int) else 1 for size in sizes)
 
@@ -760,18 +777,14 @@ class _Writer:
         """
         scale = self._scale(root)
         entry = self.plan.entries[root]
-        # Blocks over several axes: the codes are a matrix, and Reshape restores the shape.
-        flat = isinstance(entry, Quantize) and entry.flat
-        name = self._codes(tensor, use, scale, flat=flat)
+        name = self._codes(tensor, use, scale, entry)
         result = self.graph.fresh(f"{use_name(use)}{DEQUANTIZED}")
         inputs = [name, scale.scale, scale.zero_point]
         if scale.params.block_size and not scale.params.zero_point.any():
             # onnxruntime 1.32 reads and subtracts a zero point for every value, if there is one.
             del inputs[2]
         self._node("DequantizeLinear", inputs, result, use, scale)
-        if flat:
-            shape = tuple(self.graph.initializers[tensor].dims)
-            result = self._reshaped(result, shape)
+        result = self._restored(result, tensor, entry)
         if not isinstance(entry, Quantize) or not from_readers(
             self.plan,
             use,
@@ -786,25 +799,28 @@ class _Writer:
             self.graph.fresh(f"{use_name(use)}_float"),
         )
 
-    def _codes(self, tensor: str, use: Use, scale: _Scale, *, flat: bool) -> str:
+    def _codes(self, tensor: str, use: Use, scale: _Scale, entry: Entry) -> str:
         """Store the codes of a constant, those of an earlier insertion if known.
 
         Args:
             tensor: name of the float constant.
             use: the use of the constant, from which the name of the codes is derived.
             scale: the scale, zero point and grid.
-            flat: store a matrix, in which the axis of the blocks and all later axes are one.
+            entry: the decision for the constant, with the arrangement of its codes.
 
         Returns:
             The name of the codes.
         """
         name = self.graph.fresh(f"{use_name(use)}_quantized")
+        flat = isinstance(entry, Quantize) and entry.flat
+        layout = entry.layout if isinstance(entry, Quantize) else None
         encoding = Encoding(
             self.graph.initializers[tensor],
             scale.params,
             scale.dtype,
             scale.grid,
             flat,
+            layout,
         )
         # The search and the acceptance of biases insert pairs several times; weights are encoded
         # once.
@@ -814,12 +830,43 @@ class _Writer:
             return name
         array = self.graph.constant(tensor)
         assert array is not None
+        if layout is not None:
+            array = np.ascontiguousarray(layout.arranged(array))
         codes = scale.dtype.encode(array, scale.params, scale.grid)
         # The axis of blocks and all later axes become one.
         lines = (*array.shape[: scale.params.axis], -1)
         self.graph.set_constant(name, codes.reshape(lines) if flat else codes)
         self.params.encoded.keep(name, encoding, self.graph.initializers[name])
         return name
+
+    def _restored(self, source: str, tensor: str, entry: Entry) -> str:
+        """Restore the shape of a constant from that of its codes; return the name of the result.
+
+        Args:
+            source: name of the dequantized value.
+            tensor: name of the float constant.
+            entry: the decision for the constant.
+        """
+        if not isinstance(entry, Quantize):
+            return source
+        shape = tuple(self.graph.initializers[tensor].dims)
+        if entry.layout is not None:
+            stored = entry.stored_sizes(shape)
+            return self._moved(source, entry.layout.restoring(stored))
+        # Blocks over several axes: the codes are a matrix.
+        return self._reshaped(source, shape) if entry.flat else source
+
+    def _moved(self, source: str, steps: Moves) -> str:
+        """Write Reshape and Transpose operators; return the name of the last result."""
+        for op_type, sizes in steps:
+            if op_type == "Reshape":
+                source = self._reshaped(source, sizes)
+                continue
+            result = self.graph.fresh(f"{source}_transposed")
+            name = f"{result}_Transpose"
+            self.graph.add(op_type, [source], [result], name=name, perm=sizes)
+            source = result
+        return source
 
     def _reshaped(self, source: str, shape: tuple[int, ...]) -> str:
         """Reshape a tensor; return the name of the result.
@@ -1020,6 +1067,8 @@ class _LiveWriter(_Writer):
         if root not in self.names:
             return super()._constant(tensor, use, root)
         entry, scale = self.plan.entries[root], self._scale(root)
+        if isinstance(entry, Quantize) and entry.layout is not None:
+            return self._laid_out_pair(tensor, use, root, entry)
         if not isinstance(entry, Quantize) or not entry.flat:
             return self._pair(tensor, use, scale)
         shape = tuple(self.graph.initializers[tensor].dims)

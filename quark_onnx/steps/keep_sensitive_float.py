@@ -17,6 +17,7 @@ from quark_onnx.graph import Graph, Node
 from quark_onnx.plan import Keep, Plan, PlanBuilder, Quantize
 from quark_onnx.steps.calibrate import Ranges
 from quark_onnx.steps.decoding import connected, keep_whole, tail_of
+from quark_onnx.steps.spare_decisions import is_decided
 
 #: Maximum ratio of joined ranges: the smaller range then loses three of eight bits.
 RATIO = 8.0
@@ -71,6 +72,9 @@ def keep_sensitive_ops_float(
         )
         # Float arithmetic between two roundings would still lose the small values.
         for member in connected(graph, node, tail):
+            # What only decisions read is float altogether, for a reason of its own.
+            if is_decided(changed, member):
+                continue
             keep_whole(
                 changed,
                 member,

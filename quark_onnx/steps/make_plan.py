@@ -34,18 +34,20 @@ from quark_onnx.steps.composites import spare_composites
 from quark_onnx.steps.decoding import spare_decoding
 from quark_onnx.steps.joined_tokens import spare_joined_tokens
 from quark_onnx.steps.long_sums import spare_long_sums
+from quark_onnx.steps.spare_decisions import spare_decisions
 from quark_onnx.steps.states import spare_states
 
 _NO_RULE = "no quantization rule for this operator"
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
     graph: Graph,
     config: QConfig,
     *,
     strict: bool = True,
     shapes: ShapeArithmetic | None = None,
     recurrent: Sequence[State] | None = None,
+    measured: bool = True,
 ) -> Plan:
     """Return the plan of a graph, before calibration.
 
@@ -57,10 +59,11 @@ def make_plan(
             main graph, not for a body.
         recurrent: states that persist from step to step; None for the states that the graph's
             interface declares.
+        measured: activations can be measured; otherwise those that need a range stay float.
     """
     # The engine pools on codes, so that the scale of a pool's result is that of its input.
     aligns = bool(config.target) and TARGETS[config.target].integer_engine
-    specs = select(graph, config, strict=strict)
+    specs = select(graph, config, strict=strict, measured=measured)
     plan = PlanBuilder(
         graph,
         specs,
@@ -86,6 +89,7 @@ def make_plan(
         spare_joined_tokens(plan)
     if config.safe:
         spare_decoding(plan)
+    spare_decisions(plan)
     for node in graph.nodes:
         _apply_rule(plan, node, movers=config.movers)
     # A rule sees what the nodes before its own have requested; the following steps need the

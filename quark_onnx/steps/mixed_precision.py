@@ -24,7 +24,7 @@ from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node, fixed
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.patterns.runtime import raised_runtime
-from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use, matching
+from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use, matching, select
 from quark_onnx.progress import Progress
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.steps.calibrate import Ranges, calibrate_each
@@ -189,7 +189,9 @@ class _Search:
         self._float = open_session(graph.to_model(), in_turns=True)
         self._expected: dict[int, list[list[Any]]] = {}
         self._candidates = _candidates(graph, settings)
-        every = tuple(names_of(graph.nodes))
+        # The user's decision to keep a node float stands.
+        chosen = select(graph, config, strict=False)
+        every = tuple(node.name for node in graph.nodes if not chosen[node].keep)
         # Activations of both formats are measured in one pass; weights need no measurement.
         either = (config,) if settings.of_weights else (config, self._with(every))
         plans = [make_plan(graph, each, strict=False) for each in either]

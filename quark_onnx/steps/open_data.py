@@ -18,8 +18,9 @@ from calibrators.readers.open import (
 from calibrators.shown import short
 from quark_onnx.config import QConfig
 from quark_onnx.containers import excluding, names_of
-from quark_onnx.errors import DataError, data_errors
+from quark_onnx.errors import DataError, ModelError, data_errors
 from quark_onnx.graph import Graph
+from quark_onnx.graph.sizes import check_sizes
 from quark_onnx.steps.make_plan import make_plan
 from quark_onnx.steps.nonfinite_inputs import allowed_nonfinite
 from quark_onnx.steps.run import Sample
@@ -93,6 +94,10 @@ def reader_for(
         graph: the float graph.
         data: the data; a ``partial`` of ``open_reader`` lacks only the inputs.
         config: the settings.
+
+    Raises:
+        DataError: the data is of another kind, or the first sample does not fit.
+        ModelError: a tensor exceeds the size limit on the first sample.
     """
     if data is None:
         raise DataError(
@@ -103,13 +108,34 @@ def reader_for(
         # A reader was opened for inputs that its user described, so that only names can be wrong.
         if isinstance(data, Reader):
             _check_names(graph, data)
-            return data
-        # A partial of open_reader holds a folder and options, and lacks the model's inputs.
-        opening = data if isinstance(data, partial) else partial(open_reader, data)
-        return opening(
-            input_specs(graph, config),
-            constants=frozenset(graph.initializers),
-        )
+            reader = data
+        else:
+            # A partial of open_reader holds a folder and options, and lacks the model's inputs.
+            opening = data if isinstance(data, partial) else partial(open_reader, data)
+            reader = opening(
+                input_specs(graph, config),
+                constants=frozenset(graph.initializers),
+            )
+        # Reading the model has checked the sizes that depend on no open dimension.
+        if not all(map(graph.has_static_shape, names_of(graph.inputs))):
+            check_sample(graph, reader.first())
+    return reader
+
+
+def check_sample(graph: Graph, sample: Sample) -> None:
+    """Check the sizes of a graph's tensors on a sample.
+
+    Raises:
+        ModelError: a tensor exceeds the size limit; see ``check_sizes``.
+    """
+    arrays = {
+        name: value for name, value in sample.items() if isinstance(value, np.ndarray)
+    }
+    shapes = {name: array.shape for name, array in arrays.items()}
+    try:
+        check_sizes(graph.outline(), shapes)
+    except ModelError as error:
+        raise ModelError(f"on a sample with the shapes {shapes}: {error}") from error
 
 
 def _check_names(graph: Graph, reader: Reader) -> None:

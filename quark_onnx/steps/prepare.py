@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 
 from quark_onnx.config import QConfig
 from quark_onnx.containers import excluding, values_at
 from quark_onnx.errors import QuarkError
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, fixed
 from quark_onnx.graph.bodies import in_bodies
-from quark_onnx.passes import CLEANING, LEGALIZING, Pass
+from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, LOWER, Pass
 from quark_onnx.steps.run import Reference, Sample, agree, run
 
 logger = logging.getLogger(__name__)
+
+#: Rounds of passes after which a graph is taken as it is.
+_MOST_ROUNDS = 100
 
 
 def prepare(
@@ -44,12 +48,51 @@ def prepare(
     if not config.prepare:
         reference.outputs(sample)  # fail early if the float model does not run
         return graph, []
-    return rewritten(
-        graph,
-        LEGALIZING if config.target else CLEANING,
-        reference,
-        sample,
-    )
+    if config.target:
+        graph, notes = settled(graph, LEGALIZING, reference, sample)
+        # Sizes that have become constants determine those of the outputs.
+        graph, sized = fixed(graph) if config.fix_sizes else (graph, [])
+        return graph, [*notes, *sized]
+    return rewritten(graph, CLEANING, reference, sample)
+
+
+def prepare_again(
+    graph: Graph,
+    config: QConfig,
+    sample: Sample | None,
+) -> tuple[Graph, list[str]]:
+    """Rewrite for the target what stages after ``prepare`` have added, and return notes.
+
+    Args:
+        graph: the float graph after optimizers and a change of the opset; not changed.
+        config: the settings, with the target.
+        sample: as for ``prepare``.
+
+    Returns:
+        The graph, the same one where nothing was to be rewritten, and notes.
+    """
+    if sample is None or not config.target or not config.prepare:
+        return graph, []
+    passes = (*LOWER, *CANONICALIZE)
+    if not clean(graph, passes)[1]:
+        return graph, []
+    # Optimizers may have changed the outputs, which the passes must keep as they are now.
+    return settled(graph, passes, Reference(graph.to_model()), sample)
+
+
+def settled(
+    graph: Graph,
+    passes: Sequence[Pass],
+    reference: Reference,
+    sample: Sample,
+) -> tuple[Graph, list[str]]:
+    """Return the graph after passes that are repeated until they rewrite nothing, and notes.
+
+    A folded constant determines further shapes, which determine further constants: arithmetic on
+    sizes of a chain of layers needs as many rounds as the chain has links. The arguments are those
+    of ``rewritten``.
+    """
+    return rewritten(graph, passes, reference, sample, _MOST_ROUNDS)
 
 
 def rewritten(
@@ -57,6 +100,7 @@ def rewritten(
     passes: Sequence[Pass],
     reference: Reference,
     sample: Sample,
+    rounds: int = 1,
 ) -> tuple[Graph, list[str]]:
     """Return the graph after rewriting passes, and notes.
 
@@ -68,12 +112,13 @@ def rewritten(
         passes: the passes, in order.
         reference: the float model.
         sample: the sample for the verification.
+        rounds: as for ``clean``.
 
     Raises:
         ModelError: the reference does not run on the sample.
     """
     expected = reference.outputs(sample)
-    cleaned, notes = clean(graph, passes)
+    cleaned, notes = clean(graph, passes, rounds)
     if not notes or unchanged(cleaned, sample, expected):
         return cleaned, notes
     # The outputs of random operators differ from run to run, and say nothing about a rewrite. The
@@ -82,6 +127,7 @@ def rewritten(
     if unchanged(cleaned, sample, expected):
         return cleaned, notes
     notes = list[str]()
+    kept = list(passes)
     for single in passes:
         candidate, done = clean(graph, (single,))
         if not done:
@@ -91,15 +137,25 @@ def rewritten(
             # still work.
             graph, notes = candidate, notes + done
         else:
+            kept.remove(single)
             notes.append(f"{single.__name__} changed the outputs and was rolled back")
             logger.warning(
                 "pass %s changed the outputs of the model; it was rolled back",
                 single.__name__,
             )
+    if rounds == 1:
+        return graph, notes
+    candidate, done = clean(graph, kept, rounds - 1)
+    if done and unchanged(candidate, sample, expected):
+        return candidate, notes + done
     return graph, notes
 
 
-def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
+def clean(
+    graph: Graph,
+    passes: Sequence[Pass],
+    rounds: int = 1,
+) -> tuple[Graph, list[str]]:
     """Return a rewritten copy, and notes.
 
     A failing pass is left out without a trace.
@@ -107,35 +163,40 @@ def clean(graph: Graph, passes: Sequence[Pass]) -> tuple[Graph, list[str]]:
     Args:
         graph: the graph; not changed.
         passes: the passes, in order.
+        rounds: greatest number of repetitions; they end after a round without a rewrite.
 
     Returns:
         The copy, and a note for each pass that rewrote something or failed.
     """
     # Passes rewrite in place; the caller keeps the graph for a retry.
-    result, notes = graph.copy(), list[str]()
-    for single in passes:
-        try:
-            # The other passes of LEGALIZING serve compilers of accelerators, and rewrite the main
-            # graph alone.
-            if single in CLEANING:
-                count = _everywhere(result, single)
-            else:
-                count = single(result)
-        except Exception as error:  # a defect of a pass must not fail the run
-            logger.warning(
-                "pass %s failed (%s); it was left out",
-                single.__name__,
-                error,
-            )
-            # A pass that raises may have left the copy half rewritten: the others start from the
-            # original.
-            result, notes = clean(graph, excluding(passes, [single]))
-            return result, [*notes, f"{single.__name__} failed: {error}"]
-        if count:
-            result.drop_unused()
-            result.infer()
-            notes.append(f"{single.__name__}: {count}")
-    return result, notes
+    result, counts = graph.copy(), Counter[str]()
+    for _ in range(rounds):
+        before = counts.total()
+        for single in passes:
+            try:
+                # The other passes of LEGALIZING serve compilers of accelerators, and rewrite the
+                # main graph alone.
+                if single in CLEANING:
+                    count = _everywhere(result, single)
+                else:
+                    count = single(result)
+            except Exception as error:  # a defect of a pass must not fail the run
+                logger.warning(
+                    "pass %s failed (%s); it was left out",
+                    single.__name__,
+                    error,
+                )
+                # A pass that raises may have left the copy half rewritten: the others start from
+                # the original.
+                result, notes = clean(graph, excluding(passes, [single]), rounds)
+                return result, [*notes, f"{single.__name__} failed: {error}"]
+            if count:
+                result.drop_unused()
+                result.infer()
+                counts[single.__name__] += count
+        if counts.total() == before:
+            break
+    return result, [f"{name}: {count}" for name, count in counts.items()]
 
 
 def _everywhere(graph: Graph, single: Pass) -> int:

@@ -11,7 +11,7 @@ from calibrators.readers.open import RandomData
 from quark_onnx.containers import flattened, of_type
 from quark_onnx.errors import ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.steps.open_data import input_specs
+from quark_onnx.steps.open_data import check_sample, input_specs
 from quark_onnx.steps.run import Reference, Sample
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
                     "ignore"
                 )  # the sample is not used for calibration
                 [sample] = RandomData(1, dims=dict.fromkeys(symbols, size)).draw(specs)
+            check_sample(graph, sample)
             reference.outputs(sample)
         except (CalibrationError, ModelError) as error:
             logger.debug("no sample with dimensions of %d: %s", size, error)

@@ -17,11 +17,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from calibrators import Calibrator, Grid
+from calibrators.json_file import Entry, parse_json, read_document
 from calibrators.shown import short
 from quark_onnx.config import QConfig, TensorOverride
 from quark_onnx.errors import ConfigError, nearest
@@ -88,23 +88,17 @@ def load_ranges(path: str | Path) -> Calibration | GivenRanges:
     Raises:
         ConfigError: the file cannot be read, is damaged, or holds no ranges.
     """
-    try:
-        text = Path(path).read_bytes().decode("utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"ranges {path} cannot be read: {reason}") from error
+    text = read_document(path, "ranges", ConfigError)
     # A JSON document begins with a brace; what is neither is onnxruntime's table of lines.
     if _TENSORRT.match(text):
         return _given(path, _read_tensorrt(path, text))
     if not text.lstrip().startswith("{"):
         return _given(path, _read_table(path, text))
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from error
-    if TITLE in document:
+    remedy = "write it anew with quark-onnx calibrate, TensorRT or onnxruntime"
+    document = parse_json(text, f"ranges {path}", ConfigError, remedy)
+    if document.get(TITLE) is not None:
         return Calibration.of_document(document, str(path))
-    return _given(path, _read_onnxruntime(path, document))
+    return _given(path, _read_onnxruntime(document))
 
 
 def save_ranges(
@@ -239,54 +233,38 @@ def _read_table(path: str | Path, text: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _read_onnxruntime(
-    path: str | Path,
-    document: Any,
-) -> dict[str, tuple[float, float]]:
-    """Return the ranges in onnxruntime's JSON document, by tensor name.
-
-    Args:
-        path: the file, for messages.
-        document: its content.
-
-    Raises:
-        ConfigError: the document has another structure.
-    """
+def _read_onnxruntime(document: Entry) -> dict[str, tuple[float, float]]:
+    """Return the ranges in onnxruntime's JSON document, by tensor name."""
     # A TensorsData document has the tensors under ``data``; without it they are at the root.
-    entries = document.get("data", document)
+    entries = document.get("data") or document
     found = {}
-    try:
-        for name, entry in entries.items():
-            if isinstance(entry, dict):
-                found[str(name)] = (_number(entry["lowest"]), _number(entry["highest"]))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    for name, entry in entries.object().items():
+        # Beside the tensors there are texts, such as the name of a class.
+        if isinstance(entry.value, dict):
+            found[name] = (_number(entry["lowest"]), _number(entry["highest"]))
     return found
 
 
-def _number(value: Any) -> float:
-    """Return a number, unpacking onnxruntime's one-element arrays.
-
-    Args:
-        value: a number, or a document with nested lists under ``data``.
-
-    Raises:
-        ValueError: an array has more than one element.
-    """
-    if isinstance(value, dict):
-        value = value["data"]
-    # Arrays of one element, nested by their shape; more elements raise ValueError.
-    while isinstance(value, list):
-        (value,) = value
-    return float(value)
+def _number(entry: Entry) -> float:
+    """Return a number, unpacking onnxruntime's one-element arrays."""
+    if isinstance(entry.value, dict):
+        entry = entry["data"]
+    # Arrays of one element, nested by their shape.
+    while isinstance(entry.value, list):
+        elements = entry.array()
+        if len(elements) != 1:
+            raise entry.wrong("a number, or an array of one number")
+        entry = elements[0]
+    return entry.number()
 
 
 def _given(path: str | Path, ends: dict[str, tuple[float, float]]) -> GivenRanges:
     if not ends:
         raise _damaged(path, "it is empty")
     for name, (low, high) in ends.items():
-        if not np.isfinite((low, high)).all():
-            raise _damaged(path, f"the range of {short(name)} is not finite")
+        # NaN fails the comparison, too.
+        if not np.all(np.abs((low, high)) <= np.finfo(np.float32).max):
+            raise _damaged(path, f"the range of {short(name)} is not finite in float32")
         if low > high:
             raise _damaged(path, f"the range of {short(name)} is from {low} to {high}")
     return GivenRanges(str(path), ends)

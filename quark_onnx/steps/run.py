@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
+from calibrators.errors import UnknownOperator
 from calibrators.onnx_runtime.external_tensors import is_held, is_on_disk
 from calibrators.onnx_runtime.remembering import (
     RememberingSession,
@@ -19,7 +21,7 @@ from calibrators.onnx_runtime.remembering import (
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.containers import names_of, subset, values_at
-from quark_onnx.errors import ModelError
+from quark_onnx.errors import ModelError, UnknownOperatorError
 from quark_onnx.graph.random_operators import may_be_random
 from quark_onnx.steps.function_bodies import with_bodies
 
@@ -59,6 +61,19 @@ class Reference:
     @cached_property
     def session(self) -> ReopenedSession:
         return ReopenedSession(self._opened)
+
+    @cached_property
+    def unknown_operator(self) -> str:
+        """Why onnxruntime lacks an operator of the model; empty if the model loads.
+
+        Raises:
+            ModelError: the model does not load for another reason.
+        """
+        try:
+            self.session  # noqa: B018  (whether it opens is the question)
+        except UnknownOperatorError as error:
+            return str(error)
+        return ""
 
     def release(self) -> None:
         """Free the memory of the session, which is opened again when an output is unknown."""
@@ -142,6 +157,7 @@ def _open(
         optimize: as in ``open_session``.
 
     Raises:
+        UnknownOperatorError: onnxruntime lacks a custom operator of the model.
         ModelError: onnxruntime cannot load the model; the message names nodes.
     """
     whole = with_bodies(model)
@@ -153,10 +169,12 @@ def _open(
             what=what,
         )
     except Exception as error:  # onnxruntime raises several unrelated types
-        where = _nodes_in_message(model, str(error))
-        raise ModelError(
-            f"onnxruntime cannot load the model: {error}{where}",
-        ) from error
+        # An unknown operator is the translation of a message of onnxruntime.
+        where = _nodes_in_message(model, f"{error} {error.__cause__}")
+        kind = (
+            UnknownOperatorError if isinstance(error, UnknownOperator) else ModelError
+        )
+        raise kind(f"onnxruntime cannot load the model: {error}{where}") from error
 
 
 def _nodes_in_message(model: ModelProto, message: str) -> str:
@@ -189,6 +207,30 @@ def _run(session: Session, sample: Sample) -> dict[str, Any]:
     except Exception as error:
         raise ModelError(f"onnxruntime cannot run the model: {error}") from error
     return dict(zip(names, values, strict=True))
+
+
+def sample_key(sample: Mapping[str, Any], before: str = "") -> str:
+    """Return the hash of a sample, chained to the hash of earlier samples.
+
+    Args:
+        sample: arrays, strings, sequences or maps by input name; the order of names is ignored.
+        before: the hash of the earlier samples; empty for the first one.
+    """
+    digest = hashlib.blake2b(before.encode(), digest_size=16)
+    # Independent of the order in which a reader names the inputs.
+    for name in sorted(sample):
+        value = sample[name]
+        digest.update(f"{name} ".encode())
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            digest.update(f"{value.shape} {value.dtype} ".encode())
+            digest.update(np.ascontiguousarray(value).tobytes())
+        else:  # strings, sequences and maps
+            digest.update(
+                repr(
+                    value.tolist() if isinstance(value, np.ndarray) else value,
+                ).encode(),
+            )
+    return digest.hexdigest()
 
 
 def agree(first: Any, second: Any) -> bool:

@@ -13,9 +13,10 @@ from quark_onnx.graph import Graph
 from quark_onnx.optimizers import Samples
 from quark_onnx.plan import Plan
 from quark_onnx.steps.calibrate import HoldOut
-from quark_onnx.steps.calibration import Keyed
+from quark_onnx.steps.calibration import Calibration, Keyed
 from quark_onnx.steps.run import Sample
 from quark_onnx.steps.subgraph_plans import SubgraphPlan
+from quark_onnx.wording import counted
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class RunData:
         random: the samples are random numbers, without information on real data.
         input_means: channel means of the inputs of layers over the first samples, by tensor and
             whether its channels are axis 1; empty if unknown.
+        calibration: earlier statistics that the run uses; None for none.
     """
 
     sample: Sample | None = None
@@ -41,35 +43,61 @@ class RunData:
     input_means: dict[tuple[str, bool], NDArray[np.float64]] = field(
         default_factory=dict
     )
+    calibration: Calibration | None = None
 
     @property
     def judges(self) -> list[Sample]:
         """Return the samples for measuring the result."""
-        return self.held_out or ([self.sample] if self.sample else [])
+        if self.held is not None and self.held.samples:
+            return self.held_out or self.held.samples
+        return [self.sample] if self.sample else []
 
     @property
     def held_out(self) -> list[Sample]:
-        return self.held.samples if self.held else []
+        """Return the samples that no range was measured on, now or in an earlier calibration."""
+        if self.held is None:
+            return []
+        calibration = self.calibration
+        if calibration is None:
+            return self.held.samples
+        return [each for each in self.held.samples if not calibration.has_seen(each)]
 
-    def verdict_samples(self, most: int) -> tuple[list[Sample], int]:
-        """Return samples for the verdict, in addition to the measured samples.
+    @property
+    def notes(self) -> list[str]:
+        """Return the note that earlier ranges have seen samples of this run."""
+        total = len(self.held.samples) if self.held else 0
+        seen = total - len(self.held_out)
+        if not seen or self.calibration is None:
+            return []
+        source = f"the ranges {self.calibration.source}".strip()
+        if seen == total:
+            return [
+                f"{source} were measured on all of these samples: nothing is held out,"
+                " and new data may have larger errors"
+            ]
+        return [
+            f"{source} were measured on {seen} of {counted(total, 'held-out sample')}:"
+            " the errors are those of the others"
+        ]
+
+    @property
+    def deciding(self) -> list[Sample]:
+        """Return a few of the held-out samples, for decisions between settings."""
+        return self.held.deciding if self.held else []
+
+    def verdict_samples(self, most: int) -> list[Sample]:
+        """Return calibration samples for the verdict, in addition to the measured samples.
 
         Args:
             most: maximum number of samples.
-
-        Returns:
-            The samples, held-out ones first, and the number of held-out ones.
         """
         if self.held is None or most <= 0:
-            return [], 0
-        # Samples that calibration has not seen come first, because they are unbiased.
-        late = self.held.late[:most]
+            return []
         # Identity, not equality: samples are dictionaries of arrays, whose comparison is no single
         # boolean.
         known = set(map(id, self.judges))
         rest = [sample for sample in self.held.calibrated if id(sample) not in known]
-        rest = rest[: most - len(late)]
-        return [*late, *rest], len(late)
+        return rest[:most]
 
     @property
     def count(self) -> int:

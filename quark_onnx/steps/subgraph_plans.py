@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto, TypeProto
 
 from calibrators import Statistic
 from calibrators.onnx_runtime.control_flow import Control, Scope
-from quark_onnx.config import Override, QConfig
+from quark_onnx.config import QConfig
 from quark_onnx.containers import excluding, flattened, names_of, of_type
 from quark_onnx.dtypes import BODY_OPSET
 from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
@@ -73,6 +73,8 @@ def plan_insides(
     config: QConfig,
     shapes: ShapeArithmetic | None = None,
     recurrent: Sequence[State] | None = None,
+    *,
+    measured: bool = True,
 ) -> list[SubgraphPlan]:
     """Return plans for the bodies of a graph's nodes.
 
@@ -86,6 +88,8 @@ def plan_insides(
             main graph, not for a body.
         recurrent: states that persist from step to step; None for the states that the graph's
             interface declares.
+        measured: the graph can be run to be measured; the bodies in one that cannot are not run
+            either.
     """
     if not config.bodies or not any(node.has_subgraph for node in graph.nodes):
         return []
@@ -103,7 +107,6 @@ def plan_insides(
         if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
             continue
         played = _playable(graph, body.node)
-        own = config if played else _unmeasured(config)
         # New names must not hide those of the outer graph, as ONNX forbids.
         inner = Graph(body.model)
         inner.reserve(graph.names)
@@ -111,10 +114,11 @@ def plan_insides(
         carried = inner_states(graph, outer, body)
         decided = make_plan(
             inner,
-            own.with_(keep_existing=True),
+            config.with_(keep_existing=True),
             strict=False,
             shapes=known,
             recurrent=carried,
+            measured=measured and played,
         )
         plan = PlanBuilder.of(decided)
         if config.safe:
@@ -130,7 +134,13 @@ def plan_insides(
                 body,
                 inner,
                 plan.build(),
-                plan_insides(inner, own, known, carried),
+                plan_insides(
+                    inner,
+                    config,
+                    known,
+                    carried,
+                    measured=measured and played,
+                ),
                 played,
             ),
         )
@@ -291,24 +301,3 @@ def _control(node: Node, scopes: dict[str, Scope]) -> Control:
     axes = tuple(node.attribute("scan_input_axes", [0] * count))
     backwards = tuple(map(bool, node.attribute("scan_input_directions", [0] * count)))
     return Control(node.name, node.kind, inputs, scopes, count, axes, backwards)
-
-
-def _unmeasured(config: QConfig) -> QConfig:
-    """Return the settings without activations of measured range.
-
-    Args:
-        config: the settings; weights, and activations with dynamic scales or without a scale, stay.
-    """
-    overrides = list[Override]()
-    for override in config.overrides:
-        # An override of measured activations is dropped, and its weights with others are kept.
-        if override.activation is None or not override.activation.measured:
-            overrides.append(override)
-        elif override.weight is not None:
-            overrides.append(replace(override, activation=None))
-    activation = (
-        config.activation
-        if config.activation and not config.activation.measured
-        else None
-    )
-    return config.with_(activation=activation, overrides=tuple(overrides))

@@ -79,12 +79,52 @@ def refusal(target: Target, config: QConfig) -> str:
     if config.bias == "int16" and target.integer_engine:
         return f"{target.name} does not take biases of 16 bits; leave out bias"
     format_name = format_of(config)
-    if format_name in target.presets:
-        return ""
-    advice = ""
-    if "BF16" in target.presets and format_name.startswith("BF"):
-        advice = f"; {_OWN}"
-    return (
-        f"config is {format_name}, but {target.name} ({target.summary}) takes"
-        f" {', '.join(target.presets)}{advice}"
-    )
+    if format_name not in target.presets:
+        advice = f"; take --preset {target.presets[0]}"
+        if "BF16" in target.presets and format_name.startswith("BF"):
+            advice = f"; {_OWN}"
+        return (
+            f"config is {format_name}, but {target.name} ({target.summary}) takes"
+            f" {', '.join(target.presets)}{advice}"
+        )
+    if format_name == "XINT8":
+        return _beside_xint8(target, config)
+    if config.form == "operators":
+        return f"{target.name} takes Q/DQ pairs; form is operators: leave it out"
+    return ""
+
+
+def _beside_xint8(target: Target, config: QConfig) -> str:
+    """Return a setting of an XINT8 configuration that breaks the format; empty if none.
+
+    The rules are S1 to S8 of the checker.
+    """
+    engine = f"the XINT8 engine of {target.name}"
+    if config.form == "operators":
+        return f"{engine} takes Q/DQ pairs; form is operators: leave it out"
+    wider = [
+        optimizer
+        for optimizer in config.optimizers
+        if optimizer.name == "auto_mixed_precision" and optimizer.to != "float"
+    ]
+    if wider:
+        return (
+            f"{engine} takes 8-bit codes with power-of-two scales everywhere;"
+            f" auto_mixed_precision mixes in {wider[0].to}: take to=float"
+        )
+    specs = [
+        spec
+        for change in (config, *config.overrides)
+        for spec in (change.activation, change.weight)
+        if spec is not None
+    ]
+    for spec in specs:
+        if spec.dtype.bits != 8 or not spec.pow2 or not spec.symmetric:
+            return (
+                f"{engine} takes 8-bit codes with power-of-two scales and no zero point"
+                f" everywhere; an override has {spec.dtype.name}: take keep=true for these"
+                " nodes, or leave the override out"
+            )
+        if spec.per_channel:
+            return f"{engine} takes one scale per tensor; per_channel is true: leave it out"
+    return ""

@@ -6,6 +6,7 @@ And files that cannot be decoded.
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from calibrators.errors import CalibrationError, DataError, EmptyReader
+from calibrators.errors import CalibrationError, DataError, EmptyReader, RuntimeCrash
+from calibrators.onnx_runtime.isolation import current, isolated
 from calibrators.readers.images import ImageSpec, read_images
 from calibrators.readers.open import InputSpec, open_reader
 
@@ -247,3 +249,87 @@ def test_without_the_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_spec_checks_itself(options: dict[str, Any], message: str) -> None:
     with pytest.raises(CalibrationError, match=message):
         ImageSpec(**{"size": (4, 6), **options})
+
+
+def segment(jpeg: bytes, marker: int) -> int:
+    """The position behind the length of a segment."""
+    return jpeg.index(bytes([0xFF, marker])) + 4
+
+
+#: Damages of a JPEG by name: the segment, an offset into it, and the new bytes. libjpeg ends its
+#: process on each of them, and the check of the headers finds none.
+DAMAGES = {
+    "Huffman table with 255 codes of each length": (0xC4, 1, b"\xff" * 16),
+    "index of a Huffman table": (0xC4, 0, b"\x0f"),
+    "index of a quantization table": (0xDB, 0, b"\x0f"),
+    "sampling factor of zero": (0xC0, 7, b"\x00"),
+    "precision of twelve bits": (0xC0, 0, b"\x0c"),
+    "scan of an unknown component": (0xDA, 1, b"\x63"),
+    "scan of too many components": (0xDA, 0, b"\x09"),
+    "width of zero": (0xC0, 3, b"\x00\x00"),
+}
+
+
+def damaged(photo: Any, damage: str) -> bytes:
+    jpeg = bytearray(encoded(photo, "JPEG"))
+    marker, offset, content = DAMAGES[damage]
+    place = segment(jpeg, marker) + offset
+    jpeg[place : place + len(content)] = content
+    return bytes(jpeg)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_an_error_with_its_name(
+    photo: Any, tmp_path: Path, damage: str
+) -> None:
+    """Native code on untrusted bytes never runs unprotected: this process goes on."""
+    path = tmp_path / "damaged.jpg"
+    path.write_bytes(damaged(photo, damage))
+    with pytest.raises(DataError, match=r"damaged\.jpg cannot be decoded") as caught:
+        read(path, (4, 6))
+    assert caught.value.__cause__ is None or not isinstance(
+        caught.value.__cause__, RuntimeCrash
+    )
+
+
+def test_images_and_models_share_an_isolated_process(
+    photo: Any, tmp_path: Path
+) -> None:
+    """Files before a damaged one are read, and the process is there for what follows."""
+    good, bad = saved(photo, tmp_path / "a.jpg"), tmp_path / "b.jpg"
+    bad.write_bytes(damaged(photo, next(iter(DAMAGES))))
+    with isolated():
+        images = read_images([good, bad, good], ImageSpec((4, 6)))
+        before = next(images)
+        with pytest.raises(DataError, match=r"b\.jpg cannot be decoded"):
+            next(images)
+        (after,) = read_images([good], ImageSpec((4, 6)))
+    (plain,) = read_images([good], ImageSpec((4, 6)))
+    np.testing.assert_array_equal(before, after)
+    np.testing.assert_array_equal(before, plain)
+    assert current() is None
+
+
+BEGUN = """
+import sys
+from pathlib import Path
+from calibrators.onnx_runtime.isolation import current
+from calibrators.readers.images import ImageSpec, read_images
+images = read_images([Path(sys.argv[1])] * 2, ImageSpec((4, 6)))
+print(next(images).shape, current())
+"""
+
+
+def test_reading_that_was_begun_does_not_keep_the_process_alive(
+    photo: Any, tmp_path: Path
+) -> None:
+    """A generator in a global variable is closed when the interpreter ends."""
+    path = saved(photo, tmp_path / "a.jpg")
+    done = subprocess.run(
+        [sys.executable, "-c", BEGUN, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout == "(1, 3, 4, 6) None\n" and not done.stderr

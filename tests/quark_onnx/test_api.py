@@ -117,7 +117,7 @@ def test_a_generator_is_read_once() -> None:
 
     result = quantize(model, reader())
     assert reads == list(range(30))
-    assert (result.report.samples, result.report.held_out) == (29, 1)
+    assert (result.report.samples, result.report.held_out) == (23, 7)
 
 
 def test_batches_and_dynamic_dimensions_may_differ() -> None:
@@ -281,7 +281,7 @@ def test_the_input_is_never_overwritten(tmp_path: Path, spelling: str) -> None:
     before = path.read_bytes()
     with pytest.raises(
         ConfigError,
-        match="is the input model itself; the float model is never overwritten",
+        match="is the input model itself",
     ):
         quantize_static(
             path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
@@ -20,17 +20,25 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import (
     analyze,
+    calibrate,
     compare,
+    convert,
     quantize,
     quantize_dynamic,
     quantize_static,
+    quantize_to_accuracy,
     quantize_weights,
     search,
 )
 from quark_onnx.errors import ConfigError, ModelError, RuntimeCrashError
 from quark_onnx.plan import Keep, Use
 from tests.models import MODELS, normal, parse, run, samples, weight
-from tests.native_faults import captured_mover, endless, kill_runs_of
+from tests.native_faults import (
+    captured_mover,
+    crashing_inference,
+    endless,
+    kill_runs_of,
+)
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="there are no signals to send")
 
@@ -127,6 +135,10 @@ def test_every_function_takes_it() -> None:
         quantize_weights,
         compare,
         analyze,
+        calibrate,
+        search,
+        convert,
+        quantize_to_accuracy,
     ):  # quantize_dynamic has two spellings
         assert inspect.signature(function).parameters["isolate"].default is False
     dense = parse(
@@ -288,7 +300,103 @@ def test_a_search_goes_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch
     )  # nothing moves values here: there is nothing to try again with
     space = {"presets": ["A8W8", "A16W8"], "calibrators": [], "optimizers": []}
-    with isolated():
-        found = search(model, samples(model, 8), space=space)
+    found = search(model, samples(model, 8), space=space, isolate=True)
     assert [candidate.score is None for candidate in found.candidates] == [False, True]
     assert "SIGABRT" in found.candidates[1].error
+
+
+SPACE = {"presets": ["A8W8"], "calibrators": [], "optimizers": []}
+DATA = [{"x": normal(2, 4, seed=seed)} for seed in range(4)]
+#: Every public function that takes a model, as a call with a model's path or proto.
+CALLS: dict[str, Callable[..., Any]] = {
+    "quantize": lambda model, **how: quantize(model, DATA, **how),
+    "quantize_static": lambda model, **how: quantize_static(model, DATA, **how),
+    "quantize_dynamic": lambda model, **how: quantize_dynamic(model, **how),
+    "quantize_weights": lambda model, **how: quantize_weights(model, **how),
+    "calibrate": lambda model, **how: calibrate(model, DATA, **how),
+    "compare": lambda model, **how: compare(model, model, DATA, **how),
+    "analyze": lambda model, **how: analyze(model, model, DATA, **how),
+    "convert": lambda model, **how: convert(model, "float16", **how),
+    "search": lambda model, **how: search(model, DATA, space=SPACE, **how),
+    "quantize_to_accuracy": lambda model, **how: quantize_to_accuracy(
+        model, DATA, "10dB", **how
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_an_impossible_attribute_is_an_error_before_native_code_reads_it(
+    call: Callable[..., Any],
+) -> None:
+    """Without isolation, too: onnx's inference reads other memory at such a value."""
+    with pytest.raises(
+        ModelError,
+        match=r"'gather' \(GatherND\): attribute 'batch_dims' is -2147483648",
+    ):
+        call(crashing_inference())
+
+
+@POSIX
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_crash_of_shape_inference_is_an_error(
+    call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Native code on fields that no rule knows runs in the isolated process, in every function.
+
+    The fault is injected: the check of the fields is left out.
+    """
+    monkeypatch.setattr("quark_onnx.graph.io.check_fields", lambda _: None)
+    path = tmp_path / "crashing.onnx"
+    onnx.save(crashing_inference(), path)
+    with pytest.raises(RuntimeCrashError) as crash:
+        call(path, isolate=True)
+    words = ("crashing.onnx: ", "onnx's process was ended by SIG", "a defect of onnx:")
+    assert all(word in str(crash.value) for word in words), crash.value
+
+
+@POSIX
+def test_a_calibration_that_crashes_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "endless.onnx"
+    onnx.save(endless(), path)
+    kill_runs_of("the float model", monkeypatch)
+    with pytest.raises(RuntimeCrashError, match=r"endless\.onnx: .*SIGKILL"):
+        calibrate(path, [{"x": np.ones((1, 4), np.float32)}], isolate=True)
+
+
+def test_configurations_go_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that crashes has failed, and the next one is tried, in a new process."""
+    model = parse(
+        "g (float[N, 4] x) => (float[N, 4] y) { y = MatMul (x, w) }", w=weight(4, 4)
+    )
+    crashing_once(monkeypatch)
+    found = quantize_to_accuracy(model, DATA, "10dB", isolate=True)
+    assert "SIGABRT" in found.attempts[0].error
+    assert found.attempts[-1].sqnr is not None and found.attempts[-1].sqnr > 10
+
+
+def test_results_of_the_other_functions_are_the_same(tmp_path: Path) -> None:
+    model = crashing_inference(0)
+    for flag in False, True:
+        calibrate(model, DATA, tmp_path / f"{flag}.json", isolate=flag)
+    texts = [(tmp_path / f"{flag}.json").read_bytes() for flag in (False, True)]
+    assert texts[0] == texts[1]
+    converted = [
+        convert(model, ["opset", "float16"], opset=21, isolate=flag).model
+        for flag in (False, True)
+    ]
+    assert converted[0] == converted[1]
+    found = [
+        quantize_to_accuracy(model, DATA, "10dB", isolate=flag)
+        for flag in (False, True)
+    ]
+    assert found[0].result.model == found[1].result.model
+    scores = [
+        [
+            each.score
+            for each in search(model, DATA, space=SPACE, isolate=flag).candidates
+        ]
+        for flag in (False, True)
+    ]
+    assert scores[0] == scores[1] and scores[0]

@@ -134,13 +134,19 @@ def test_a_statistic_that_there_is_not(ranges: Path) -> None:
     ("content", "words"),
     [
         (b"", "it is empty"),
-        (b"{", "is damaged"),
-        (b"\xff\xfe", "cannot be read"),
+        (b"{", "is no JSON: line 1, column 2"),
+        (b"\xff\xfe", "is no text in UTF-8: byte 0 is 0xff"),
         (b'{"quark_onnx_ranges": 99}', "not of this version of the package"),
-        (b'{"quark_onnx_ranges": 1, "model": "a", "samples": 1}', "is damaged"),
-        (b'{"data": 3}', "is damaged"),
-        (b'{"data": {"x": {"lowest": "a", "highest": 1}}}', "is damaged"),
-        (b'{"data": {"x": {"lowest": NaN, "highest": 1}}}', "is not finite"),
+        (
+            b'{"quark_onnx_ranges": 1, "model": "a", "samples": 1}',
+            "without the key 'tensors'",
+        ),
+        (b'{"data": 3}', "data is 3, and must be an object"),
+        (
+            b'{"data": {"x": {"lowest": "a", "highest": 1}}}',
+            r"data\.x\.lowest is 'a', and",
+        ),
+        (b'{"data": {"x": {"lowest": NaN, "highest": 1}}}', "must be a finite number"),
         (b'{"data": {"x": {"lowest": 2, "highest": 1}}}', "is from 2.0 to 1.0"),
         (b"TRT-8601-EntropyCalibration2\nx: zz\n", "line 2 is 'x: zz'"),
         (b"x\n", "line 1 is 'x'"),
@@ -256,3 +262,37 @@ def test_keys_tell_what_a_tensor_is_computed_of() -> None:
     renamed = keys("Add", 1, text.replace(" a = ", " r = ").replace("(a, c)", "(r, c)"))
     assert renamed["y"] == plain["y"]
     assert len(set(plain.values())) == len(plain)
+
+
+def test_a_file_of_ranges_knows_its_samples(tmp_path: Path) -> None:
+    """ "Held out" is said of samples that no range was measured on, and of no others.
+
+    A file of an earlier version does not know its samples, which are then taken as seen.
+    """
+    path, data = tmp_path / "ranges.json", samples(residual(), 32)
+    calibrate(residual(), data, path)
+    fresh = quantize(residual(), data, "A8W8").report
+    assert fresh.held_out == 8 and not any("the ranges" in note for note in fresh.notes)
+    seen = quantize(residual(), data, "A8W8", ranges=path).report
+    assert seen.held_out == 0 and seen.clipping is None
+    assert "on calibration samples (none is held out)" in str(seen)
+    assert any("were measured on all of these samples" in each for each in seen.notes)
+    others = [*data[:16], *samples(residual(), 16, seed=1)]
+    partly = quantize(residual(), others, "A8W8", ranges=path).report
+    assert partly.held_out == 6
+    assert any("measured on 2 of 8 held-out samples" in each for each in partly.notes)
+    new = quantize(residual(), samples(residual(), 32, seed=1), "A8W8", ranges=path)
+    assert new.report.held_out == 8
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert len(document["digests"]) == document["samples"] == 32
+    del document["digests"]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    unknown = quantize(residual(), samples(residual(), 32, seed=1), "A8W8", ranges=path)
+    assert unknown.report.held_out == 0
+
+
+def test_statistics_of_a_run_do_not_spoil_its_held_out_samples() -> None:
+    data, shared = samples(residual(), 32), Calibration("")
+    for _ in range(2):
+        assert quantize(residual(), data, "A8W8", ranges=shared).report.held_out == 8
+    assert len(shared.digests) == 24

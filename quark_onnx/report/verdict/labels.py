@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrators.json_file import Entry, read_document, read_json
+from calibrators.shown import short
 from quark_onnx.containers import among
 from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.report.verdict.boxes import detections, overlaps
@@ -89,13 +91,12 @@ def read_labels(path: Path) -> Labels:
     Raises:
         DataError: the file cannot be read, or an entry is missing or not a number.
     """
-    try:
-        # utf-8-sig drops the byte order mark that Excel writes, which would belong to the first
-        # column's name.
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"labels {path} cannot be read: {error}") from error
-    labels = _coco(path, text) if path.suffix.lower() == ".json" else _csv(path, text)
+    if path.suffix.lower() == ".json":
+        remedy = "see docs/accuracy.md for COCO's format"
+        document = read_json(path, "labels", DataError, remedy)
+        labels = Labels(path, images=_coco_images(document))
+    else:
+        labels = _csv(path, read_document(path, "labels", DataError))
     if not labels.names:
         raise DataError(f"labels {path}: there is no label in it")
     return labels
@@ -113,90 +114,104 @@ def _csv(path: Path, text: str) -> Labels:
     """
     # The reader ends lines itself: a quoted name may contain an end of line.
     rows = csv.DictReader(io.StringIO(text, newline=""))
-    columns = rows.fieldnames or []
+    try:
+        columns = rows.fieldnames or []
+    except csv.Error as error:
+        raise DataError(f"labels {path}, line 1: {error}") from error
     name = next(iter(among(columns, ("name", "file"))), None)
     if name is None or "label" not in columns:
         raise DataError(
-            f"labels {path}: the columns are {', '.join(columns) or 'none'}; they must"
-            " be name and label",
+            f"labels {path}: the columns are {', '.join(map(short, columns[:8])) or 'none'};"
+            " they must be name and label",
         )
     classes = {}
-    # Line 1 has the names of the columns.
-    for number, row in enumerate(rows, 2):
-        try:
-            classes[row[name]] = int(row["label"])
-        except (TypeError, ValueError):
-            raise DataError(
-                f"labels {path}, line {number}: label {row['label']!r} is not the index"
-                " of a class",
-            ) from None
+    try:
+        # Line 1 has the names of the columns.
+        for number, row in enumerate(rows, 2):
+            try:
+                classes[row[name]] = int(row["label"])
+            except (TypeError, ValueError):
+                raise DataError(
+                    f"labels {path}, line {number}: label {short(row['label'])} is not the"
+                    " index of a class",
+                ) from None
+    # A null character, or a quotation mark without its end.
+    except csv.Error as error:
+        raise DataError(f"labels {path}, line {rows.line_num}: {error}") from error
     return Labels(path, classes=classes)
 
 
-def _coco(path: Path, text: str) -> Labels:
-    """Return the boxes of a JSON file in COCO's format.
-
-    Args:
-        path: path of the file, for messages.
-        text: its content.
-
-    Raises:
-        DataError: the file is not in COCO's format.
-    """
-    try:
-        images = _coco_images(json.loads(text))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(
-            f"labels {path}: not in COCO's format ({type(error).__name__}: {error}); see"
-            " docs/accuracy.md",
-        ) from error
-    return Labels(path, images=images)
-
-
-def _coco_images(document: Any) -> dict[str, _Image]:
+def _coco_images(document: Entry) -> dict[str, _Image]:
     """Return the images of a document in COCO's format by file name.
 
     Args:
-        document: the parsed file.
+        document: the content of the file.
 
     Returns:
         For each image, the size (width, height) in pixels and the boxes (n, 5): x1, y1, x2, y2 and
             class. Classes are counted from 0 in the order of category identifiers.
 
     Raises:
-        KeyError: a key is missing; likewise ValueError, TypeError and AttributeError for values of
-            another type.
+        DataError: the document is not in COCO's format.
     """
     # COCO's 80 identifiers reach up to 90, with gaps; models number classes without gaps.
-    order = sorted({int(each["id"]) for each in document["categories"]})
-    classes = {identifier: place for place, identifier in enumerate(order)}
+    identifiers = {_whole(each["id"]) for each in document["categories"].array()}
+    classes = {
+        identifier: place for place, identifier in enumerate(sorted(identifiers))
+    }
     boxes = dict[Any, list[list[float]]]()
-    for annotation in document["annotations"]:
+    for annotation in document["annotations"].array():
         # A crowd is one box around many objects, which no detection matches.
-        if not annotation.get("iscrowd"):
-            image_id = annotation["image_id"]
-            box = _box(annotation, classes)
-            boxes.setdefault(image_id, []).append(box)
+        crowd = annotation.get("iscrowd")
+        if crowd is None or not crowd.value:
+            image_id = _identifier(annotation["image_id"])
+            boxes.setdefault(image_id, []).append(_box(annotation, classes))
     images = dict[str, _Image]()
-    for image in document["images"]:
-        name = str(image["file_name"])
-        size = (float(image["width"]), float(image["height"]))
+    for image in document["images"].array():
+        size = (_pixels(image["width"]), _pixels(image["height"]))
         # An image without annotations counts: its detections are all wrong. Shape (0, 5).
-        rows = np.array(boxes.get(image["id"], []), np.float64).reshape(-1, 5)
-        images[name] = _Image(size, rows)
+        rows = np.array(boxes.get(_identifier(image["id"]), []), np.float64)
+        images[image["file_name"].text()] = _Image(size, rows.reshape(-1, 5))
     return images
 
 
-def _box(annotation: Mapping[str, Any], classes: Mapping[int, int]) -> list[float]:
+def _identifier(entry: Entry) -> float | str:
+    """Return an identifier of an image: a number, or a text in other tools' files."""
+    if isinstance(entry.value, str):
+        return entry.value
+    return entry.number()
+
+
+def _whole(entry: Entry) -> int:
+    """Return an identifier of a category, which other tools write as a text or as 1.0."""
+    text = str(entry.value).removesuffix(".0")
+    if isinstance(entry.value, bool) or not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise entry.wrong("a whole number")
+    return int(text)
+
+
+def _pixels(entry: Entry) -> float:
+    number = entry.number()
+    if number <= 0:
+        raise entry.wrong("a number of pixels above 0")
+    return number
+
+
+def _box(annotation: Entry, classes: Mapping[int, int]) -> list[float]:
     """Return x1, y1, x2, y2 and the class of an annotation.
 
     Args:
         annotation: an annotation of COCO.
         classes: class by the identifier of a category.
     """
-    x, y, width, height = map(float, annotation["bbox"])
-    label = classes[int(annotation["category_id"])]
-    return [x, y, x + width, y + height, label]
+    numbers = [each.number() for each in annotation["bbox"].array()]
+    if len(numbers) != 4:
+        raise annotation["bbox"].wrong("four numbers: x, y, width, height")
+    x, y, width, height = numbers
+    category = annotation["category_id"]
+    if _whole(category) not in classes:
+        raise category.wrong("the id of one of the categories")
+    return [x, y, x + width, y + height, classes[_whole(category)]]
 
 
 class Scorer:

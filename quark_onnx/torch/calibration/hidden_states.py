@@ -12,6 +12,7 @@ import torch
 
 from calibrators.scratch import ScratchFolder
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.runtime.checkpoint_folder import write_errors
 
 # Numbers of files, unique in the process: several lists write to one folder.
 _NUMBERS = count()
@@ -125,9 +126,9 @@ class _File:
         self._path = folder / f"{next(_NUMBERS)}.hidden"
         self._shape, self._dtype, self._device = state.shape, state.dtype, state.device
         # As bytes: numpy has no bfloat16.
-        state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tofile(
-            self._path,
-        )
+        values = state.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        with write_errors(self._path):
+            self._path.write_bytes(values.data)
 
     def read(self) -> Any:
         # A private mapping: pages are read when they are used, and writes do not reach the file.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import zipfile
@@ -17,6 +16,7 @@ import torch
 from calibrators.limits import regular_size
 from quark_onnx.errors import DataError, MissingDependency
 from quark_onnx.torch.calibration.perplexity import windows_of
+from quark_onnx.torch.runtime.json_text import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -227,9 +227,9 @@ def _texts_of_file(path: Path) -> Iterator[str]:
         if path.suffix == ".jsonl":
             # Not splitlines(), which also ends lines at U+2028 and others that strings may contain.
             lines = content.split("\n")
-            rows = [json.loads(line) for line in lines if line.strip()]
+            rows = [parse_json(line) for line in lines if line.strip()]
         else:
-            rows = json.loads(content)
+            rows = parse_json(content)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as text: {error}") from error
     for row in rows if isinstance(rows, list) else [rows]:

@@ -9,6 +9,8 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from quark_onnx.torch.runtime.checkpoint_folder import write_errors
+
 
 class State:
     """Tensors by name, stored in a file.
@@ -69,8 +71,16 @@ def put_in_place(path: Path, write: Callable[[Path], object]) -> None:
     Args:
         path: the file.
         write: function that writes the file of a given path.
+
+    Raises:
+        ConfigError: the system does not write it, for instance to a full disk.
     """
     # In the folder of the file, so that the replacement stays on one file system.
     temporary = path.with_suffix(".tmp")
-    write(temporary)
-    temporary.replace(path)
+    with write_errors(path):
+        try:
+            write(temporary)
+        # safetensors' own writer has no other error for the system's, such as a full disk.
+        except SafetensorError as error:
+            raise OSError(None, str(error), str(path)) from error
+        temporary.replace(path)

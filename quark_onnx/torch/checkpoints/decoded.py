@@ -1,12 +1,14 @@
 """Float tensors of a checkpoint that another tool has quantized.
 
 The module supports FP8 weights with per-tensor, per-channel or block scales (DeepSeek's 128 x 128),
-GPTQ, AWQ, compressed-tensors, and the MXFP4 experts of GPT-OSS. A tensor is decoded on reading.
-Other tensors are in the reader unchanged.
+GPTQ, AWQ, compressed-tensors, AMD Quark, and the MXFP4 experts of GPT-OSS. A tensor is decoded on
+reading. Calibrated scales of activations and of the KV cache are left out, with a note. Other
+tensors are in the reader unchanged.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -19,9 +21,14 @@ from quark_onnx.config.checks import require
 from quark_onnx.containers import among, by_name, excluding, without
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
+from quark_onnx.torch.checkpoints.load import check_count, quantized_layers
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
+from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
+from quark_onnx.wording import counted
 
 #: The values of FP4 (E2M1) by code.
 _POSITIVE = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -59,17 +66,33 @@ class DecodedTensor(StoredTensor):
         return self.decode()
 
 
-def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
+#: Ends of the names of scales and zero points of activations, keys, values and queries.
+_ACTIVATIONS = re.compile(
+    r".*\.((input|output|prob_output)_(scale|scale_2|zero_point|global_scale)"
+    r"|activation_scale|(q|k|v|kv|prob)_(scale|zero_point))"
+)
+
+
+def decoded_reader(
+    folder: Path,
+    dtype: torch.dtype,
+    model: Callable[[], Any] | None = None,
+    *,
+    adapter: bool = False,
+) -> Reader:
     """Return a reader of the dequantized tensors of a quantized checkpoint.
 
     Args:
         folder: folder of the checkpoint.
         dtype: dtype of decoded tensors.
+        model: function that returns the float model with empty parameters, whose shapes the layout
+            of AMD Quark needs; None for other layouts.
+        adapter: whether the caller applies the adapter in the folder.
 
     Raises:
         ModelError: the quantization method is unknown, or a tensor is missing.
     """
-    reader = Reader(folder)
+    reader = Reader(folder, adapter=adapter)
     found = read_json(folder / "config.json").get("quantization_config")
     # An entry of another type has no method, and is refused below.
     if not isinstance(found, dict):
@@ -81,12 +104,16 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
             f" model. Checkpoints of {', '.join(METHODS)} are decoded",
         )
     try:
-        made = _DECODERS[method](reader, found, dtype)
+        if method == "quark":
+            assert model is not None
+            made = _quark(reader, found, dtype, model())
+        else:
+            made = _DECODERS[method](reader, found, dtype)
     except ConfigError as error:
         raise ModelError(
             f"{folder} is quantized already ({method}), and cannot be decoded: {error}"
         ) from error
-    if not made:
+    if not made and method != "quark":
         raise ModelError(
             f"{folder} is quantized already ({method}), but none of its tensors are",
         )
@@ -96,7 +123,14 @@ def decoded_reader(folder: Path, dtype: torch.dtype) -> Reader:
     for tensor, parts in made:
         tensors.append(tensor)
         used.update(parts)
-    reader.tensors = without(reader.tensors, used) | by_name(tensors)
+    scales = list(filter(_ACTIVATIONS.fullmatch, reader))
+    if scales:
+        reader.notes.append(
+            f"{counted(len(scales), 'calibrated scale')} of activations or of the KV"
+            f" cache in {folder} {'is' if len(scales) == 1 else 'are'} left out: what the"
+            " result needs is calibrated again"
+        )
+    reader.tensors = without(reader.tensors, used | set(scales)) | by_name(tensors)
     return reader
 
 
@@ -236,12 +270,7 @@ def _fp8_weight(
     # E4M3 with a single scale is a format of this package: its codes can stay.
     if size is None and prod(reader.shape(scale)) == 1:
         tensor = replace(tensor, codes=codes)
-    extra = _present(reader, name.removesuffix("weight"), _INPUTS)
-    return tensor, (*used, *extra.values())
-
-
-#: Scales of activations, which a decoded layer does not have.
-_INPUTS = ("input_scale", "activation_scale", "input_global_scale")
+    return tensor, used
 
 
 def _spread(scale: torch.Tensor, size: list[int], shape: tuple[int, ...]) -> Any:
@@ -400,8 +429,93 @@ def _layer_of(  # noqa: PLR0913
         return _with_usual_sign(layout.restored(_read(stored), spec, shape, dtype))
 
     entry, used = _decoded(reader, f"{name}.weight", parts, shape, dtype, decode)
-    extra = _present(reader, f"{name}.", (*_INPUTS, "weight_shape"))
+    extra = _present(reader, f"{name}.", ["weight_shape"])
     return replace(entry, codes=codes), (*used, *extra.values())
+
+
+def _quark(
+    reader: Reader, found: Mapping[str, Any], dtype: torch.dtype, model: Any
+) -> _Made:
+    """Decode the weights of AMD Quark's layout.
+
+    Shapes are those of the model: packed words of the layout may be padded, and layers of every
+    class are in it.
+
+    Args:
+        reader: reader of the stored tensors.
+        found: the ``quantization_config``.
+        dtype: dtype of decoded weights.
+        model: the float model with empty parameters.
+
+    Raises:
+        ModelError: the model lacks a quantized layer.
+    """
+    config, layout = read_layout(found)
+    sources = Sources(reader, model)
+    made: _Made = []
+    for name, spec in quantized_layers(model, config, layout, sources).items():
+        parts = dict[str, str]()
+        for part in layout.parts:
+            key = sources.key_of(f"{name}.{part}")
+            if key in reader:
+                parts[part] = key
+        # 16-bit floats are stored as they are, and so are weights of layers with rounded outputs.
+        if spec.weight is not None and parts.keys() - {"weight"}:
+            module = model.get_submodule(name)
+            made.append(_quark_weight(reader, module, parts, layout, spec, dtype))
+    used = {name for _, parts in made for name in parts}
+    scales = [name for name in reader if name.rpartition(".")[2] in layout.parts[1:]]
+    if lost := excluding(scales, used):
+        layer = lost[0].rpartition(".")[0]
+        raise ModelError(
+            f"{reader.folder} has quantized weights for {layer}, which"
+            f" {type(model).__name__} of transformers has no such layer for; they cannot be"
+            " decoded: give the folder of the float model"
+        )
+    return made
+
+
+def _quark_weight(  # noqa: PLR0913
+    reader: Reader,
+    module: Any,
+    parts: Mapping[str, str],
+    layout: Layout,
+    spec: LayerSpec,
+    dtype: torch.dtype,
+) -> tuple[DecodedTensor, tuple[str, ...]]:
+    """Return the decoded weight of a layer, with the names of its parts.
+
+    Args:
+        reader: reader of the stored tensors.
+        module: the float layer with an empty weight.
+        parts: names of the stored tensors of its weight, by the layout's parts.
+        layout: layout of the checkpoint.
+        spec: how the layer is quantized.
+        dtype: dtype of the decoded weight.
+    """
+    name, kind = parts["weight"], kind_of(module)
+    shape = tuple(outputs_first(module.weight, kind).shape)
+    stored = _stored(reader, parts)
+
+    def restored(tensors: dict[str, Any]) -> tuple[Quantized, Any]:
+        try:
+            weight = layout.restored(tensors, spec, shape, dtype)
+            check_count(weight)
+            return weight, weight.dequantize()
+        except (RuntimeError, IndexError, ModelError) as error:
+            raise ModelError(
+                f"the tensors of {name} do not fit a weight of {spec.weight}: {error}",
+            ) from error
+
+    def decode(tensors: dict[str, Any]) -> Any:
+        return outputs_first(restored(tensors)[1], kind)
+
+    def codes() -> Quantized:
+        return restored(_read(stored))[0]
+
+    float_shape = tuple(module.weight.shape)
+    entry, used = _decoded(reader, name, parts, float_shape, dtype, decode)
+    return replace(entry, codes=codes), used
 
 
 def _with_usual_sign(weight: Quantized) -> Quantized:
@@ -454,4 +568,4 @@ _DECODERS: dict[str, Callable[[Reader, Mapping[str, Any], torch.dtype], _Made]] 
     "mxfp4": _mxfp4,
 }
 #: Methods whose checkpoints are decoded.
-METHODS = tuple(_DECODERS)
+METHODS = (*_DECODERS, "quark")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from quark_onnx.torch.config.torch_config import (
     matching,
     require_config,
 )
-from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.checkpoint_names import DiskNames, float_matrices
 from quark_onnx.torch.models.experts import UNFUSED
 from quark_onnx.torch.models.fused_groups import experts_of
 from quark_onnx.torch.models.mixtures import routers_of
@@ -91,9 +91,11 @@ def write_checkpoint(  # noqa: PLR0913
         model.config.save_pretrained(writer.staging)
         content = _as_now(read_json(writer.staging / "config.json"), model)
         specs = {name: layer.spec for name, layer in quantized.items()}
-        writer.write_json("config.json", described(content, model, config, form, specs))
         for name, tensor in tensors_of(model, form):
             writer.add(form.key(names(name)), tensor)
+        matrices = float_matrices(writer.written)
+        content = described(content, model, config, form, specs, matrices)
+        writer.write_json("config.json", content)
         # Like save_pretrained, which knows no generation of an encoder.
         if (
             getattr(model, "generation_config", None) is not None
@@ -163,12 +165,13 @@ def check_experts(
             )
 
 
-def described(
+def described(  # noqa: PLR0913
     content: dict[str, Any],
     model: PreTrainedModel,
     config: TorchConfig,
     layout: Layout,
     quantized: Mapping[str, LayerSpec],
+    matrices: Iterable[str],
 ) -> dict[str, Any]:
     """Return a model's config.json with its quantization_config.
 
@@ -178,6 +181,7 @@ def described(
         config: configuration by which the model was quantized.
         layout: layout of the checkpoint.
         quantized: specifications of the quantized layers, by name.
+        matrices: names of the layers with a float matrix in the files.
 
     Raises:
         ConfigError: the layout cannot describe the configuration.
@@ -191,6 +195,10 @@ def described(
     exclude = list(map(names.layer, floats))
     config = config.with_(layers=_layer_entries(model, config, names, quantized))
     quantized = {names.layer(name): spec for name, spec in quantized.items()}
+    # Files may have more layers than the model, such as those for multi-token prediction.
+    exclude = [
+        name for name in dict.fromkeys((*exclude, *matrices)) if name not in quantized
+    ]
     return content | {
         "quantization_config": layout.quantization_config(quantized, exclude, config),
     }

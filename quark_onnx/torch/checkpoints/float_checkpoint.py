@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.adapter import merge_adapter as merge_adapter_into
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor, decoded_reader
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.recast import narrow_doubles
+from quark_onnx.torch.checkpoints.safetensors_io import (
+    Reader,
+    check_no_adapter,
+    read_json,
+)
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
 from quark_onnx.torch.formats.quantized_tensor import Quantized
-from quark_onnx.torch.models.structure import heads_of, usually_float
+from quark_onnx.torch.models.heads import heads_of, usually_float
+from quark_onnx.torch.runtime.checkpoint_folder import check_links
 from quark_onnx.torch.runtime.memory import set_large_apart
 
 if TYPE_CHECKING:
@@ -31,31 +38,52 @@ class FloatCheckpoint:
         folder: Hugging Face folder with safetensors. A checkpoint that is quantized by a method of
             ``decoded.METHODS`` is decoded tensor by tensor.
         trust_code: whether to run Python files of the checkpoint.
+        merge_adapter: whether to merge the LoRA adapter in the folder into the weights; without
+            it, a folder with an adapter is refused.
 
     Attributes:
         folder: folder of the checkpoint.
         trust_code: whether to run Python files of the checkpoint.
-        reader: reader of the tensors.
+        reader: reader of the tensors. float64 tensors are read in the dtype of the model.
         decoded: whether the tensors are decoded from a quantized checkpoint.
+        merged: whether an adapter is merged into the tensors.
 
     Raises:
-        ModelError: a file is missing or damaged, transformers does not know the model, or the
-            quantization method is not supported.
+        ConfigError: there is no adapter to merge.
+        ModelError: a file is missing or damaged, a link leaves the folder, there is an adapter,
+            transformers does not know the model, or the quantization method is not supported.
         MissingDependency: transformers is not installed.
     """
 
-    def __init__(self, folder: Path | str, *, trust_code: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        trust_code: bool = False,
+        merge_adapter: bool = False,
+    ) -> None:
         # Before the first large array, since glibc changes its threshold when one is freed.
         set_large_apart()
         self.folder, self.trust_code = Path(folder), trust_code
+        self.merged = merge_adapter
+        # Before transformers reads files of the folder.
+        check_links(self.folder)
+        if not merge_adapter:
+            check_no_adapter(self.folder)
         content = read_json(self.folder / "config.json")
         self.decoded = content.get("quantization_config") is not None
         self._config = config_of(self.folder, trust_code=trust_code)
-        if self.decoded:
-            self.reader = decoded_reader(self.folder, dtype_of(self._config))
-        else:
-            self.reader = Reader(self.folder)
         self._model: PreTrainedModel | None = None
+        dtype = dtype_of(self._config)
+        if self.decoded:
+            self.reader = decoded_reader(
+                self.folder, dtype, lambda: self.model, adapter=merge_adapter
+            )
+        else:
+            self.reader = Reader(self.folder, adapter=merge_adapter)
+        narrow_doubles(self.reader, dtype, lambda: self.model)
+        if merge_adapter:
+            merge_adapter_into(self.reader, self.model)
 
     @classmethod
     def of(

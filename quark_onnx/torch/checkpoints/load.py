@@ -27,6 +27,7 @@ from quark_onnx.torch.models.quantized_layer import (
     outputs_first,
 )
 from quark_onnx.torch.models.structure import layers_of, set_module
+from quark_onnx.torch.runtime.checkpoint_folder import check_links
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,7 @@ def load_checkpoint(
         ConfigError: the quantization method is not supported.
     """
     folder = Path(folder)
+    check_links(folder)
     found = read_json(folder / "config.json").get("quantization_config")
     quantized, layout = (None, None) if found is None else read_layout(found)
     config, reader = config_of(folder, trust_code=trust_code), Reader(folder)
@@ -247,11 +249,11 @@ def _restored(
     weight = layout.restored(parts, spec, shape, dtype)
     # A trial: tensors of wrong shapes fail here.
     weight.dequantize()
-    _check_count(weight)
+    check_count(weight)
     return weight
 
 
-def _check_count(weight: Quantized) -> None:
+def check_count(weight: Quantized) -> None:
     """Raise ModelError if the number of codes is not the padded size of the weight."""
     columns, group = prod(weight.shape[1:]), weight.spec.group or 1
     # Codes per output, with the padding of the last block.

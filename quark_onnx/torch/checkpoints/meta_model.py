@@ -142,11 +142,14 @@ def _suits(architecture: Any, config: PreTrainedConfig, transformers: Any) -> bo
 
 
 def dtype_of(config: PreTrainedConfig) -> torch.dtype:
-    """Return the dtype of a model's weights; float32 if not configured."""
+    """Return the dtype of a model's weights; float32 if not configured, and for float64."""
     # A torch.dtype, or its name in configurations of remote code.
     found = getattr(config, "dtype", None) or torch.float32
     if isinstance(found, str):
         found = getattr(torch, found, None)
+    # No number format is finer than float32, and no client computes in float64.
+    if found == torch.float64:
+        return torch.float32
     if found not in (torch.float32, torch.float16, torch.bfloat16):
         raise ConfigError(
             f"the dtype of the model is {found}; it must be float32, float16 or"

@@ -22,7 +22,8 @@ from torch import nn
 from quark_onnx.containers import excluding, flattened, grouped, without
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.experts import ParallelExperts
 from quark_onnx.torch.models.names import instances, joined, persistent_buffers
@@ -136,7 +137,7 @@ class Sources:
             )
         key, expert = found
         # A stack is used as soon as one of its experts is read.
-        self.used.update(self._stored_keys(key))
+        self.used.update(self._keys_of_stored(key))
         if key in self.reader:
             stored = self.reader.get(key)
         else:
@@ -159,22 +160,22 @@ class Sources:
 
     def mark(self, name: str) -> None:
         """Mark the tensor of a parameter as used."""
-        self.used.update(self._keys_of(name))
+        self.used.update(self.stored_keys(name))
 
-    def _keys_of(self, name: str) -> Iterable[str]:
+    def stored_keys(self, name: str) -> Iterable[str]:
         """Return the keys of the tensors from which a parameter is read; none if it is missing."""
         found = self._find(name)
         if found is not None:
-            return self._stored_keys(found[0])
+            return self._keys_of_stored(found[0])
         return self._converted.keys(name) if name in self._converted else ()
 
-    def _stored_keys(self, key: str) -> Iterable[str]:
+    def _keys_of_stored(self, key: str) -> Iterable[str]:
         """Return the key of a stored tensor, or those of the parts of a converted one."""
         return [key] if key in self.reader else self._converted.keys(key)
 
     def stored_parts(self, name: str) -> tuple[StoredTensor, ...]:
         """Return the tensors in files from which a parameter is read; none if it is missing."""
-        parts = (self.reader.tensors[key].parts for key in self._keys_of(name))
+        parts = (self.reader.tensors[key].parts for key in self.stored_keys(name))
         return tuple(flattened(parts))
 
     def made_with(self, name: str) -> tuple[str, ...]:

@@ -69,6 +69,8 @@ _STAGED: dict[tuple[str, ...], tuple[int, str, object, TensorSpec]] = {
 _FLOAT_SCALED = {16: "amdfp4", 32: "amdfp4g32"}
 #: AMD Quark's rules for shared exponents, called ``scale_calculation_mode``.
 _MODES = ("even", "floor", "ceil")
+#: Names of AMD Quark's algorithms that rotate activations.
+_ROTATIONS = ("rotation", "quarot")
 _THEIRS = {ours: theirs for theirs, ours in (*_NAMES.items(), *_IN_BLOCKS.items())}
 #: The last parts of the names of layers that compute queries, alone or with keys and values.
 _QUERIES = re.compile(r"(^|[.*_])W?(q|query|qkv)(_[a-z_]+)?$|(^|[.*])c_attn$")
@@ -186,6 +188,7 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         raise ConfigError(
             f"quant_method is {found.get('quant_method')!r}; this reads 'quark'",
         )
+    _check_rotations(found.get("algo_config"))
     default = found.get("global_quant_config")
     if not isinstance(default, Mapping):
         raise ConfigError("the quantization_config has no global_quant_config")
@@ -216,6 +219,27 @@ def from_json(found: Mapping[str, Any]) -> tuple[TorchConfig, str]:
         layers=tuple(sorted(config.layers, key=lambda each: "*" in each[0])),
     )
     return config, str(export.get("pack_method", "reorder"))
+
+
+#: Settings of AMD Quark's rotations that a model computes while it runs.
+_ONLINE = ("r3", "r4", "online_r1_rotation", "online_config", "online-had")
+
+
+def _check_rotations(algorithms: Any) -> None:
+    """Raise ConfigError if the weights are those of a model with online rotations.
+
+    Other algorithms of ``algo_config`` have changed the weights, and need nothing at run time.
+    """
+    # The entry is a list, an object, or null.
+    entries = algorithms if isinstance(algorithms, list) else [algorithms]
+    for entry in entries:
+        if not isinstance(entry, Mapping) or entry.get("name") not in _ROTATIONS:
+            continue
+        if online := [name for name in _ONLINE if entry.get(name)]:
+            raise ConfigError(
+                f"algo_config has a rotation with {online[0]}, which the model computes"
+                " while it runs, and which is not supported; export it without"
+            )
 
 
 def with_layers(  # noqa: PLR0913

@@ -8,7 +8,6 @@ as without it.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,8 @@ from pathlib import Path
 from threading import Event
 from types import TracebackType
 
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.runtime.memory import available
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def _places(path: Path) -> dict[str, tuple[int, int]]:
     with path.open("rb") as file:
         # A safetensors file begins with the length of its header in 8 bytes.
         length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
+        entries = parse_json(file.read(length).decode())
     entries.pop("__metadata__", None)
     places = dict[str, tuple[int, int]]()
     for name, entry in entries.items():

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from quark_onnx.config.checks import require_known
+from quark_onnx.containers import by_name
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.checkpoints.decoded import DecodedTensor
+from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import (
     Reader,
     Writer,
     other_files,
     read_json,
 )
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
+from quark_onnx.wording import counted
 
 #: Element types by their names in configurations.
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -39,6 +48,7 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
         ModelError: a file is missing or damaged.
     """
     require_known(dtype, TYPES, "dtype is")
+    check_apart(output, source)
     content = read_json(source / "config.json")
     # transformers wrote torch_dtype before release 4.56.
     key = "torch_dtype" if "torch_dtype" in content else "dtype"
@@ -48,14 +58,69 @@ def recast(source: Path, output: Path, dtype: str) -> Path:
     with Writer(output) as writer:
         for name in reader:
             writer.add(name, _cast(reader.get(name), TYPES[dtype], name))
-        # Configurations of several modalities have the type in each part.
-        for part, value in content.items():
-            if _has_type(value, key):
-                content[part] = value | {key: dtype}
-        writer.write_json("config.json", content | {key: dtype})
+        writer.write_json("config.json", with_type(content, dtype))
         for file in other_files(source):
             writer.copy(file)
     return output
+
+
+def with_type(content: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Return a config.json whose model has another element type."""
+    # transformers wrote torch_dtype before release 4.56.
+    key = "torch_dtype" if "torch_dtype" in content else "dtype"
+    # Configurations of several modalities have the type in each part.
+    parts = {
+        part: value | {key: dtype}
+        for part, value in content.items()
+        if _has_type(value, key)
+    }
+    return {**content, **parts, key: dtype}
+
+
+def narrow_doubles(
+    reader: Reader, dtype: torch.dtype, model: Callable[[], Any]
+) -> None:
+    """Let a reader return a model's float64 tensors in another type.
+
+    Reading raises ConfigError if a finite value becomes infinite.
+
+    Args:
+        reader: the reader, whose ``tensors`` and ``notes`` are changed.
+        dtype: the type.
+        model: function that returns the model with empty parameters.
+    """
+    doubles = [name for name, each in reader.tensors.items() if each.dtype == "F64"]
+    if not doubles:
+        return
+    sources = Sources(reader, model())
+    for name, _ in model().named_parameters(remove_duplicate=False):
+        sources.mark(name)
+    for name, _ in model().named_buffers():
+        sources.mark(name)
+    narrowed = list[DecodedTensor]()
+    # Tensors that the model does not know are copied as they are.
+    for name in filter(sources.used.__contains__, doubles):
+        tensor = reader.tensors[name]
+        narrowed.append(
+            DecodedTensor(
+                name,
+                tensor.shape,
+                FILE_TYPES[dtype],
+                tensor.path,
+                partial(_narrowed, tensor, dtype),
+                stored=tensor.parts,
+            )
+        )
+    if narrowed:
+        reader.tensors = reader.tensors | by_name(narrowed)
+        reader.notes.append(
+            f"{counted(len(narrowed), 'tensor is', 'tensors are')} float64 in"
+            f" {reader.folder}; they are cast to {str(dtype).removeprefix('torch.')}"
+        )
+
+
+def _narrowed(tensor: StoredTensor, dtype: torch.dtype) -> Any:
+    return _cast(tensor.read(), dtype, tensor.name)
 
 
 def _has_type(part: Any, key: str) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,26 @@ from safetensors import SafetensorError, safe_open
 
 from calibrators.limits import read_text
 from quark_onnx.containers import merged
-from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.safetensors_writer import TensorFile
+from quark_onnx.errors import ConfigError, ModelError, system_reason
+from quark_onnx.torch.checkpoints.pickled import pickled_heads
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+from quark_onnx.torch.runtime.checkpoint_folder import (
+    ADAPTER,
+    check_links,
+    write_errors,
+)
+from quark_onnx.torch.runtime.json_text import parse_json
 
 if TYPE_CHECKING:
     import torch
 
 #: The files of tensors, and their index.
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: The same of torch's own format.
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+#: The tensors of an adapter, which are no part of the model's.
+ADAPTER_TENSORS = "adapter_model.safetensors"
 #: Upper bound of a tensor file's size in bytes; a larger tensor gets its own file.
 SHARD = 4 << 30
 #: Endings of weight files, which are no part of a quantized checkpoint.
@@ -38,43 +49,6 @@ _WEIGHTS = (
 )
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """Tensor in a file.
-
-    Attributes:
-        name: name in the checkpoint.
-        shape: shape of the tensor.
-        dtype: type name in safetensors files: "BF16", "I32".
-        path: the file.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    path: Path
-
-    @property
-    def parts(self) -> tuple[StoredTensor, ...]:
-        """The tensors in files from which this tensor is read."""
-        return (self,)
-
-    def read(self) -> torch.Tensor:
-        """Read the tensor, in its stored type.
-
-        Raises:
-            ModelError: the file cannot be read.
-        """
-        try:
-            with safe_open(str(self.path), framework="pt") as file:
-                tensor: torch.Tensor = file.get_tensor(self.name)
-                return tensor
-        except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"{self.path}: the tensor {self.name!r} cannot be read: {error}",
-            ) from error
-
-
 class Reader:
     """Tensors of a checkpoint.
 
@@ -82,37 +56,42 @@ class Reader:
 
     Args:
         folder: folder with model.safetensors, with the files of an index, or with other safetensors
-            files; or a single file.
+            files; or a single file. A folder without safetensors may have pytorch_model.bin, or the
+            files of its index, which are read with torch's ``weights_only``.
+        adapter: whether the caller applies the adapter (peft) in the folder to the tensors.
 
     Attributes:
         folder: the folder or file.
         tensors: stored tensors by name.
+        notes: notes for the user on tensors that are converted on reading.
 
     Raises:
-        ModelError: a file is missing or damaged.
+        ModelError: a file is missing or damaged, a link leaves the folder, or an adapter lies
+            beside the tensors.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, adapter: bool = False) -> None:
         self.folder = folder
+        self.notes: list[str] = []
         if folder.is_file():
             self.tensors = _heads(folder)
             return
-        # With an index, other files in the folder do not belong to the checkpoint.
-        if (folder / INDEX).is_file():
-            self.tensors = _listed(folder)
+        check_links(folder)
+        if not adapter:
+            check_no_adapter(folder)
+        self.tensors = _tensors_in(folder)
+        if self.tensors:
             return
-        single = folder / SINGLE
-        if single.is_file():
-            files = [single]
-        else:
-            # Sorted, since the order of a folder depends on the file system.
-            files = sorted(folder.glob("*.safetensors"))
-        self.tensors = merged(map(_heads, files))
+        self.tensors = pickled_tensors(folder)
         if not self.tensors:
             raise ModelError(
                 f"{folder} holds no *.safetensors; save the model there with"
                 " save_pretrained",
             )
+        self.notes.append(
+            f"the weights of {folder} are pickled (.bin); they are read as tensors alone,"
+            " and converted to safetensors"
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in self.tensors
@@ -139,24 +118,68 @@ class Reader:
         return self.tensors[name].shape
 
 
-def _listed(folder: Path) -> dict[str, StoredTensor]:
+def check_no_adapter(folder: Path) -> None:
+    """Raise ModelError if a checkpoint has an adapter, whose weights would be lost."""
+    if (folder / ADAPTER).is_file():
+        raise ModelError(
+            f"{folder} has an adapter ({ADAPTER}), which belongs to the weights; merge"
+            " first: 'quark-onnx llm ptq --merge-adapter' does for LoRA, as does peft's"
+            " merge_and_unload() before save_pretrained. Or remove the adapter's files"
+        )
+
+
+def _tensors_in(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a folder's safetensors files; empty without such files."""
+    # With an index, other files in the folder do not belong to the checkpoint.
+    if (folder / INDEX).is_file():
+        return _listed(folder)
+    if (folder / SINGLE).is_file():
+        return _heads(folder / SINGLE)
+    # Sorted, since the order of a folder depends on the file system.
+    files = sorted(folder.glob("*.safetensors"))
+    return merged(_heads(file) for file in files if file.name != ADAPTER_TENSORS)
+
+
+def pickled_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of pytorch_model.bin, or of the files of its index; empty without both.
+
+    Raises:
+        ModelError: a file is damaged, or holds other objects than tensors.
+    """
+    if (folder / PICKLED_INDEX).is_file():
+        return _listed(folder, PICKLED_INDEX, pickled_heads)
+    if (folder / PICKLED).is_file():
+        return pickled_heads(folder / PICKLED)
+    return {}
+
+
+def _listed(
+    folder: Path,
+    index_name: str = INDEX,
+    heads: Callable[[Path], Mapping[str, StoredTensor]] | None = None,
+) -> dict[str, StoredTensor]:
     """Return the tensors of the files that an index lists.
 
     For a tensor in several files, the file of its entry has priority.
+
+    Args:
+        folder: the checkpoint.
+        index_name: name of the index.
+        heads: function that returns the tensors of a file; None for safetensors files.
     """
-    index = folder / INDEX
+    index = folder / index_name
     listed = read_json(index).get("weight_map")
     # An empty map has no types, and is refused, too.
     if not isinstance(listed, dict) or {*map(type, listed.values())} != {str}:
         raise ModelError(f"{index} has no weight_map of tensors to files")
-    files = dict[str, dict[str, StoredTensor]]()
+    files = dict[str, Mapping[str, StoredTensor]]()
     for file in sorted(set(listed.values())):
-        _check_listed(folder, file)
-        files[file] = _heads(folder / file)
+        _check_listed(folder, file, index_name)
+        files[file] = (heads or _heads)(folder / file)
     if lost := sorted(name for name, file in listed.items() if name not in files[file]):
         raise ModelError(
-            f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which {INDEX}"
-            " lists there",
+            f"{folder / listed[lost[0]]} lacks the tensor {lost[0]!r}, which"
+            f" {index_name} lists there",
         )
     # Tensors that the index leaves out are readable.
     return merged(files.values()) | {
@@ -164,16 +187,16 @@ def _listed(folder: Path) -> dict[str, StoredTensor]:
     }
 
 
-def _check_listed(folder: Path, file: str) -> None:
+def _check_listed(folder: Path, file: str, index_name: str) -> None:
     """Raise ModelError if a file of an index is elsewhere, or missing."""
     # A path such as ../other would lead out of the folder.
     if Path(file).name != file:
         raise ModelError(
-            f"{folder / INDEX} lists {file!r}, which is no name of a file in its folder",
+            f"{folder / index_name} lists {file!r}, which is no name of a file in its folder",
         )
     if not (folder / file).is_file():
         raise ModelError(
-            f"{folder / file} is missing; {INDEX} lists it: complete the download",
+            f"{folder / file} is missing; {index_name} lists it: complete the download",
         )
 
 
@@ -223,17 +246,16 @@ class Writer:
     def __init__(self, folder: Path, shard: int = SHARD) -> None:
         self.folder, self._shard = folder, shard
         check_free(folder)
-        try:
+        with write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             # In the same parent, so that the final renaming stays on one file system.
             self.staging = folder.parent / f".{folder.name}.partial"
             shutil.rmtree(self.staging, ignore_errors=True)  # of a run that was killed
             self.staging.mkdir()
-        except OSError as error:
-            raise ConfigError(f"{folder} cannot be written: {error}") from error
         self._files: list[TensorFile] = []
         self._names: list[list[str]] = []
-        self._written = set[str]()
+        #: The written tensors by name.
+        self.written = dict[str, StoredTensor]()
 
     def __enter__(self) -> Writer:
         return self
@@ -241,7 +263,8 @@ class Writer:
     def __exit__(self, kind: object, *error: object) -> None:
         try:
             if kind is None:
-                self._close()
+                with write_errors(self.folder):
+                    self._close()
         finally:
             # ``add`` has closed the earlier files.
             for file in self._files[-1:]:
@@ -253,34 +276,41 @@ class Writer:
 
         Raises:
             ModelError: a tensor of this name is written already.
+            ConfigError: the system does not write it, for instance to a full disk.
         """
-        if name in self._written:
+        if name in self.written:
             raise ModelError(f"{self.folder} would have two tensors of the name {name}")
-        self._written.add(name)
         size = tensor.numel() * tensor.element_size()
-        # A tensor that is larger than a shard has a file of its own.
-        if not self._files or (
-            self._names[-1] and self._files[-1].size + size > self._shard
-        ):
-            if self._files:
-                self._files[-1].close()
-            self._files.append(TensorFile(self.staging / f"part-{len(self._files)}"))
-            self._names.append([])
-        self._files[-1].add(name, tensor)
+        with write_errors(self.folder):
+            # A tensor that is larger than a shard has a file of its own.
+            if not self._files or (
+                self._names[-1] and self._files[-1].size + size > self._shard
+            ):
+                if self._files:
+                    self._files[-1].close()
+                file = TensorFile(self.staging / f"part-{len(self._files)}")
+                self._files.append(file)
+                self._names.append([])
+            self._files[-1].add(name, tensor)
+        self.written[name] = StoredTensor(
+            name, tuple(tensor.shape), TYPES[tensor.dtype], self._files[-1].path
+        )
         self._names[-1].append(name)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file into the folder."""
         text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        (self.staging / name).write_text(text, encoding="utf-8")
+        with write_errors(self.folder):
+            (self.staging / name).write_text(text, encoding="utf-8")
 
     def copy(self, file: Path) -> None:
         """Copy a file or a folder without tensors."""
-        if file.is_dir():
-            others = shutil.ignore_patterns(*(f"*{end}" for end in _WEIGHTS))
-            shutil.copytree(file, self.staging / file.name, ignore=others)
-        else:
-            shutil.copy2(file, self.staging / file.name)
+        others = shutil.ignore_patterns(*(f"*{end}" for end in _WEIGHTS))
+        with write_errors(self.folder):
+            if file.is_dir():
+                shutil.copytree(file, self.staging / file.name, ignore=others)
+            else:
+                shutil.copy2(file, self.staging / file.name)
 
     def _close(self) -> None:
         """Give the files and then the folder their final names."""
@@ -321,11 +351,11 @@ def read_json(file: Path) -> dict[str, Any]:
         ModelError: the file is missing, damaged, or holds no object.
     """
     try:
-        found = json.loads(read_text(file))
+        found = parse_json(read_text(file))
     except FileNotFoundError as error:
         raise ModelError(f"{file.parent} has no {file.name}") from error
     except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror}") from error
+        raise ModelError(f"{file} cannot be read: {system_reason(error)}") from error
     # Errors of JSON and of UTF-8 are ValueErrors.
     except ValueError as error:
         raise ModelError(f"{file} is damaged: {error}") from error
@@ -336,7 +366,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 def _is_copied(file: Path) -> bool:
     """Return whether a quantized checkpoint has a file of its source unchanged."""
-    if file.name == "config.json" or file.name.startswith("."):
+    # The tensors of an adapter are merged into the model's.
+    if file.name in ("config.json", ADAPTER) or file.name.startswith("."):
         return False
     return not file.name.endswith(_WEIGHTS)
 

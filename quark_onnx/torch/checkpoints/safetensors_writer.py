@@ -8,8 +8,10 @@ elements before narrow elements.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +48,17 @@ _COPIED = 1 << 24
 class TensorFile:
     """File of tensors, written tensor by tensor.
 
+    Args:
+        path: path of the file after ``close``.
+        notes: further metadata of the file.
+
     Attributes:
         path: path of the file after ``close``.
         size: size of the tensors in bytes.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, notes: Mapping[str, str] | None = None) -> None:
+        self.path, self._notes = path, notes or {}
         self.size = 0
         self._values = path.with_name(f"{path.name}.values")
         self._file = self._values.open("wb")
@@ -82,10 +88,9 @@ class TensorFile:
         """Append the values of a contiguous tensor on the CPU, and keep its entry."""
         start = self._file.tell()
         if tensor.numel():
-            # As bytes, since numpy has no bfloat16 and no float8.
-            tensor.reshape(-1).view(torch.uint8).numpy().tofile(self._file)
-        # tofile moves the position of the descriptor, which Python's object does not see
-        self._file.seek(start + tensor.numel() * tensor.element_size())
+            # As bytes, since numpy has no bfloat16 and no float8. Not by ``tofile``, whose error
+            # lacks the reason of the system.
+            self._file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         places = [start, self._file.tell()]
         self._places[name] = {
             "dtype": TYPES[tensor.dtype],
@@ -103,7 +108,7 @@ class TensorFile:
         self._small.clear()
         self._file.close()
         header = json.dumps(
-            {"__metadata__": {"format": "pt"}, **self._places},
+            {"__metadata__": {"format": "pt", **self._notes}, **self._places},
             separators=(",", ":"),
         ).encode()
         # The specification allows spaces after the header's JSON.
@@ -115,5 +120,6 @@ class TensorFile:
 
     def abandon(self) -> None:
         """Close the temporary file without a result."""
-        # ``Writer`` removes the folder with the file.
-        self._file.close()
+        # ``Writer`` removes the folder with the file. A full disk has no place for buffered bytes.
+        with contextlib.suppress(OSError):
+            self._file.close()

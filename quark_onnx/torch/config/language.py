@@ -7,7 +7,12 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.refusals import REFUSED_CACHES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import TensorSpec
-from quark_onnx.torch.config.torch_config import Attention, KVCache, TorchConfig
+from quark_onnx.torch.config.torch_config import (
+    HEADS,
+    Attention,
+    KVCache,
+    TorchConfig,
+)
 
 #: Formats of keys and values.
 KV_CACHES = ("fp8", "fp8-rope")
@@ -23,7 +28,7 @@ def config_for(  # noqa: PLR0913
     least_kv_scale: float = 0.0,
     attention: str | None = None,
     layers: tuple[tuple[str, str], ...] = (),
-    exclude: tuple[str, ...] = ("lm_head",),
+    exclude: tuple[str, ...] = (HEADS,),
 ) -> TorchConfig:
     """Return the configuration of a scheme for a language model.
 
@@ -35,7 +40,7 @@ def config_for(  # noqa: PLR0913
         least_kv_scale: lower bound of the scales of keys and values.
         attention: "fp8" to round queries and probabilities; None for float attention.
         layers: pairs of a glob of layer names and the scheme of these layers.
-        exclude: globs of the names of layers that stay float.
+        exclude: globs of the names of layers that stay float; by default the heads of the model.
 
     Raises:
         ConfigError: a scheme or a format is unknown.

@@ -46,10 +46,31 @@ def matches(name: str, globs: Iterable[str]) -> bool:
     return any(fnmatchcase(name, glob) for glob in globs)
 
 
+def no_such_layer(where: str, glob: str, names: Iterable[str]) -> ConfigError:
+    """Return the error for a glob that matches nothing, with similar names.
+
+    Args:
+        where: name of the setting with the glob.
+        glob: the glob.
+        names: names that the glob could have matched.
+    """
+    # Names are compared by their last part: the prefixes of all layers are alike.
+    ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
+    last = glob.rsplit(".", 1)[-1].strip("*")
+    return ConfigError(
+        f"{where} names {glob!r}, but no layer of the model is called"
+        f" so{nearest(last, ends)}",
+    )
+
+
 class DefaultExclude(str):
     """Glob of a model family's usual names; a model may lack such a layer."""
 
     __slots__ = ()
+
+
+#: The heads of a model, whatever their names.
+HEADS = DefaultExclude("lm_head")
 
 
 @dataclass(frozen=True)
@@ -320,13 +341,7 @@ class TorchConfig:
         """
         found = matching(names, glob)
         if not found:
-            # Names are compared by their last part: the prefixes of all layers are alike.
-            ends = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in names))
-            last = glob.rsplit(".", 1)[-1].strip("*")
-            raise ConfigError(
-                f"{where} names {glob!r}, but no layer of the model is called"
-                f" so{nearest(last, ends)}",
-            )
+            raise no_such_layer(where, glob, names)
         # With all its layers excluded, the setting would have no effect.
         if where in ("kv_cache", "attention") and all(map(self.excludes, found)):
             raise ConfigError(

@@ -22,6 +22,7 @@ from quark_onnx.torch.exports.gguf import check_gguf, write_quantized_gguf
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 
 #: Names in AMD Quark's script for a Hugging Face checkpoint, ``model.gguf`` and ``model.onnx``.
 EXPORTS = ("hf_format", "gguf", "onnx")
@@ -86,8 +87,14 @@ def _check(
                 f" {', '.join(EXPORTS)}",
             )
     check_free(output)
+    check_apart(output, source.folder)
+    if "gguf" in kinds and source.merged:
+        raise ConfigError(
+            "a GGUF file is written from the files of a model without adapter; save the"
+            " merged model with peft's merge_and_unload() and save_pretrained first"
+        )
     if "gguf" in kinds:
-        check_gguf(source, chosen_layers(source.model, config)[0])
+        check_gguf(source, chosen_layers(source.model, config, source.reader)[0])
     if "onnx" in kinds and (
         config.attention is not None
         or (config.kv_cache and config.kv_cache.where == "rope")

@@ -24,7 +24,11 @@ from quark_onnx.errors import AccuracyError, ConfigError, MissingDependency, Mod
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.load import load_checkpoint
-from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import (
+    check_free,
+    check_no_adapter,
+    read_json,
+)
 from quark_onnx.torch.exports.oga_cache import (
     CacheScales,
     check_cache,
@@ -33,6 +37,7 @@ from quark_onnx.torch.exports.oga_cache import (
 )
 from quark_onnx.torch.models.structure import vocabulary_of
 from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart, check_links
 
 #: Options of the model builder: a float head stays float, and activations are float32.
 BUILDER_OPTIONS = ("nodes_to_exclude=/lm_head/MatMul", "accuracy_level=1")
@@ -118,6 +123,9 @@ def write_oga(  # noqa: PLR0913
     checkpoint, output = Path(checkpoint), Path(output)
     # Everything that can fail early is checked before the model is loaded.
     check_oga(output)
+    check_apart(output, checkpoint)
+    check_links(checkpoint)
+    check_no_adapter(checkpoint)
     _check_layout(checkpoint)
     if kv_cache is not None:
         check_cache(kv_cache)

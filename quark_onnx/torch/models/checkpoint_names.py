@@ -7,10 +7,59 @@ router is ``block_sparse_moe.gate`` in files, and ``mlp.gate`` in memory.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 _EXPERT = re.compile(r"(.*\bexperts\.\d+\.)(gate|up|down)_proj(\..+)")
 _ONE_EXPERT = re.compile(r"experts\.\*\.(\w+)\.weight$")
+
+
+#: Names of tables of embeddings, which clients do not take for linear layers.
+_EMBEDDINGS = re.compile(
+    r"(^|[._])(embed|embeddings?|wte|wpe|embed_\w+|\w+_embeddings?)($|\.)",
+)
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def is_embedding(name: str) -> bool:
+    """Return whether a layer of a checkpoint has the name of an embedding.
+
+    >>> is_embedding("model.embed_tokens"), is_embedding("model.layers.0.mlp.up_proj")
+    (True, False)
+    """
+    return _EMBEDDINGS.search(name) is not None
+
+
+class StoredMatrix(Protocol):
+    """Tensor of a file, known by its header."""
+
+    @property
+    def dtype(self) -> str:
+        """Type name in safetensors files."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the tensor."""
+
+
+def float_matrices(tensors: Mapping[str, StoredMatrix]) -> list[str]:
+    """Return the layers whose weight is a matrix of floats, sorted, without embeddings.
+
+    Clients may take such layers for quantized ones unless they are listed. Embeddings are left out:
+    vLLM fails on an embedding in AMD Quark's ``exclude`` (``QuarkConfig.get_quant_method`` returns
+    the method of a linear layer), and takes no embedding for quantized.
+
+    Args:
+        tensors: tensors of a checkpoint by name.
+    """
+    layers = [
+        name.removesuffix(".weight")
+        for name, tensor in tensors.items()
+        if name.endswith(".weight")
+        and tensor.dtype in _FLOATS
+        and len(tensor.shape) == 2
+    ]
+    return sorted(layer for layer in layers if not is_embedding(layer))
 
 
 class DiskNames:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quark_onnx.containers import grouped
 from quark_onnx.errors import ConfigError
 from quark_onnx.report import percentage
+from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.mixtures import unknown_stacks_of
-from quark_onnx.torch.models.quantized_layer import unlike_its_base
+from quark_onnx.torch.models.quantized_layer import (
+    kind_of,
+    outputs_first,
+    unlike_its_base,
+)
 from quark_onnx.wording import counted, first_of
 
 if TYPE_CHECKING:
@@ -18,6 +23,8 @@ if TYPE_CHECKING:
 
 ROUTER = "it chooses among experts"
 EMPTY = "it has no weights"
+UNCALLED = "the model reads its weight, and never calls the layer"
+TOO_NARROW = "it has fewer inputs than a group"
 
 
 def reason_of(name: str, config: TorchConfig) -> str:
@@ -28,6 +35,17 @@ def reason_of(name: str, config: TorchConfig) -> str:
         config: configuration that has no spec for the layer.
     """
     return "excluded" if config.excludes(name) else "nothing asks for it"
+
+
+def fills_a_group(module: Any, spec: LayerSpec | None) -> bool:
+    """Return whether a layer has the inputs of at least one group of its format.
+
+    Clients refuse groups that are not full. True for formats without groups, and for float layers.
+    """
+    if spec is None or spec.weight is None or module.weight.ndim != 2:
+        return True
+    inputs: int = outputs_first(module.weight, kind_of(module)).shape[1]
+    return inputs >= spec.weight.group
 
 
 def other_weights_of(
@@ -98,6 +116,21 @@ def notes_on_stacks(model: nn.Module) -> list[str]:
             " stack of experts that is known"
         ),
     ]
+
+
+def notes_on_kept(kept: Mapping[str, str]) -> list[str]:
+    """Return notes on layers that stay float though the configuration would quantize them.
+
+    Args:
+        kept: reasons why layers stay float, by name.
+    """
+    notes = list[str]()
+    for reason in (UNCALLED, TOO_NARROW):
+        names = [name for name, given in kept.items() if given == reason]
+        if names:
+            stays = "stays" if len(names) == 1 else "stay"
+            notes.append(f"{first_of(names)} {stays} float: {reason}")
+    return notes
 
 
 def check_not_all_float(chosen: Collection[str], kept: Mapping[str, str]) -> None:

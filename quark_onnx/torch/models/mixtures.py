@@ -38,7 +38,7 @@ def routers_of(model: nn.Module) -> list[str]:
     >>> routers_of(nn.Sequential(Mixture()))
     ['0.choice.0']
     """
-    stacks = _stacks_of(model)
+    stacks = stacks_of(model)
     # Neighbours that contain a stack themselves are other mixtures.
     around_stacks = _ancestors_of(stacks)
     found = set[str]()
@@ -67,7 +67,7 @@ def token_shares(model: nn.Module, active: int) -> dict[str, float]:
     """
     if not active:
         return {}
-    return {name: min(1.0, active / count) for name, count in _stacks_of(model).items()}
+    return {name: min(1.0, active / count) for name, count in stacks_of(model).items()}
 
 
 def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
     Returns:
         Parameters of two axes or more, by their names in the model.
     """
-    stacks = _stacks_of(model)
+    stacks = stacks_of(model)
     around_routers = _ancestors_of(routers_of(model))
     found = {}
     for stack, mixture in _mixtures_of(model, stacks).items():
@@ -97,7 +97,7 @@ def unknown_stacks_of(model: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _stacks_of(model: nn.Module) -> dict[str, int]:
+def stacks_of(model: nn.Module) -> dict[str, int]:
     """Return the innermost module around the experts of every mixture.
 
     Returns:

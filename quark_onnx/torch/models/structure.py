@@ -1,16 +1,15 @@
-"""The structure of a model: decoder blocks, quantizable layers, embedding and heads."""
+"""The structure of a model: decoder blocks, quantizable layers and embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from quark_onnx.containers import among, excluding, of_type
+from quark_onnx.containers import excluding, of_type
 from quark_onnx.errors import ModelError
-from quark_onnx.torch.models.language import decoder_of, outside_language, towers_of
+from quark_onnx.torch.models.language import decoder_of, towers_of
 from quark_onnx.torch.models.names import (
     block_around,
     instances,
@@ -231,58 +230,3 @@ def positions_of(model: nn.Module) -> int | None:
         if module is not tokens and 0 <= module.num_embeddings - count <= 2:
             return count
     return None
-
-
-def heads_of(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the layers that compute logits; empty without a head.
-
-    Models with remote code may not name their head. The head is then a Linear after the blocks with
-    one output per row of the token embedding.
-
-    Args:
-        model: model of transformers, or any other module, which has no head.
-
-    Returns:
-        All names of the head, or the names of several heads.
-    """
-    if not hasattr(model, "get_output_embeddings"):
-        return ()
-    try:
-        head = cast("PreTrainedModel", model).get_output_embeddings()
-    except NotImplementedError:  # several codebooks, each with a head of its own
-        return ()
-    if head is not None:
-        return tuple(name for name, module in model.named_modules() if module is head)
-    weight = getattr(embedding_of(model), "weight", None)
-    if weight is None:
-        return ()
-    heads = list[str]()
-    # Inside of blocks, a projection may have as many outputs as the vocabulary by chance.
-    outside = outside_of(instances(model, nn.Linear), blocks_of(model))
-    for name, module in outside.items():
-        if module.out_features == len(weight):
-            heads.append(name)
-    return tuple(heads)
-
-
-def usually_float(
-    model: nn.Module,
-    asked: Iterable[str] = (),
-) -> tuple[str, ...]:
-    """Return the names of layers that stay float unless a user selects them.
-
-    They are heads, and layers outside of the language part of a multimodal model.
-
-    Args:
-        model: model to inspect.
-        asked: globs of layer names. A glob selects such layers if it matches no other layer.
-    """
-    outside = set(outside_language(model)) | set(heads_of(model))
-    layers = list(layers_of(model))
-    usual = among(layers, outside)
-    for glob in asked:
-        found = [name for name in layers if fnmatchcase(name, glob)]
-        # A broad glob such as "*" also matches other layers: it does not ask for heads or towers.
-        if outside.issuperset(found):
-            usual = excluding(usual, found)
-    return tuple(usual)

@@ -6,6 +6,7 @@ tensors. All are known before the weights are read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from operator import attrgetter
@@ -30,13 +31,16 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import quantize
+from quark_onnx.torch.models.checkpoint_names import float_matrices
 from quark_onnx.torch.models.quantized_layer import (
+    Layers,
     QuantizedLayer,
     kind_of,
     outputs_first,
 )
 from quark_onnx.torch.pipelines.block import specs_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
+from quark_onnx.torch.pipelines.written_names import is_copied, untouched_names
 from quark_onnx.torch.validate.checkpoint import SINGLE, Checkpoint, read
 from quark_onnx.torch.validate.clients import RELEASES, findings_of
 from quark_onnx.torch.validate.finding import WARNING, Finding
@@ -176,7 +180,7 @@ def planned_checkpoint(
     check_config(layout, config)
     config = layout.adapted(config)
     model, dtype = source.model, dtype_of(source.model.config)
-    chosen, _ = chosen_layers(model, config)
+    chosen, _ = chosen_layers(model, config, source.reader)
     sources = Sources(source.reader, model)
     tensors = dict[str, Tensor]()
     # the shapes of a layer depend on these alone, and a model has thousands of equal layers
@@ -186,9 +190,6 @@ def planned_checkpoint(
         # raises the same error as the run would
         layout.check_layer(name, kind, spec, tuple(module.weight.shape))
         prefix = sources.key_of(f"{name}.weight").removesuffix(".weight")
-        for end in ("weight", "bias"):
-            # marked tensors are replaced by those of the layout, and ``rest`` yields all others
-            sources.mark(f"{name}.{end}")
         biased = getattr(module, "bias", None) is not None
         key = (spec, kind, tuple(module.weight.shape), biased)
         if key not in known:
@@ -196,14 +197,47 @@ def planned_checkpoint(
         for end, (type_name, shape) in known[key].items():
             stored = layout.key(f"{prefix}.{end}")
             tensors[stored] = _planned(stored, type_name, shape)
-    for stored in sources.rest():
-        tensor = source.reader.tensors[stored]
-        tensors[stored] = _planned(stored, tensor.dtype, tensor.shape)
-    content = read_json(source.folder / "config.json")
-    content = described(content, model, config, layout, specs_of(chosen))
+    for tensor in _float_tensors(model, sources, chosen, config):
+        tensors[tensor.name] = tensor
+    content = described(
+        read_json(source.folder / "config.json"),
+        model,
+        config,
+        layout,
+        specs_of(chosen),
+        float_matrices(tensors),
+    )
     # all in one file: no rule depends on how tensors are divided among files
     headers = {SINGLE: Header(tensors, {}, 0)}
     return Checkpoint(source.folder, content, None, headers, ())
+
+
+def _float_tensors(
+    model: Any, sources: Sources, chosen: Layers, config: TorchConfig
+) -> Iterator[Tensor]:
+    """Yield the tensors that stay float, with the names of the written files.
+
+    Args:
+        model: the model with empty parameters.
+        sources: tensors of the checkpoint; those of quantized layers are marked as used.
+        chosen: the layers to quantize.
+        config: the quantization configuration.
+    """
+    floats = excluding(dict(model.named_modules()), chosen)
+    for name in floats:
+        module = model.get_submodule(name)
+        for key in untouched_names(name, module, sources, chosen, config):
+            dtype = sources.stored_parts(key)[0].dtype
+            shape = tuple(getattr(module, key.rpartition(".")[2]).shape)
+            yield _planned(sources.key_of(key), dtype, shape)
+            sources.mark(key)
+    for name, (module, _) in chosen.items():
+        for end, _ in module.named_parameters(recurse=False):
+            if not is_copied(f"{name}.{end}", sources, chosen, config):
+                sources.mark(f"{name}.{end}")
+    for stored in sources.rest():
+        tensor = sources.reader.tensors[stored]
+        yield _planned(stored, tensor.dtype, tensor.shape)
 
 
 def _planned(name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:

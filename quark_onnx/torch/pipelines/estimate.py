@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quark_onnx.containers import flattened
+from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.cost import (
     BATCH_TOKENS,
     Cost,
@@ -107,6 +109,24 @@ def duration(seconds: float) -> str:
     if minutes < 90:
         return f"{minutes:.0f} min"
     return f"{minutes / 60:.1f} h"
+
+
+def check_room(output: Path, needed: int) -> None:
+    """Raise ConfigError if the disk of an output has too little free space.
+
+    Args:
+        output: file or folder, which may be missing.
+        needed: number of bytes that are written.
+    """
+    place = output.absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ConfigError(
+            f"{output} takes about {size(needed)} of disk while it is written, and"
+            f" {size(free)} are free there; free some, or name a folder on another disk",
+        )
 
 
 def size(count: int) -> str:

@@ -33,16 +33,16 @@ from quark_onnx.torch.checkpoints.parameter_sources import (
     move_filled,
 )
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.checkpoints.unsaved import compute_unsaved
-from quark_onnx.torch.config.algorithm_order import at_stage
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.formats.quantized_tensor import Quantized, check_finite
 from quark_onnx.torch.models.attention import install_attention_hooks
+from quark_onnx.torch.models.heads import heads_of
+from quark_onnx.torch.models.language import outside_language
 from quark_onnx.torch.models.names import (
     outside_of,
-    persistent_buffers,
     within_any,
 )
 from quark_onnx.torch.models.quantized_layer import (
@@ -51,7 +51,7 @@ from quark_onnx.torch.models.quantized_layer import (
     kind_of,
     outputs_first,
 )
-from quark_onnx.torch.models.structure import blocks_of, embedding_of, heads_of
+from quark_onnx.torch.models.structure import blocks_of, embedding_of
 from quark_onnx.torch.pipelines.block import (
     check_unshared,
     finalizers,
@@ -62,6 +62,7 @@ from quark_onnx.torch.pipelines.block import (
 )
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal, Lengths, StoredBlock
+from quark_onnx.torch.pipelines.written_names import is_copied, untouched_names
 from quark_onnx.torch.runtime.devices import room_for_states
 from quark_onnx.torch.runtime.memory import release_memory
 
@@ -111,14 +112,22 @@ class FileRun:
         """Raise an error for problems that would otherwise surface at the end of a run.
 
         Raises:
-            ModelError: a layer has no stored weight, a stored tensor has another shape than the
-                parameter, or the layout cannot store the codes of a layer.
+            ModelError: a parameter that text needs has no stored tensor, a stored tensor has
+                another shape than the parameter, or the layout cannot store the codes of a layer.
         """
         names = dict(self.model.named_parameters())
         for name, parameter in names.items():
             self.sources.check_shape(name, parameter)
-        # only a note: parameters of parts that text does not run may be missing
         lost = [name for name in names if name not in self.sources]
+        # only a note: parameters of parts that text does not run may be missing
+        outside = set(outside_language(self.model)) - set(heads_of(self.model))
+        needed = [name for name in lost if name.rpartition(".")[0] not in outside]
+        if needed:
+            raise ModelError(
+                f"the checkpoint {self.sources.reader.folder} has no tensor for"
+                f" {', '.join(needed[:3])}{' and others' if len(needed) > 3 else ''}, and"
+                " the result would compute with random values; complete the folder"
+            )
         if lost:
             self.report.notes.append(
                 f"{self.sources.reader.folder} has no tensor for {', '.join(lost)}",
@@ -207,19 +216,10 @@ class FileRun:
             Pairs of a stored name and a stored tensor. Tensors that are copied from file to file
             and buffers that the checkpoint lacks are left out.
         """
-        # the module without a name is the model itself
-        start = f"{name}." if name else ""
-        own = [*dict(module.named_parameters(recurse=False))]
-        own += persistent_buffers(module)
-        for end in own:
-            key = f"{start}{end}"
-            twin = self.sources.tied.get(key)
-            # the twin is written with its own module, unless that is quantized and so has codes
-            # alone
-            written = twin is None or twin.rpartition(".")[0] in self.chosen
-            if key in self.sources and written and not self._is_copied(key):
-                yield self.sources.key_of(key), self.sources.get(key)
-                self.sources.mark(key)
+        names = untouched_names(name, module, self.sources, self.chosen, self.config)
+        for key in names:
+            yield self.sources.key_of(key), self.sources.get(key)
+            self.sources.mark(key)
 
     def measured(
         self,
@@ -730,22 +730,8 @@ class FileRun:
         return found
 
     def _is_copied(self, name: str) -> bool:
-        """Return whether the stored tensors of a converted parameter are copied.
-
-        They are copied if no layer that is converted from them is quantized or rewritten.
-
-        Args:
-            name: full name of a parameter in the model.
-
-        Returns:
-            True or False; False for parameters that are stored under their own names.
-        """
-        # all parameters that are made of the same stored tensors
-        made = self.sources.made_with(name)
-        rewritten = at_stage(self.config.algorithms, "model", "block")
-        if not made or rewritten:
-            return False
-        return not any(each.rpartition(".")[0] in self.chosen for each in made)
+        """Return whether the stored tensors of a converted parameter are copied."""
+        return is_copied(name, self.sources, self.chosen, self.config)
 
     def _mark(self, name: str, module: Any) -> None:
         """Mark a module's tensors as written, except copied tensors."""

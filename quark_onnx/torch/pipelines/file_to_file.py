@@ -15,6 +15,7 @@ from quark_onnx.torch.checkpoints.export import described, untied
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
+from quark_onnx.torch.checkpoints.recast import with_type
 from quark_onnx.torch.checkpoints.safetensors_io import (
     SHARD,
     Writer,
@@ -23,7 +24,8 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
 )
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.attention import notes_of
-from quark_onnx.torch.models.float_weights import notes_on_stacks
+from quark_onnx.torch.models.checkpoint_names import float_matrices
+from quark_onnx.torch.models.float_weights import notes_on_kept, notes_on_stacks
 from quark_onnx.torch.pipelines.block import (
     missing_data,
     needs_data,
@@ -35,6 +37,7 @@ from quark_onnx.torch.pipelines.in_memory import check_ranks, chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal
 from quark_onnx.torch.runtime import distributed
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.runtime.devices import device_named
 
 
@@ -112,15 +115,17 @@ def quantize_checkpoint(  # noqa: PLR0913
         ModelError: a file is missing or damaged, or holds NaN or infinity.
     """
     require_config(config)
+    _check_arguments(source, data, output)
     output, writing = Path(output), writing or Writing()
     layout = writing.form
     check_config(layout, config)
     # weights are rounded with scales of the type that the layout stores
     config = layout.adapted(config)
     source = FloatCheckpoint.of(source, writing.trust_code)
+    _check_folders(source.folder, output, writing)
     # the run fills and empties the model's parameters, so that nobody else may hold it
     reader, model = source.reader, source.take_model()
-    chosen, kept = chosen_layers(model, config)
+    chosen, kept = chosen_layers(model, config, reader)
     measured = needs_data(chosen, config)
     if measured and data is None:
         raise DataError(missing_data(chosen))
@@ -129,10 +134,12 @@ def quantize_checkpoint(  # noqa: PLR0913
         _check_resume(writing)
         data = distributed.own_part(list(batches(data or ()))) if measured else None
     # before rotations, which rename layers
-    notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
+    notes = notes_of(model, chosen, config, kept)
+    notes += notes_on_stacks(model) + notes_on_kept(kept)
+    notes += reader.notes
     report = TorchReport(specs_of(chosen), kept, notes)
     others = other_files(source.folder)
-    content = read_json(source.folder / "config.json")
+    content = _content(source.folder)
     run = FileRun(
         model,
         Sources(reader, model),
@@ -154,7 +161,8 @@ def quantize_checkpoint(  # noqa: PLR0913
         # rotations rewrite embedding and head in different ways, so that they cannot stay tied
         content = untied(content)
     # raises errors before the run, and not at its end
-    described(content, model, config, layout, report.quantized)
+    matrices = float_matrices(reader.tensors)
+    described(content, model, config, layout, report.quantized, matrices)
     journal = BlockJournal(writing.resume, reader, config, repr(layout))
     is_first = distributed.is_first()
     parts: Iterator[tuple[str, Any]] = iter(())
@@ -169,7 +177,14 @@ def quantize_checkpoint(  # noqa: PLR0913
             _write_tensors(writer, parts, run, layout)
             writer.write_json(
                 "config.json",
-                described(content, model, config, layout, report.quantized),
+                described(
+                    content,
+                    model,
+                    config,
+                    layout,
+                    report.quantized,
+                    float_matrices(writer.written),
+                ),
             )
             # tokenizer, generation settings and the like
             for file in others:
@@ -181,6 +196,39 @@ def quantize_checkpoint(  # noqa: PLR0913
     if is_first:
         report.note_idle(config.algorithms)
     return report
+
+
+def _check_arguments(source: object, data: object, output: object) -> None:
+    """Raise ConfigError for arguments in another order than model, data, config, output.
+
+    A folder is a path; batches are an iterable of tensors, which a path is not.
+    """
+    order = "The order of arguments is model, data, config, output"
+    for name, value in {"source": source, "output": output}.items():
+        known = (str, Path) if name == "output" else (str, Path, FloatCheckpoint)
+        if not isinstance(value, known):
+            raise ConfigError(
+                f"{name} is a {type(value).__name__}; it must be a folder. {order}"
+            )
+    if isinstance(data, str | Path):
+        raise ConfigError(
+            f"data is a {type(data).__name__}; it must be batches of token ids, or None."
+            f" ``ptq`` reads texts. {order}"
+        )
+
+
+def _check_folders(source: Path, output: Path, writing: Writing) -> None:
+    """Raise ConfigError if something would be written into the folder of the model."""
+    for folder in (output, writing.resume, writing.spill):
+        check_apart(folder, source)
+
+
+def _content(folder: Path) -> dict[str, Any]:
+    """Return the config.json of a model; float64 becomes float32, as its tensors do."""
+    content = read_json(folder / "config.json")
+    if "float64" in (content.get("dtype"), content.get("torch_dtype")):
+        return with_type(content, "float32")
+    return content
 
 
 def _write_tensors(

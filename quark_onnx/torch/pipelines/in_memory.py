@@ -30,10 +30,20 @@ from quark_onnx.torch.models.experts import unfuse_experts
 from quark_onnx.torch.models.float_weights import (
     EMPTY,
     ROUTER,
+    TOO_NARROW,
+    UNCALLED,
     check_not_all_float,
+    fills_a_group,
+    notes_on_kept,
     notes_on_stacks,
     other_weights_of,
     reason_of,
+)
+from quark_onnx.torch.models.forward_trace import never_called
+from quark_onnx.torch.models.layer_patterns import (
+    LayerPatterns,
+    asked_for,
+    with_layer_names,
 )
 from quark_onnx.torch.models.mixtures import routers_of
 from quark_onnx.torch.models.names import within_any
@@ -76,8 +86,14 @@ logger = logging.getLogger(__name__)
 def chosen_layers(
     model: nn.Module,
     config: TorchConfig,
+    stored: Iterable[str] = (),
 ) -> tuple[dict[str, tuple[Any, LayerSpec]], dict[str, str]]:
     """Choose the layers to quantize.
+
+    Args:
+        model: model with unfused experts.
+        config: the quantization configuration.
+        stored: names of the tensors in the model's files, which globs may match.
 
     Returns:
         The layers to quantize with their specs, and the layers that stay float, with the reason.
@@ -93,37 +109,56 @@ def chosen_layers(
                 " those, in exported models",
             )
     found = layers_of(model)
-    # subclasses of Linear and other layers that compute something else, with the reason
-    unlike = present_values(
-        {name: unlike_its_base(module) for name, module in model.named_modules()}
-    )
+    unfit = _unfit_layers(model)
     for glob in config.named:
-        if not matching(found, glob):
-            for name in matching(unlike, glob):
-                raise ConfigError(
-                    f"layers names {glob!r}, but {name} cannot be quantized:"
-                    f" {unlike[name]}",
-                )
+        names = matching(dict.fromkeys((*found, *unfit)), glob)
+        if names and unfit.keys() >= set(names):
+            raise ConfigError(
+                f"layers names {glob!r}, but {names[0]} cannot be quantized:"
+                f" {unfit[names[0]]}",
+            )
+    patterns = LayerPatterns(model, found, stored)
+    config = with_layer_names(config, patterns, model)
     # names and globs without a layer are errors, mostly typing errors
     config.check(found)
     # a router that the configuration names is quantized like any other layer
-    routers = {*routers_of(model)} - {*config.named}
-    chosen, kept = dict[str, tuple[Any, LayerSpec]](), dict[str, str]()
-    for name, (module, kind) in found.items():
-        spec = config.spec_of(name, kind)
+    routers = set(routers_of(model))
+    routers -= asked_for(config, patterns, routers)
+    specs = {name: config.spec_of(name, kind) for name, (_, kind) in found.items()}
+    narrow = {
+        name for name, spec in specs.items() if not fills_a_group(found[name][0], spec)
+    }
+    narrow -= asked_for(config, patterns, narrow)
+    # later reasons have priority
+    reasons = dict.fromkeys(narrow, TOO_NARROW) | unfit
+    for name, spec in specs.items():
         if name in routers:
-            kept[name] = ROUTER
-        elif not module.weight.numel():
+            reasons[name] = ROUTER
+        elif not found[name][0].weight.numel():
             # a part of the model that its configuration gives a width of 0
-            kept[name] = EMPTY
+            reasons[name] = EMPTY
         elif spec is None:
-            kept[name] = reason_of(name, config)
-        else:
-            chosen[name] = (module, spec)
+            reasons[name] = reason_of(name, config)
+    kept = {name: reasons[name] for name in found if name in reasons}
+    chosen = {
+        name: (found[name][0], spec)
+        for name, spec in specs.items()
+        if spec is not None and name not in kept
+    }
     # matrices that no quantizable layer holds, with the reason
     kept |= other_weights_of(model, found, routers)
     check_not_all_float(chosen, kept)
     return chosen, kept
+
+
+def _unfit_layers(model: nn.Module) -> dict[str, str]:
+    """Return the layers that cannot be quantized, with the reason.
+
+    They are subclasses of Linear and other layers that compute something else, and layers that no
+    forward calls.
+    """
+    unlike = {name: unlike_its_base(module) for name, module in model.named_modules()}
+    return present_values(unlike) | dict.fromkeys(never_called(model), UNCALLED)
 
 
 def quantize_model(
@@ -164,7 +199,8 @@ def quantize_model(
     if data is None and needs_data(chosen, config):
         raise DataError(missing_data(chosen))
     check_ranks(config)
-    notes = notes_of(model, chosen, config, kept) + notes_on_stacks(model)
+    notes = notes_of(model, chosen, config, kept)
+    notes += notes_on_stacks(model) + notes_on_kept(kept)
     for each in rotations_of(config):
         # a loader can be read once only, and rotations are learned on the same data
         data = None if data is None else list(batches(data))

@@ -33,9 +33,11 @@ from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig, matches
 from quark_onnx.torch.models.experts import UNFUSED, unfuse_experts
+from quark_onnx.torch.models.heads import usually_float
+from quark_onnx.torch.models.layer_patterns import LayerPatterns, with_layer_names
 from quark_onnx.torch.models.names import instances
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.models.structure import blocks_of, put_modules, usually_float
+from quark_onnx.torch.models.structure import blocks_of, layers_of, put_modules
 from quark_onnx.torch.pipelines.block import inside, weight_of
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.ptq import Text, text_windows, tokenizer_of
@@ -194,6 +196,9 @@ def mix_checkpoint(  # noqa: PLR0913
     """
     tokenizer = tokenizer_of(source.folder, source.trust_code)
     windows = text_windows(text, tokenizer, source.model)
+    # globs may name parts of the files that the model does not have
+    patterns = LayerPatterns(source.model, layers_of(source.model), source.reader)
+    config = with_layer_names(config, patterns, source.model)
     model = source.load()
     samples = [window[None] for window in windows]
     try:

@@ -22,7 +22,12 @@ from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for as config_for
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
 from quark_onnx.torch.models.structure import positions_of, vocabulary_of
-from quark_onnx.torch.pipelines.estimate import AT_ONCE, Estimate, Estimator
+from quark_onnx.torch.pipelines.estimate import (
+    AT_ONCE,
+    Estimate,
+    Estimator,
+    check_room,
+)
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import chosen_layers
 from quark_onnx.torch.pipelines.report import TorchReport
@@ -182,6 +187,8 @@ def ptq(  # noqa: PLR0913
     )
     if announce is not None:
         announce(expected)
+    # the values of a file are copied once, behind its header
+    check_room(Path(output), expected.disk + min(expected.disk, writing.max_shard))
     batches = _batched(windows) if windows else None
     with forecast(expected.seconds - expected.evaluation, expected.evaluation):
         report = quantize_checkpoint(
@@ -232,7 +239,7 @@ def _estimate(
         evaluated: tokens of each window of the evaluation.
         spilled: whether hidden states are kept in files.
     """
-    layers = chosen_layers(source.model, config)[0]
+    layers = chosen_layers(source.model, config, source.reader)[0]
     estimator = Estimator(source, layers, evaluated, spilled=spilled)
 
     def estimated(samples: int, length: int, algorithms: tuple[Any, ...]) -> Estimate:

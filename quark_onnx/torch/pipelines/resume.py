@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from calibrators.limits import read_text
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import Outcome
@@ -23,7 +25,10 @@ from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import Layers
 from quark_onnx.torch.pipelines.report import TorchReport
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.version import __version__
+
+logger = logging.getLogger(__name__)
 
 _STATE = "state.json"
 #: Names of the journal's files; a folder with any other file is not touched.
@@ -99,10 +104,23 @@ class StoredBlock:
 
     @classmethod
     def read(cls, text: str) -> StoredBlock:
-        """Parse the JSON of ``text``."""
-        found = json.loads(text)
-        outcomes = [Outcome(**each) for each in found.pop("outcomes")]
-        return cls(outcomes=outcomes, **found)
+        """Parse the JSON of ``text``.
+
+        Raises:
+            ValueError: the text is no JSON, or has other entries than ``text()`` writes.
+        """
+        found = parse_json(text)
+        try:
+            outcomes = [Outcome(**each) for each in found.pop("outcomes")]
+            block = cls(outcomes=outcomes, **found)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no entries of a report: {error}") from error
+        for names in (block.unreached, block.notes, block.kept_codes):
+            if not isinstance(names, list) or not all(
+                isinstance(name, str) for name in names
+            ):
+                raise ValueError(f"{names} is no list of texts")
+        return block
 
     def text(self) -> str:
         """Return the entries as JSON."""
@@ -141,6 +159,7 @@ class BlockJournal:
             "version": __version__,
         }
         self._last = -1  # the last block that is done
+        self._run = ""  # identifies the run in each of its files
 
     def begin(self, tensors: Iterable[Any]) -> None:
         """Open the folder for a run.
@@ -159,13 +178,14 @@ class BlockJournal:
         self._marks["data"] = _digest(
             *(tensor.float().cpu().numpy().tobytes() for tensor in tensors),
         )
+        self._run = _digest(*self._marks.values())
         state = self._folder / _STATE
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # the marks are written before the first block, so that files without marks are
             # leftovers
             if state.exists():
-                found = json.loads(state.read_text(encoding="utf-8"))
+                found = parse_json(read_text(state))
                 for key, mark in self._marks.items():
                     if found.get(key) != mark:
                         raise ConfigError(
@@ -219,7 +239,7 @@ class BlockJournal:
             return None
         with safe_open(str(self._block(index)), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, StoredBlock.read(file.metadata()["kept"])
+        return tensors, self._entries(index)
 
     def hidden(self, index: int, now: list[Any]) -> list[Any]:
         """Return the stored hidden states after the last finished block.
@@ -254,8 +274,9 @@ class BlockJournal:
         if self._folder is None:
             return
         # first the block, then the states, whose presence says that the block is complete
-        save(self._block(index), tensors, {"kept": kept.text()})
-        put_in_place(self._hidden(index), lambda path: _write(path, hidden))
+        notes = {"run": self._run, "block": str(index)}
+        save(self._block(index), tensors, {**notes, "kept": kept.text()})
+        put_in_place(self._hidden(index), lambda path: _write(path, hidden, notes))
         # only after the new states are in place, so that a crash never leaves none
         self._hidden(index - 1).unlink(missing_ok=True)
 
@@ -273,10 +294,33 @@ class BlockJournal:
         assert self._folder is not None
         return self._folder / f"hidden-{index:05}.safetensors"
 
+    def _check_notes(self, path: Path, index: int) -> Mapping[str, str]:
+        """Return the metadata of a file, which must be that of a block of this run.
+
+        Opening a file reads its header, which must fit the size of the file.
+
+        Raises:
+            OSError: the file cannot be read.
+            SafetensorError: the file is damaged.
+            ValueError: the file is that of another block or run.
+        """
+        with safe_open(str(path), framework="pt") as file:
+            notes: Mapping[str, str] = file.metadata() or {}
+        if notes.get("run") != self._run or notes.get("block") != str(index):
+            raise ValueError("it is a file of another block or run")
+        return notes
+
+    def _entries(self, index: int) -> StoredBlock:
+        """Return the report entries of a block; raises as ``_check_notes`` does."""
+        return StoredBlock.read(
+            self._check_notes(self._block(index), index).get("kept", "")
+        )
+
     def _whole_until(self) -> int:
         """Return the index of the last finished block.
 
-        The index is -1 if a file is damaged or no hidden states are stored.
+        The index is -1 if a file is damaged, or no file of this run, or if no hidden states are
+        stored.
         """
         assert self._folder is not None
         states = sorted(self._folder.glob("hidden-*.safetensors"))
@@ -284,12 +328,16 @@ class BlockJournal:
             return -1
         # numbers have five digits, so that names sort like numbers
         last = int(states[-1].stem.split("-")[1])
+        file = states[-1]
         try:
-            # opening a file reads its header, which must fit the size of the file
-            for file in (*map(self._block, range(last + 1)), states[-1]):
-                with safe_open(str(file), framework="pt"):
-                    pass
-        except (OSError, SafetensorError):
+            self._check_notes(file, last)
+            for index in range(last + 1):
+                file = self._block(index)
+                self._entries(index)
+        except (OSError, SafetensorError, ValueError) as error:
+            logger.warning(
+                "%s is damaged (%s): the run starts from the first block", file, error
+            )
             for file in states:
                 file.unlink()
             return -1
@@ -303,9 +351,9 @@ def _stamps(files: Iterable[Path]) -> Iterator[str]:
         yield f"{file.name} {found.st_size} {found.st_mtime_ns}"
 
 
-def _write(path: Path, tensors: Iterable[Any]) -> None:
-    """Write tensors by index into a file, without copying them in memory."""
-    file = TensorFile(path)
+def _write(path: Path, tensors: Iterable[Any], notes: Mapping[str, str]) -> None:
+    """Write tensors by index into a file with metadata, without copying them in memory."""
+    file = TensorFile(path, notes)
     try:
         for place, tensor in enumerate(tensors):
             file.add(str(place), tensor)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder, written
+from calibrators.shown import short
 from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.config.language import config_for
@@ -27,6 +30,7 @@ from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
 from quark_onnx.torch.runtime.devices import device_named
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.version import __version__
 
 #: Algorithms for weight-only schemes, by ascending runtime.
@@ -295,9 +299,9 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
     if not journal.exists():
         return []
     try:
-        found = json.loads(journal.read_text(encoding="utf-8"))
-        trials = [Trial(**each) for each in found.pop("trials")]
-    except (ValueError, TypeError, KeyError, OSError) as error:
+        found = parse_json(read_text(journal))
+        trials = [_stored_trial(each) for each in found.pop("trials")]
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise ConfigError(f"{journal} is no journal of a search: {error}") from error
     for key, value in mark.items():
         if found.get(key) != value:
@@ -305,6 +309,22 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
                 f"{journal} holds another search: its {key} differs; name another folder",
             )
     return trials
+
+
+def _stored_trial(entry: Mapping[str, Any]) -> Trial:
+    """Return the trial of a journal's entry.
+
+    Raises:
+        TypeError: the entry has other keys than a trial, or a value of another type.
+    """
+    trial = Trial(**entry)
+    numbers = [trial.bits, trial.bytes, trial.seconds]
+    if trial.divergence is not None:
+        numbers.append(trial.divergence)
+    texts = [trial.candidate, trial.error]
+    if {*map(type, texts)} != {str} or not {*map(type, numbers)} <= {int, float}:
+        raise TypeError(f"{short(entry)} is no trial")
+    return trial
 
 
 def _write(journal: Path, mark: dict[str, object], trials: Sequence[Trial]) -> None:

@@ -60,7 +60,7 @@ def get_model(  # noqa: PLR0913
     multi_gpu: str | bool | None = False,
     multi_device: bool = False,
     attn_implementation: str = "eager",
-    trust_remote_code: bool = True,
+    trust_remote_code: bool = False,
 ) -> tuple[Any, torch.dtype]:
     """Return the float model of a Hugging Face folder, and its element type.
 
@@ -71,7 +71,7 @@ def get_model(  # noqa: PLR0913
         multi_gpu: whether accelerate distributes the model over all devices.
         multi_device: the same as ``multi_gpu``.
         attn_implementation: transformers' name of the attention implementation.
-        trust_remote_code: run Python files of the folder.
+        trust_remote_code: run Python files of the folder. AMD Quark runs them by default.
 
     Raises:
         ConfigError: the type is unknown.
@@ -105,7 +105,7 @@ def get_tokenizer(
     ckpt_path: Path | str,
     max_seq_len: int = 2048,
     model_type: str | None = None,
-    trust_remote_code: bool = True,
+    trust_remote_code: bool = False,
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a Hugging Face folder.
 
@@ -113,7 +113,7 @@ def get_tokenizer(
         ckpt_path: the folder.
         max_seq_len: maximum length of an input in tokens.
         model_type: without effect; the folder has the type.
-        trust_remote_code: run Python files of the folder.
+        trust_remote_code: run Python files of the folder. AMD Quark runs them by default.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         ckpt_path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,8 @@ from typing import Any
 from calibrators.limits import read_text
 from quark_onnx.containers import by_name, merged, subset
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.runtime.checkpoint_folder import check_links
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.fields import is_names
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
@@ -25,6 +26,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: Files in which GPTQModel and AutoAWQ write the settings of a quantization.
 SETTINGS = ("quantize_config.json", "quant_config.json")
+#: Ends of the names of classes with a head over the vocabulary.
+_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 #: Findings that leave tensors unknown.
 _INCOMPLETE = {"file-damaged", "index-json", "no-weights"}
 #: Stand-in where a name belongs to no module, so that look-ups of its tensors find nothing.
@@ -144,6 +147,15 @@ class Checkpoint:
         # vLLM takes the first class that it knows; exports of all tools name exactly one
         return str(next(iter(classes), "")) if isinstance(classes, list) else ""
 
+    @property
+    def generates(self) -> bool:
+        """Whether the model has a head over the vocabulary, by the name of its class.
+
+        Classes of transformers for other tasks have heads of other names, such as score and
+        classifier. A model without a class counts as a language model.
+        """
+        return not self.architecture or self.architecture.endswith(_GENERATING)
+
     @cached_property
     def quantization(self) -> dict[str, Any]:
         """The quantization_config of the configuration; empty if missing."""
@@ -204,12 +216,14 @@ def read(folder: Path) -> Checkpoint:
         folder: folder with ``config.json`` and ``*.safetensors``.
 
     Raises:
-        ModelError: the folder is missing, or contains neither configuration nor tensors.
+        ModelError: the folder is missing, contains neither configuration nor tensors, or has a link
+            that leaves it.
     """
     if not folder.is_dir():
         raise ModelError(
             f"{folder} is no folder; name that of a Hugging Face checkpoint",
         )
+    check_links(folder)
     # the file system returns names in any order; findings must not depend on it
     files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not files and not (folder / CONFIG).is_file():
@@ -265,13 +279,13 @@ def _read_headers(files: list[Path], damage: list[Finding]) -> dict[str, Header]
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
     """Return the JSON object of a file; an empty object and a finding if it has none."""
     try:
-        found = json.loads(read_text(file))
+        found = parse_json(read_text(file))
     # "there is no such file" says more than the error of the operating system
     except FileNotFoundError:
         problem = "there is no such file"
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         problem = f"it is no JSON: {error}"
     else:
         if isinstance(found, dict):

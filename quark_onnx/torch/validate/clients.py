@@ -18,6 +18,7 @@ from quark_onnx.torch.validate import (
     model,
     native_fp8,
     other_settings,
+    own_code,
     packed,
     quark_transformers,
     quark_vllm,
@@ -78,8 +79,9 @@ OWN: dict[str, tuple[Check, ...]] = {
         model.strict_findings,
         vllm_names.name_findings,
         vllm_names.order_findings,
+        own_code.code_findings_in_vllm,
     ),
-    "transformers": (model.missing_findings,),
+    "transformers": (model.missing_findings, own_code.code_findings),
 }
 
 # transformers refuses amd-quark before 0.12; amd-quark compiles C++ kernels on import

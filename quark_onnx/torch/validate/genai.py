@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import read_text
 from quark_onnx.errors import ModelError
+from quark_onnx.torch.runtime.checkpoint_folder import leaves
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.finding import Finding
-from quark_onnx.torch.validate.json_values import object_of
+from quark_onnx.torch.validate.json_values import object_of, strings_of
 from quark_onnx.torch.validate.rules import broken
 
 CONFIG = "genai_config.json"
@@ -29,7 +30,7 @@ def findings(folder: Path) -> Iterator[Finding]:
     if not folder.is_dir():
         raise ModelError(f"{folder} is no folder; name that of {CONFIG}")
     try:
-        config = json.loads(read_text(folder / CONFIG))
+        config = parse_json(read_text(folder / CONFIG))
     # a folder of another kind gets a rule of its own, with the command that writes such a folder
     except FileNotFoundError:
         yield broken("genai-none", str(folder), f"there is no {CONFIG}")
@@ -38,16 +39,37 @@ def findings(folder: Path) -> Iterator[Finding]:
         text = f"it cannot be read: {error.strerror}"
         yield broken("genai-config", CONFIG, text)
         return
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         yield broken("genai-config", CONFIG, f"it is no JSON: {error}")
         return
+    outside = [name for name in _values(config, "filename") if leaves(folder, name)]
+    for file in outside:
+        yield broken("genai-file", file, f"{CONFIG} names it, outside of the folder")
+    for library in _values(config, "custom_ops_library"):
+        yield broken("genai-library", library, "its code runs when the model is loaded")
     name = _decoder(config)
     if name is None:
         yield broken("genai-config", f"{CONFIG}, model.decoder.filename", "no name")
+    elif name in outside:
+        return
     elif not (folder / name).is_file():
         yield broken("genai-file", name, "there is no such file")
     else:
         yield from _model_findings(folder, name)
+
+
+def _values(config: Any, key: str) -> list[str]:
+    """Return the texts at a key, at any depth of a configuration."""
+    values = list[str]()
+    level = [config]
+    # The depth is limited by ``parse_json``.
+    while level:
+        objects = [each for each in level if isinstance(each, dict)]
+        values += strings_of([each.get(key) for each in objects])
+        lists = [each for each in level if isinstance(each, list)]
+        level = [inner for each in lists for inner in each]
+        level += [inner for each in objects for inner in each.values()]
+    return values
 
 
 def _decoder(config: Any) -> str | None:
@@ -72,5 +94,8 @@ def _model_findings(folder: Path, name: str) -> Iterator[Finding]:
         files |= {part.value for part in tensor.external_data if part.key == "location"}
     # sets have no order; the findings do
     for file in sorted(files):
-        if not (folder / file).is_file():
+        if leaves(folder, file):
+            text = f"{name} names it, outside of the folder"
+            yield broken("genai-file", file, text)
+        elif not (folder / file).is_file():
             yield broken("genai-file", file, f"{name} names it, and it is not there")

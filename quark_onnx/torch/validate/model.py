@@ -202,6 +202,9 @@ def missing_findings(
 
 def _lacks_head(checkpoint: Checkpoint) -> bool:
     """Return whether a language model without a tied head has no head."""
+    # a classifier has a head of another name, and a bare model none
+    if not checkpoint.generates:
+        return False
     # families differ in the default, so that only an explicit false demands a head
     if checkpoint.text_config.get("tie_word_embeddings") is not False:
         return False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quark_onnx.containers import subset
+from quark_onnx.torch.models.checkpoint_names import is_embedding
 from quark_onnx.torch.models.fused_groups import FUSED, FUSED_NAMES
 from quark_onnx.torch.validate.fields import is_positive
 from quark_onnx.torch.validate.finding import Finding
@@ -23,9 +24,6 @@ HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 
 #: "model.layers.0.mlp.experts.3.up_proj" is within the experts "model.layers.0.mlp.experts".
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.\d+\.")
-_EMBEDDINGS = re.compile(
-    r"(^|[._])(embed|embeddings?|wte|wpe|embed_\w+|\w+_embeddings?)($|\.)",
-)
 #: Blocks of a language model; layers of a vision tower have sizes that text_config does not give.
 _DECODER = re.compile(r"((model|language_model)\.)*layers\.\d+\.")
 #: Names of the layers of an expert that are fused, in files of Qwen and of Mixtral.
@@ -77,7 +75,7 @@ class Module:
             weight is not None
             and len(weight.shape) == 2
             and not self.is_head
-            and not _EMBEDDINGS.search(self.name)
+            and not is_embedding(self.name)
         )
 
     @property

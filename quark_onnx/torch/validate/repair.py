@@ -12,6 +12,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder
 from quark_onnx.containers import (
     excluding,
@@ -22,6 +23,8 @@ from quark_onnx.containers import (
     without,
 )
 from quark_onnx.errors import ConfigError
+from quark_onnx.torch.runtime.checkpoint_folder import check_apart
+from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.finding import Validation
@@ -96,6 +99,7 @@ def repair(folder: Path, client: str, output: Path | None = None) -> Mended:
         # absolute, as "." has no name to which a suffix could be added
         output = folder.absolute().with_name(f"{folder.absolute().name}-fixed")
     output = Path(output)
+    check_apart(output, folder)
     if output.exists():
         raise ConfigError(
             f"{output} exists; remove it, or name another folder with --output (on the"
@@ -416,7 +420,7 @@ def _writers(
     names = index
     # the names in the index have to follow those in the files
     if not names and checkpoint.index is not None:
-        names = json.loads((checkpoint.folder / INDEX).read_text(encoding="utf-8"))
+        names = parse_json(read_text(checkpoint.folder / INDEX))
     if names is not None:
         weight_map = names["weight_map"]
         mapped = dict(zip(map(today, weight_map), weight_map.values(), strict=True))

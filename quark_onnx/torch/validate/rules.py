@@ -56,6 +56,12 @@ _FILES = {
         "take both from the float model's config.json",
         f"{VLLM}, vllm/config/model.py; {TRANSFORMERS}, AutoConfig",
     ),
+    "own-code": Rule(
+        REFUSED,
+        "the client has the code of the model",
+        "read its Python files, and let the client run them with trust_remote_code",
+        _LOADER,
+    ),
     "no-weights": Rule(
         REFUSED,
         "the weights are *.safetensors",
@@ -268,8 +274,7 @@ _QUARK_VLLM = {
     "vllm-names": Rule(
         REFUSED,
         "tensors are called as the loader of their family looks for them",
-        "export the model again: of Mixtral, experts are block_sparse_moe.experts.N.w1,"
-        " w2 and w3",
+        "export the model again, with the names of the float checkpoint",
         f"{VLLM}, vllm/model_executor/models, load_weights",
     ),
     "vllm-order": Rule(
@@ -630,9 +635,15 @@ _ONNXRUNTIME_GENAI = {
     ),
     "genai-file": Rule(
         REFUSED,
-        "the ONNX model and its external data are there",
+        "the ONNX model and its external data are in the folder",
         _COPY,
         f"{GENAI}, src/models/model.cpp",
+    ),
+    "genai-library": Rule(
+        WARNING,
+        "the configuration loads no libraries",
+        "make sure where the library comes from: it is run",
+        f"{GENAI}, src/config.cpp",
     ),
 }
 

@@ -85,6 +85,8 @@ def name_findings(checkpoint: Checkpoint) -> Iterator[Finding]:
         text = "it has no such layer"
         if len(names) > 1:
             text += f" ({len(names)} are called so)"
+        if checkpoint.config.get("model_type") == "mixtral":
+            text += "; experts are block_sparse_moe.experts.N.w1, w2 and w3"
         yield broken("vllm-names", names[0], text)
 
 

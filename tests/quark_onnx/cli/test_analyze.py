@@ -119,7 +119,7 @@ def test_the_page_never_replaces_a_model(cli: Any, folder: Path) -> None:
     for arguments, words in (
         (
             ["model.html", "out.onnx", "--data", "data", "--html", "model.html"],
-            "is the model model.html itself",
+            "--html model.html is the input FLOAT itself",
         ),
         (
             ["model.onnx", "out.onnx", "--data", "data", "--html", "model.onnx"],

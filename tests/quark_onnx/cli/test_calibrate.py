@@ -69,7 +69,10 @@ def test_caches_of_other_tools(cli: Any, kind: str) -> None:
     [
         ([*CALIBRATE[:4]], "the following arguments are required: -o/--output"),
         ([*CALIBRATE[:2], "-o", "r"], "--data --random-data is required"),
-        ([*CALIBRATE[:4], "-o", "model.onnx"], "--output is the model"),
+        (
+            [*CALIBRATE[:4], "-o", "model.onnx"],
+            "--output model.onnx is the input MODEL itself",
+        ),
         ([*CALIBRATE[:4], "-o", "no/where/"], "cannot be written"),
         ([*CALIBRATE, "--format", "trt"], "'trt'"),
         ([*CALIBRATE, "--config", "W8"], "config measures no activation"),

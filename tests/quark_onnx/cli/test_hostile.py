@@ -4,6 +4,7 @@ and exit code 2.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import onnx
@@ -20,15 +21,20 @@ SHOWN = r"a\x1b[31m\x1b]0;title\x07\u202eb\rc\nd"
 
 
 def renamed() -> ModelProto:
-    """A model with such names: of an output, a tensor inside, a weight and a node."""
-    model, other = residual(), {old: NAME + old for old in ("y", "c", "w1")}
-    for node in model.graph.node:
+    """A model with such names: of every node, tensor, weight, input, output and dimension."""
+    model = residual()
+    graph = model.graph
+    for node in graph.node:
+        node.name = f"{NAME}{node.name}"
         for names in (node.input, node.output):
-            for place, name in enumerate(names):
-                names[place] = other.get(name, name)
-    for value in (*model.graph.output, *model.graph.initializer):
-        value.name = other.get(value.name, value.name)
-    model.graph.node[2].name = f"{NAME}conv2"
+            names[:] = [name and NAME + name for name in names]
+    for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        value.name = NAME + value.name
+    for value in (*graph.input, *graph.output):
+        for size in value.type.tensor_type.shape.dim:
+            if size.dim_param:
+                size.dim_param = NAME + size.dim_param
+    graph.name = NAME
     return model
 
 
@@ -44,6 +50,23 @@ COMMANDS = {
     "preflight": "npu preflight m.onnx",
     "legalize": "npu legalize m.onnx -o l.onnx",
     "damaged": "explain broken.onnx",
+    "excluded": "quantize m.onnx -o q.onnx --random-data --verbose --exclude *conv*",
+    "kept": "quantize m.onnx -o q.onnx --random-data --verbose --op-types Add",
+    "dynamic": "quantize m.onnx -o q.onnx --dynamic --verbose",
+    "optimized": "quantize m.onnx -o q.onnx --random-data --optimize cle adaround -v",
+    "mixed": "quantize m.onnx -o q.onnx --random-data --auto-mixed 60 --verbose",
+    "accuracy": "quantize m.onnx -o q.onnx --random-data 8 --accuracy 20dB --verbose",
+    "calibrate": "calibrate m.onnx -o r.json --random-data",
+    "search": "search m.onnx --random-data 4 --preset A8W8 --calibrator none --trials 1",
+    "float16": "convert m.onnx -o c.onnx --to float16 opset --opset 21",
+    "shapes": "convert m.onnx -o c.onnx --to fixed-shapes",
+    "fixed": "npu check int8.onnx --fix f.onnx",
+    "cut": "npu cut m.onnx -o a.onnx b.onnx",
+    "deploy": "npu deploy m.onnx -o bundle --random-data 2 --min-sqnr 0",
+    "reported": "npu preflight m.onnx --ep-report report.json",
+    "pattern": "quantize m.onnx -o q.onnx --random-data --exclude no-such-node",
+    "shape": "convert m.onnx -o c.onnx --to fixed-shapes --shape none=1,3,8,8",
+    "files": "compare file.onnx file.onnx --random-data 2",
     "refused": "quantize unknown.onnx -o q.onnx --random-data",
 }
 
@@ -61,11 +84,20 @@ def test_names_are_shown_as_text(cli: CommandLine, folder: Path, command: str) -
     onnx.save(model, folder / "unknown.onnx")
     model.graph.node[2].op_type = ""
     onnx.save(model, folder / "broken.onnx")
-    found = cli(*COMMANDS[command].split())
+    rows = [{"output": [NAME + "c"], "device": NAME}]
+    (folder / "report.json").write_text(
+        json.dumps({"deviceStat": [], "nodeStat": rows}), encoding="utf-8"
+    )
+    file = folder / f"{NAME.replace('/', '')}.onnx"
+    file.write_bytes((folder / "other.onnx").read_bytes())
+    words = COMMANDS[command].split()
+    found = cli(*(file if word == "file.onnx" else word for word in words))
     assert found.code in (0, 1, 2)
     for text in (found.out, found.err):
         assert all(each.isprintable() or each == "\n" for each in text)
         assert "\nd" not in text
+    # Spaces in the place of line ends would hide what a name is.
+    assert "rc d" not in found.out + found.err
     if command in ("damaged", "refused"):
         assert SHOWN[:9] in found.error and found.code == 2
 
@@ -84,7 +116,30 @@ def test_error_lines_are_short(cli: CommandLine, folder: Path) -> None:
     model.graph.node[0].op_type = "x" * 100_000
     onnx.save(model, folder / "m.onnx")
     found = cli("quantize", "m.onnx", "-o", "q.onnx", "--random-data")
-    assert found.code == 2 and 1000 < len(found.error) <= 2000
+    assert found.code == 2 and 500 < len(found.error) <= 850
+    whole = cli("quantize", "m.onnx", "-o", "q.onnx", "--random-data", "--json")
+    assert len(whole.json["error"]["message"]) > 100_000
+    # A list of names shows the first ones.
+    model = residual()
+    for place in range(300):
+        model.graph.node.add(op_type="Relu", input=["x"], output=[f"u{place}"])
+        model.graph.node[-1].name = f"unused{place}"
+    onnx.save(model, folder / "m.onnx")
+    found = cli("npu", "cut", "m.onnx", "-o", "a.onnx", "b.onnx", "--at", "none")
+    assert found.code == 2 and len(found.error) <= 850
+
+
+def test_pages_show_names_as_text(cli: CommandLine, folder: Path) -> None:
+    """Invisible characters, and those that turn the text around, are escaped in HTML, too."""
+    model = renamed()
+    onnx.save(model, folder / "m.onnx")
+    onnx.save(quantize(model, samples(model), "A8W8").model, folder / "int8.onnx")
+    for command in ("analyze m.onnx int8.onnx --random-data", "npu preflight m.onnx"):
+        assert cli(*command.split(), "--html", "p.html").code == 0
+        page = (folder / "p.html").read_text(encoding="utf-8")
+        assert "\u202e" not in page and "\x1b" not in page
+        # The forecast names the nodes off the processor alone.
+        assert r"\u202e" in page or "npu" in command
 
 
 def test_aliases_that_make_much_of_little(cli: CommandLine, folder: Path) -> None:

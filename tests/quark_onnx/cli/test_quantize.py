@@ -153,6 +153,21 @@ def test_yaml_with_additions(config_of: Any) -> None:
     assert config_of("--config", "mine.yaml", "--exclude", "pool") == expected
 
 
+@pytest.mark.parametrize("keeps_last", [False, True])
+def test_the_last_override_of_a_yaml_file_decides(cli: Any, keeps_last: bool) -> None:
+    """A layer is float or quantized as a whole, and the report counts it so."""
+    rules = [
+        "  - {nodes: [head], keep: true}\n",
+        "  - {op_types: [Gemm], activation: uint16}\n",
+    ]
+    rules = rules[::-1] if keeps_last else rules
+    Path("mine.yaml").write_text(f"overrides:\n{''.join(rules)}", encoding="utf-8")
+    finished = cli(*MODEL, "--config", "mine.yaml", "--json")
+    assert finished.json["quantized_nodes"] == 5 - keeps_last
+    names = {tensor.name for tensor in onnx.load("out.onnx").graph.initializer}
+    assert ("v" in names) is keeps_last  # the float weight
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -218,10 +233,11 @@ def test_files_that_are_no_model(cli: Any, kind: str, words: str) -> None:
     [
         ("absent.onnx", "out.onnx", ["absent.onnx", "No such file"]),
         ("data", "out.onnx", ["data is a folder"]),
-        ("model.onnx", "model.onnx", ["output model.onnx is the input model itself"]),
-        ("model.onnx", "data/../model.onnx", ["is the input model itself"]),
-        ("model.onnx", "link.onnx", ["output link.onnx is the input model itself"]),
-        ("model.onnx", "data", ["output data is a folder"]),
+        ("model.onnx", "model.onnx", ["--output model.onnx is the input MODEL itself"]),
+        ("model.onnx", "data/../model.onnx", ["is the input MODEL itself"]),
+        ("model.onnx", "link.onnx", ["--output link.onnx is the input MODEL itself"]),
+        ("model.onnx", "data", ["--output data is the input --data itself"]),
+        ("model.onnx", "folder", ["output folder is a folder"]),
         (
             "model.onnx",
             "notes.txt/sub/out.onnx",
@@ -236,6 +252,7 @@ def test_paths(
     before = Path("model.onnx").read_bytes()
     Path("notes.txt").write_text("a file", encoding="utf-8")
     Path("link.onnx").hardlink_to("model.onnx")
+    Path("folder").mkdir()
     files = sorted(folder.iterdir())
     finished = cli("quantize", model, "-o", output, "--data", "data")
     assert finished.code == 2

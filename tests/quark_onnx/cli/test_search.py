@@ -104,10 +104,16 @@ def test_few_trials(cli: Any) -> None:
 
 
 def test_a_device(cli: Any) -> None:
+    """The formats that a file can have; without a model that the device takes, an error."""
     arguments = (*SEARCH[:4], "--calibrator", "none", "--optimize", "none")
-    document = cli(*arguments, "--target", "phx", "--json").json
-    (row,) = document["candidates"]
-    assert (row["name"], row["config"]["target"]) == ("XINT8", "phx")
+    rows = cli(*arguments, "--target", "stx", "--json").json["candidates"]
+    assert {row["name"] for row in rows} == {"XINT8", "A8W8", "A16W8"}
+    assert {row["config"]["target"] for row in rows} == {"stx"}
+    finished = cli(*arguments, "--target", "phx")
+    assert (
+        finished.code == 2
+        and "it has 1; all of it would run on the CPU" in finished.error
+    )
 
 
 def test_a_missed_target_shows_what_there_is(cli: Any) -> None:
@@ -213,17 +219,20 @@ def test_granularity(cli: Any) -> None:
             ["--target: unknown target 'phy'", "did you mean 'phx'"],
         ),
         (["--granularity", "row"], ["--granularity", "'row'"]),
-        (["--journal", "model.onnx"], ["model.onnx exists and is no journal"]),
+        (
+            ["--journal", "model.onnx"],
+            ["--journal model.onnx is the input MODEL itself"],
+        ),
         (
             ["--journal", "no/where.journal"],
             ["journal", "no", "cannot be read and written"],
         ),
         (
             ["--journal", "new.onnx", "-o", "new.onnx"],
-            ["--journal and --output are the same file"],
+            ["--output and --journal are the same file, new.onnx"],
         ),
-        (["-o", "model.onnx"], ["the float model is never overwritten"]),
-        (["-o", "data"], ["data is a folder"]),
+        (["-o", "model.onnx"], ["--output model.onnx is the input MODEL itself"]),
+        (["-o", "data"], ["--output data is the input --data itself"]),
         (["--limit", "1"], ["a search needs at least two samples"]),
         (["--jurnal", "x"], ["did you mean '--journal'"]),
     ],

@@ -266,6 +266,47 @@ def test_the_two_spellings_of_the_standard_domain_may_agree() -> None:
     assert quantize(model, None, "W8").report.quantized == 1
 
 
+#: Attributes of standard operators that onnx's shape inference reads as numbers of dimensions.
+BEYOND = {
+    f"{call} = {value}>": rf"attribute '{call.split(' <')[1]}' is {value}; it must be from"
+    for call in (
+        "Softmax <axis",
+        "GatherND <batch_dims",
+        "Gather <axis",
+        "Concat <axis",
+    )
+    for value in (
+        -(2**63),
+        -(2**31) - 1,
+        -(2**31),
+        -65,
+        65,
+        2**31 - 1,
+        2**31,
+        2**63 - 1,
+    )
+} | {
+    "GatherND <batch_dims = -1>": "attribute 'batch_dims' is -1; it must be from 0 to 64",
+    f"Transpose <perm = [0, {2**31}]>": f"attribute 'perm' is {2**31}",
+    f"ReduceMean <axes = [{-(2**31)}]>": f"attribute 'axes' is {-(2**31)}",
+}
+
+
+@pytest.mark.parametrize("call", BEYOND)
+def test_axes_that_no_tensor_has(call: str) -> None:
+    """A number of dimensions or an axis lies within the ranks that tensors have.
+
+    It is checked before native code reads it: at some of these values onnx's inference crashes.
+    """
+    operands = "h, places" if call.startswith("Gather") else "h"
+    model = parse(
+        f"g (float[N,4] x) => (float y) {{ h = Relu (x) y = {call} ({operands}) }}",
+        places=np.int64([[0]]),
+    )
+    with pytest.raises(ModelError, match=BEYOND[call]):
+        check_fields(model)
+
+
 AXES = {
     "Softmax <axis = 7>": "names axis 7",
     "Softmax <axis = -3>": "names axis -3",

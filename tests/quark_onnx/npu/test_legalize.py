@@ -16,7 +16,8 @@ from onnx import ModelProto, numpy_helper
 from quark_onnx import QConfig, npu, quantize
 from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
-from tests.models import kinds, normal, parse, run, weight
+from tests.cases import loop_over
+from tests.models import MODELS, Factory, kinds, normal, parse, run, weight
 
 TEXT = """g (float[N,6,H,8] x) => (float[N,4] y) {
     a, b = Split <axis = 1, num_outputs = 2> (x) s = Concat <axis = 1> (b, a)
@@ -254,3 +255,48 @@ def test_channels_of_what_is_input_and_output_at_once_stay() -> None:
     same, turned = run(found.model, {"x": x})
     np.testing.assert_array_equal(same, x)
     np.testing.assert_array_equal(turned, np.maximum(x, 0).transpose(0, 2, 3, 1))
+
+
+def sizes_in_float() -> ModelProto:
+    """Arithmetic on sizes that shape inference does not follow, once for each layer."""
+    text = "".join(
+        f"""s{i} = Shape (h{i}) c{i} = Cast <to = 1> (s{i}) e{i} = Floor (c{i})
+            d{i} = Cast <to = 7> (e{i}) h{i + 1} = Reshape (h{i}, d{i}) """
+        for i in range(3)
+    )
+    return parse(f"g (float[N,4] h0) => (float[N,4] y) {{ {text} y = Relu (h3) }}")
+
+
+def chunks() -> ModelProto:
+    """The shape of a Concat of slices, as an exporter with a dynamic batch writes it."""
+    return parse(
+        """g (float[N,3,8,8] x) => (float[N,M] y) {
+            a = Conv <pads = [1,1,1,1]> (x, w) u, v = Split <axis = 1> (a)
+            c = Concat <axis = 1> (v, u) s = Shape (c)
+            n = Gather <axis = 0> (s, first) r = Gather <axis = 0> (s, others)
+            p = ReduceProd <axes = [0], keepdims = 1> (r) k = Concat <axis = 0> (n, p)
+            y = Reshape (c, k)
+        }""",
+        w=weight(4, 3, 3, 3),
+        first=np.array([0]),
+        others=np.array([1, 2, 3]),
+    )
+
+
+@loop_over("make", {**MODELS, "sizes": sizes_in_float, "chunks": chunks})
+def test_a_legalized_model_has_nothing_to_legalize(make: Factory) -> None:
+    """One run reaches the end: a second finds nothing, and computed sizes are constants."""
+    legal = npu.legalize(make(), "stx")
+    again = npu.legalize(legal.model, "stx")
+    assert again.notes == ()
+    assert again.model.SerializeToString(deterministic=True) == (
+        legal.model.SerializeToString(deterministic=True)
+    )
+
+
+@pytest.mark.parametrize("make", [sizes_in_float, chunks])
+def test_computed_sizes_become_constants(make: Factory) -> None:
+    legal = npu.legalize(make(), "stx").model
+    graph = Graph.of(legal)
+    assert "Shape" not in kinds(legal)
+    assert all(map(graph.has_static_shape, graph.results()))

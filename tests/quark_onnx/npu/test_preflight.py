@@ -197,11 +197,144 @@ def test_whole_models_that_stay_on_the_cpu(
     assert {words in placement.reason for placement in result.placements} == {True}
 
 
-def test_dynamic_shapes() -> None:
-    result = found("y = Relu (b)", shape="float[N,4,8,8]")
-    assert {placement.device for placement in result.placements} == {
-        "CPU"
-    } and "--shape" in result.placements[0].mend
+@pytest.mark.parametrize(
+    ("model", "cause", "mend"),
+    [
+        (
+            "g (float[N,4,8,8] x) => (float[N,4,8,8] y) { y = Relu (x) }",
+            "the batch is dynamic",
+            "quark-onnx npu legalize MODEL -o OUT",
+        ),
+        (
+            "g (float[1,4,H,W] x, float[1,M] m) => (float[1,4,H,W] y) { y = Relu (x) }",
+            "an input has a dynamic shape",
+            "quark-onnx npu legalize MODEL -o OUT --shape x=SIZES --shape m=SIZES",
+        ),
+        (
+            """g (float[1,4,8,8] x) => (y) <int64[1] axes = {0}> {
+                s = Shape (x) n = Cast <to = 1> (s) m = Cast <to = 7> (n)
+                y = Expand (x, m) }""",
+            "a shape is computed of constants",
+            "quark-onnx npu legalize MODEL -o OUT",
+        ),
+        (
+            "g (float[1,8] x) => (y) { i = NonZero (x) y = Abs (i) }",
+            "data decides a shape",
+            "quark-onnx npu cut in front of it",
+        ),
+    ],
+    ids=["batch", "input", "arithmetic", "data"],
+)
+def test_advice_on_a_dynamic_shape_fits_its_cause(
+    model: str, cause: str, mend: str
+) -> None:
+    """Inputs of fixed sizes need no --shape: arithmetic on sizes is folded, data is not."""
+    result = preflight(parse(model), "stx", kind="BF16")
+    causes = {(group.cause, group.mend) for group in result.groups}
+    assert (f"a tensor has a dynamic shape: {cause}", mend) in causes
+
+
+def test_a_vision_transformer_of_any_exporter_has_static_shapes_once_legalized() -> (
+    None
+):
+    """Arithmetic on sizes, as a tracing exporter writes it for every layer, leaves no node."""
+    both = deploy_forecast(sized_reshapes(6), "stx", kind="BF16")
+    assert both.as_is.share < 0.5 and both.as_is.actions[0][0].endswith("-o OUT")
+    assert both.legalized is not None and both.legalized.share > 0.9
+    assert not [group for group in both.legalized.groups if "dynamic" in group.cause]
+
+
+def sized_reshapes(layers: int) -> onnx.ModelProto:
+    """Products between reshapes whose sizes are read from tensors of the layer before.
+
+    The sizes are rounded in float, as of an interpolation, which shape inference does not follow.
+    """
+    text = ""
+    for i in range(layers):
+        text += f"""
+            s{i} = Shape (h{i}) b{i} = Gather <axis = 0> (s{i}, zero)
+            l{i} = Gather <axis = 0> (s{i}, one) c{i} = Cast <to = 1> (l{i})
+            e{i} = Floor (c{i}) d{i} = Cast <to = 7> (e{i}) u{i} = Unsqueeze (b{i}, axes)
+            v{i} = Unsqueeze (d{i}, axes)
+            k{i} = Concat <axis = 0> (u{i}, v{i}, heads) r{i} = Reshape (h{i}, k{i})
+            t{i} = Transpose <perm = [0,2,1,3]> (r{i}) q{i} = Transpose <perm = [0,2,1,3]> (t{i})
+            w{i} = Concat <axis = 0> (u{i}, v{i}, width) f{i} = Reshape (q{i}, w{i})
+            h{i + 1} = MatMul (f{i}, m)"""
+    return parse(
+        f"g (float[1,5,8] h0) => (float[1,5,8] h{layers}) {{ {text} }}",
+        m=weight(8, 8),
+        heads=np.array([2, 4]),
+        width=np.array([8]),
+        axes=np.array([0]),
+        zero=np.array(0),
+        one=np.array(1),
+    )
+
+
+CUBIC = 'Resize <mode = "cubic"> (b, , , sizes)'
+
+
+@pytest.mark.parametrize("target", ["phx", "stx"])
+def test_a_cubic_resize_is_not_promised(target: str) -> None:
+    result = found(
+        f"y = {CUBIC}", target, "XINT8", sizes=np.array([1, 4, 8, 8], np.int64)
+    )
+    placement = result.placements[-1]
+    assert (placement.op_type, placement.device) == ("Resize", "CPU")
+    assert placement.confidence in ("inferred", "read")
+
+
+ATTENTION = """
+    k = Transpose <perm = [0,1,3,2]> (b) s = MatMul (b, k) p = Softmax (s) y = MatMul (p, b)"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("XINT8", "measured"), ("A8W8", "inferred"), ("A16W8", ""), ("BF16", "")],
+)
+def test_a_transformer_in_eight_bits_is_in_doubt(kind: str, words: str) -> None:
+    """Another one was seen on the CPU; Windows ML recommends 16 bits."""
+    result = found(ATTENTION, kind=kind)
+    assert [doubt.confidence for doubt in result.doubts] == [words] * bool(words)
+    if words:
+        assert result.least_share == 0 and result.band != "good"
+        assert "between 0 % and " in result.sentence
+        assert "amd/RyzenAI-SW#208" in str(result)
+    else:
+        assert result.least_share == result.share
+
+
+def test_a_product_larger_than_any_that_is_shown_is_in_doubt() -> None:
+    """Only above the size of AMD's own examples, and only for the compiler with that report."""
+    for rows, kind, doubts in ((64, "BF16", 0), (2048, "BF16", 1), (2048, "A16W8", 0)):
+        model = parse(
+            f"g (float[1,{rows},1024] x) => (float[1,{rows},1024] y) {{ y = MatMul (x, w) }}",
+            w=weight(1024, 1024),
+        )
+        result = preflight(model, "stx", kind=kind)
+        assert len(result.doubts) == doubts and result.share == 1
+        assert result.least_share == (0 if doubts else 1)
+
+
+def test_small_subgraphs_among_many_are_in_doubt() -> None:
+    """Each Sin splits the graph; a subgraph with a fifth of the work is not small."""
+    islands = "".join(
+        f"s{i} = Sin (b{i}) b{i + 1} = {CONV} (s{i}, w) " for i in range(6)
+    )
+    result = found(f"b0 = Relu (b) {islands} y = Relu (b6)", kind="XINT8")
+    (doubt,) = result.doubts
+    assert result.subgraphs == 7 and len(doubt.pieces) == 6
+    assert 0 < result.least_share < result.share
+    few = found("s = Sin (b) y = Relu (s)", kind="XINT8")
+    assert few.doubts == ()
+
+
+@pytest.mark.parametrize("kind", ["XINT8", "A8W8", "BF16"])
+def test_a_model_without_layers_stays_on_the_cpu(kind: str) -> None:
+    """Activations, norms and moves alone were measured there."""
+    model = parse("g (float[1,4] x) => (float[1,4] y) { a = Relu (x) y = Softmax (a) }")
+    result = preflight(model, "stx", kind=kind)
+    assert result.share == 0 and "no convolution" in result.placements[0].reason
 
 
 def test_a_piece_does_not_wait_for_what_waits_for_it() -> None:
@@ -410,7 +543,7 @@ def test_nodes_with_the_same_reason_are_one_group() -> None:
     forecast = preflight(parse("""g (float[N,4] x) => (float[N,4] y) {
         a = Relu (x) b = Sigmoid (a) y = Relu (b) }"""), "stx", kind="A8W8")  # fmt: skip
     (group,) = forecast.groups
-    assert group.cause == "a tensor has a dynamic shape"
+    assert group.cause == "a tensor has a dynamic shape: the batch is dynamic"
     assert group.kinds == "2 Relu, 1 Sigmoid"
     assert len(str(forecast).splitlines()) == 4
 

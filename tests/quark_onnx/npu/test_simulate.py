@@ -380,7 +380,7 @@ def test_ties_and_shifts_to_either_side(
 def test_constants_may_be_nodes() -> None:
     model = xint8(
         parse(
-            "g (float[2,3,8,8] x) => (float y) { h = Conv (x, w, b) y = Relu (h) }",
+            "g (float[1,3,8,8] x) => (float y) { h = Conv (x, w, b) y = Relu (h) }",
             w=weight(4, 3, 3, 3),
             b=normal(4),
         )

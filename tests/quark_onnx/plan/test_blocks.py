@@ -134,10 +134,14 @@ def stored_weight(model: ModelProto, shape: tuple[int, ...]) -> Array:
             len(shape) - 2
         )
         return (codes - zero.reshape(spread)) * scale.reshape(spread)
-    lines = codes.reshape(shape[0], -1)
-    parts = (scale.reshape(shape[0], -1), zero.reshape(shape[0], -1))
+    # A transposed convolution is stored as the kernel of a Conv, outputs first.
+    turned = "Transpose" in [each.op_type for each in model.graph.node]
+    kernel = (shape[1], shape[0], *shape[2:]) if turned else shape
+    lines = codes.reshape(kernel[0], -1)
+    parts = (scale.reshape(kernel[0], -1), zero.reshape(kernel[0], -1))
     scale, zero = (np.repeat(part, 32, 1)[:, : lines.shape[1]] for part in parts)
-    return ((lines - zero) * scale)[:, : prod(shape[1:])].reshape(shape)
+    values = ((lines - zero) * scale)[:, : prod(kernel[1:])].reshape(kernel)
+    return values.swapaxes(0, 1) if turned else values
 
 
 @pytest.mark.parametrize("opset", [17, 21])

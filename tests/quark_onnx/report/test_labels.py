@@ -55,9 +55,9 @@ def test_boxes_of_a_coco_file(tmp_path: Path) -> None:
         ("l.csv", "name,label\na,cat\n", "line 2: label 'cat' is not the index"),
         ("l.csv", "name,label\n", "there is no label in it"),
         ("l.csv", "", "the columns are none"),
-        ("l.json", "{", "not in COCO's format"),
-        ("l.json", "[]", "not in COCO's format"),
-        ("l.json", {**COCO, "categories": []}, "not in COCO's format"),
+        ("l.json", "{", "is no JSON: line 1, column 2"),
+        ("l.json", "[]", "the document is an array, and must be an object with"),
+        ("l.json", {**COCO, "categories": []}, r"\[0\].category_id is 90, and must be"),
     ],
 )
 def test_faults_are_named(

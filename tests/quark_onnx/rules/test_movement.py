@@ -178,13 +178,25 @@ def test_ranking_stays_float() -> None:
     )
 
 
+DECIDED = "it is read only as an integer, a position or a decision"
+
+
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 def test_indices_have_no_scale(op: str) -> None:
     text = f"g (float[N,6] x) => (int64[1,6] y) {{ [op] y = {op} (x) }}"
-    assert plan_text(text) == f"op ({op})  float: {RANKING}\n"
-    assert (
-        plan_text(text, POW2)
-        == f"op ({op})\n  < x: quantize int8 symmetric pow2 minmse\n"
+    decided = f"  < x: float: {DECIDED} ({op}), which rounding would change\n"
+    assert plan_text(text) == f"op ({op})  float: {RANKING}\n{decided}"
+    assert plan_text(text, POW2) == f"op ({op})\n{decided}"
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
+def test_an_integer_engine_rounds_what_a_layer_hands_to_it(op: str) -> None:
+    text = (
+        "g (float[N,6] x) => (int64[1,6] y)"
+        f" {{ [layer] h = MatMul (x, w) [op] y = {op} (h) }}"
+    )
+    assert plan_text(text, POW2, w=np.eye(6, dtype=np.float32)).endswith(
+        f"op ({op})\n  < h: quantize int8 symmetric pow2 minmse\n"
     )
 
 
@@ -194,8 +206,10 @@ def test_boxes_are_selected_in_float() -> None:
         " NonMaxSuppression (x, s) }"
     )
     reason = "it selects boxes by small differences of overlaps and scores"
+    why = f"{DECIDED} (NonMaxSuppression), which rounding would change"
     assert (
         plan_text(text)
         == plan_text(text, POW2)
         == f"op (NonMaxSuppression)  float: {reason}\n"
+        f"  < x: float: {why}\n  < s: float: {why}\n"
     )

@@ -73,9 +73,12 @@ def layer(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_recurrent_weights_have_a_scale_for_each_direction(kind: str) -> None:
-    assert text_of(layer(kind), **recurrent(kind)) == "  < w: W0\n  < r: W0\n"
-    assert text_of(layer(kind), DYNAMIC, **recurrent(kind)) == "  < w: W0\n  < r: W0\n"
+def test_recurrent_weights_have_a_scale_for_each_unit(kind: str) -> None:
+    """Of each gate, and each direction."""
+    rows = "quantize int8 symmetric each output channel minmax"
+    expected = f"  < w: {rows}\n  < r: {rows}\n"
+    assert text_of(layer(kind), **recurrent(kind)) == expected
+    assert text_of(layer(kind), DYNAMIC, **recurrent(kind)).endswith(expected)
     assert (
         text_of(layer(kind), INT4, **recurrent(kind)).count("axis 2 blocks of 32") == 2
     )
@@ -126,9 +129,12 @@ def test_offsets_are_positions() -> None:
         " (x, w, o, b) }"
     )
     constants = {"w": weight(4, 4, 3, 3), "b": normal(4)}
-    assert (
-        text_of(text, **constants)
-        == "  < x: Q\n  < w: W0\n  < b: bias of x and w\n  > y: Q\n"
+    why = (
+        "it is read only as an integer, a position or a decision (DeformConv), which"
+        " rounding would change"
+    )
+    assert text_of(text, **constants) == (
+        f"  < x: Q\n  < w: W0\n  < o: float: {why}\n  < b: bias of x and w\n  > y: Q\n"
     )
     assert axes(text, **constants).items() >= {"x": 1, "w": 1}.items()
 

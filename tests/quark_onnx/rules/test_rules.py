@@ -107,12 +107,14 @@ def test_the_axis_of_the_output_channels(
 
 
 def test_a_stack_of_matrices_has_one_scale() -> None:
-    text = plan_text(
-        "g (float[2,N,3] x) => (float[2,N,4] y) { [fc] y = MatMul (x, w) }",
-        CHANNEL,
-        w=weight(2, 3, 4),
+    """Integer kernels take no more, and channels of equal range need no more."""
+    text = "g (float[2,N,64] x) => (float[2,N,4] y) { [fc] y = MatMul (x, w) }"
+    stack = weight(2, 64, 4)
+    assert plan_text(text, CHANNEL, w=stack) == "fc (MatMul)\n  < x: Q\n  < w: W\n"
+    stack[1] /= 100
+    assert "< w: quantize int8 symmetric each output channel" in plan_text(
+        text, CHANNEL, w=stack
     )
-    assert text == "fc (MatMul)\n  < x: Q\n  < w: W\n"
 
 
 def test_gemm_leaves_its_result_to_its_readers() -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from quark_onnx.errors import ConfigError
-from quark_onnx.steps import keeps_weights_beside
+from quark_onnx.steps import keeps_weights_beside, refuse_overwrites
 from tests.models import parse, weight
 
 
@@ -34,7 +34,7 @@ def test_a_model_in_one_file_is_not_parsed_once_more(
     path = dense(tmp_path, external=False)
     parsed = list[Path]()
     monkeypatch.setattr(
-        sys.modules[keeps_weights_beside.__module__], "read_stored", parsed.append
+        sys.modules[refuse_overwrites.__module__], "read_stored", parsed.append
     )
     assert not keeps_weights_beside(path, tmp_path / "out.onnx")
     assert parsed == []

@@ -360,7 +360,7 @@ def test_a_cache_that_grows_is_no_state_and_works() -> None:
     model = key_values()
     assert states(Graph.of(model)) == []
     name, samples = "past_key_values_0_key", list[Feeds]()
-    for place in range(96):
+    for place in range(120):
         past = np.tanh(normal(1, 3 + place % 6, 8, seed=place)) @ weight(8, 8)
         samples.append({"x": np.tanh(normal(1, 1, 8, seed=1000 + place)), name: past})
     result = quantize(model, samples, "A8W8")
@@ -393,12 +393,19 @@ def test_a_state_that_was_not_measured_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("length", "places"),
-    [(None, (10, 14)), (200, (10, 42)), (20, (10, 14)), (12, (6, 8)), (5, (0, 0))],
+    [
+        (None, (10, 26)),
+        (200, (10, 42)),
+        (64, (10, 26)),
+        (20, (10, 14)),
+        (12, (6, 8)),
+        (5, (0, 0)),
+    ],
 )
 def test_consecutive_samples_are_held_out(
     length: int | None, places: tuple[int, int]
 ) -> None:
-    """One sample in five, in one stretch; none of data that are too short for two."""
+    """One sample in five and 16 of 64, in one stretch; none of data too short for two."""
     assert list(stretch(length)) == list(range(*places))
     held = HoldOut(range(length or 100), run=stretch(length))
     rest = list(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,27 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import ModelError
+from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.decoded import decoded_reader
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.checkpoints.quark_tensors import has_place
 from quark_onnx.torch.config.language import config_for
-from quark_onnx.torch.models.quantized_layer import QuantizedLayer
+from quark_onnx.torch.config.schemes import SCHEMES
+from quark_onnx.torch.config.spec import TensorSpec
+from quark_onnx.torch.config.torch_config import KVCache
+from quark_onnx.torch.models.quantized_layer import (
+    QuantizedLayer,
+    kind_of,
+    outputs_first,
+)
+from quark_onnx.torch.models.structure import usually_float
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
-from tests.torch_models import llama, logits, made, saved, tokens
+from tests.quark_onnx.torch.test_layer_choice import mixture_of
+from tests.torch_families import config_of
+from tests.torch_models import data_folder, llama, logits, made, saved, tokens
 
 LAYER = "model.layers.0.mlp.up_proj"
 
@@ -188,6 +200,186 @@ def test_layouts_are_decoded_and_the_same_format_is_copied(
     quantize_model(floats, None, config_for("mxfp8"), progress=False)
     found = load_checkpoint(tmp_path / "other")
     assert torch.equal(logits(found, tokens()[0]), logits(floats, tokens()[0]))
+
+
+def dequantized(model: Any) -> dict[str, Any]:
+    """The weights of the quantized layers of a model, by the names of its float layers."""
+    return {
+        name: module.weight
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+    }
+
+
+QUARK = [
+    (family, scheme, {})
+    for family, schemes in {
+        "llama": [
+            name
+            for name, spec in SCHEMES.items()
+            if spec.weight is not None
+            and has_place(spec.weight)
+            and not name.endswith(("_64", "_128", "_256"))
+        ],
+        # inputs first, experts in stacks of several kinds, and other names in files
+        "gpt2": ["int4_wo_32", "int8", "uint4_wo_per_channel", "mxfp4"],
+        "qwen3_moe": ["uint4_wo_32", "fp8"],
+        "mixtral": ["uint4_wo_32", "int8_per_channel"],
+        "dbrx": ["int4_wo_32"],
+        "llama4": ["uint4_wo_32"],
+        "gpt_oss": ["int8"],
+        "granitemoe": ["int4_wo_32"],
+        # 90 outputs and inputs, which do not fill packed words
+        "odd": ["uint4_wo_per_channel", "int4_wo_32", "int4_wo_per_channel"],
+    }.items()
+    for scheme in schemes
+] + [
+    ("llama", "uint4_wo_32", {"pack_method": "order"}),
+    ("llama", "int8", {"weight_format": "fake_quantized"}),
+    ("llama", "mxfp4", {"weight_format": "fake_quantized"}),
+    ("llama", "fp8", {"kv": True}),
+]
+
+
+def made_of(family: str) -> Any:
+    if family == "llama":
+        return made(llama(), torch.bfloat16)
+    if family == "granitemoe":
+        return mixture_of(family).to(torch.bfloat16)
+    if family == "odd":
+        return made(llama(intermediate_size=90), torch.bfloat16)
+    return made(config_of(family), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("family", "scheme", "settings"), QUARK)
+def test_the_layout_of_amd_quark_is_decoded(
+    family: str, scheme: str, settings: Any, tmp_path: Path
+) -> None:
+    """decode(write(codes)) is what the codes stand for, for every format and kind of layer.
+
+    Codes of the format asked for are kept, and scales of activations are left out.
+    """
+    model = made_of(family)
+    exclude = usually_float(model)
+    settings = dict(settings)
+    cache = KVCache(TensorSpec("fp8e4m3")) if settings.pop("kv", False) else None
+    config = config_for(scheme, exclude=exclude).with_(kv_cache=cache)
+    data = tokens()
+    quantize_model(model, data, config, progress=False)
+    first = tmp_path / "first"
+    write_checkpoint(model, config, first, **settings)
+    source = FloatCheckpoint(first)
+    floats, wanted = source.load(), dequantized(model)
+    assert wanted
+    for name, weight in wanted.items():
+        layer = floats.get_submodule(name)
+        assert torch.equal(outputs_first(layer.weight, kind_of(layer)), weight), name
+    with_scales = [name for name in load_file_of(first) if _SCALE.search(name)]
+    assert bool(with_scales) == any(
+        "calibrated scale" in n for n in source.reader.notes
+    )
+    again = tmp_path / "again"
+    weights_alone = config_for("uint4_wo_32", exclude=exclude)
+    kept = config_for(scheme, exclude=exclude)
+    report = quantize_checkpoint(source, data, kept, again, progress=False)
+    cast = kept.default.weight is not None and kept.default.weight.is_cast
+    assert cast or sorted(report.kept_codes) == sorted(
+        name for name in wanted if report.quantized[name].weight is not None
+    )
+    same = dequantized(load_checkpoint(again))
+    assert same.keys() == wanted.keys()
+    assert all(torch.equal(same[name], wanted[name]) for name in wanted)
+    # nothing of the source's format is left in a result of another one
+    other = tmp_path / "other"
+    quantize_checkpoint(
+        first,
+        None,
+        weights_alone,
+        other,
+        writing=Writing(layout="quark"),
+        progress=False,
+    )
+    assert not [name for name in load_file_of(other) if _SCALE.search(name)]
+    load_checkpoint(other)
+
+
+_SCALE = re.compile(r"\.(input|output|prob_output)_(scale|zero_point)")
+
+
+def load_file_of(folder: Path) -> dict[str, Any]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_layers_that_the_model_lacks_are_not_decoded(tmp_path: Path) -> None:
+    folder, config = tmp_path / "model", config_for("int8")
+    model = made(llama())
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, folder)
+    tensors = load_file_of(folder)
+    tensors |= {
+        name.replace("layers.1.", "layers.2."): tensor.clone()
+        for name, tensor in tensors.items()
+        if "layers.1." in name
+    }
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"layers\.2\.\S+, which LlamaForCausalLM"):
+        FloatCheckpoint(folder)
+
+
+@pytest.mark.parametrize("setting", ["r4", "online_r1_rotation"])
+def test_rotations_of_a_running_model_are_not_decoded(
+    setting: str, tmp_path: Path
+) -> None:
+    folder, config = tmp_path / "model", config_for("int8")
+    model = made(llama())
+    quantize_model(model, tokens(), config, progress=False)
+    write_checkpoint(model, config, folder)
+    path = folder / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    rotation = {"name": "rotation", "r1": True, "r3": False}
+    content["quantization_config"]["algo_config"] = [rotation]
+    path.write_text(json.dumps(content), encoding="utf-8")
+    FloatCheckpoint(folder)
+    rotation[setting] = True
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=f"a rotation with {setting}, which the model"):
+        FloatCheckpoint(folder)
+    with pytest.raises(ConfigError, match=f"a rotation with {setting}"):
+        load_checkpoint(folder)
+
+
+def test_a_damaged_weight_of_amd_quark_is_named(tmp_path: Path) -> None:
+    folder, config = tmp_path / "model", config_for("uint4_wo_32")
+    model = made(llama())
+    quantize_model(model, None, config, progress=False)
+    write_checkpoint(model, config, folder)
+    tensors = load_file_of(folder)
+    tensors[f"{LAYER}.weight"] = tensors[f"{LAYER}.weight"][:32].clone()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=rf"the tensors of {LAYER}\.weight do not fit"):
+        FloatCheckpoint(folder).load()
+
+
+@pytest.mark.realdata
+@pytest.mark.parametrize("name", ["fp8", "int8", "uint4_wo_128"])
+def test_checkpoints_of_amd_quark_are_decoded(name: str, tmp_path: Path) -> None:
+    """Its own exports become other layouts; the codes of weights stay as they are."""
+    folder = data_folder() / "golden" / "quark_exports" / name
+    wanted = dequantized(load_checkpoint(folder))
+    source = FloatCheckpoint(folder)
+    floats = source.load()
+    for layer, weight in wanted.items():
+        assert torch.equal(floats.get_submodule(layer).weight, weight)
+    config = config_for(name, exclude=("lm_head",))
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randint(0, 512, (1, 32), generator=generator) for _ in range(2)]
+    writing = Writing(layout="quark" if name == "int8" else "compressed-tensors")
+    report = quantize_checkpoint(
+        source, data, config, tmp_path / "out", writing=writing, progress=False
+    )
+    assert sorted(report.kept_codes) == sorted(wanted)
+    found = dequantized(load_checkpoint(tmp_path / "out"))
+    assert all(torch.equal(found[layer], wanted[layer]) for layer in wanted)
 
 
 def test_file_to_file_from_blocks(tmp_path: Path) -> None:

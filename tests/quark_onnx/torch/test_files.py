@@ -260,14 +260,14 @@ def test_bad_checkpoints_are_named_and_nothing_is_written(tmp_path: Path) -> Non
     assert [entry.name for entry in tmp_path.iterdir()] == ["source"]
 
 
-def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_format_asked_for_stays_as_it_is(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
     config = TorchConfig(scheme("int4_wo_32"), exclude=("lm_head",))
     quantize_checkpoint(source, None, config, tmp_path / "once", progress=False)
-    with pytest.raises(ModelError, match="is quantized already"):
-        quantize_checkpoint(
-            tmp_path / "once", None, config, tmp_path / "twice", progress=False
-        )
+    quantize_checkpoint(
+        tmp_path / "once", None, config, tmp_path / "twice", progress=False
+    )
+    assert contents(tmp_path / "once") == contents(tmp_path / "twice")
 
 
 def test_a_written_file_is_read_by_the_library_that_defines_it(tmp_path: Path) -> None:

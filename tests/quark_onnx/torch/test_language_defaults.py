@@ -19,8 +19,9 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Writer
 from quark_onnx.torch.models.checkpoint_names import DiskNames
+from quark_onnx.torch.models.heads import usually_float
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.models.structure import blocks_of, layers_of, usually_float
+from quark_onnx.torch.models.structure import blocks_of, layers_of
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.ptq import config_for

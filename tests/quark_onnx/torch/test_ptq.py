@@ -15,8 +15,8 @@ from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints import float_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
+from quark_onnx.torch.models.heads import heads_of
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.models.structure import heads_of
 from quark_onnx.torch.pipelines.estimate import Estimate
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model

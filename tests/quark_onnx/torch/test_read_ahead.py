@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints import read_ahead
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor
+from quark_onnx.torch.checkpoints.safetensors_io import Reader
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.pipelines import file_run
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint

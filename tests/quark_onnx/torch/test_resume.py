@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError
@@ -96,6 +97,66 @@ def test_a_damaged_folder_changes_nothing(
             run(source, tmp_path / "out", resume)
     else:
         assert run(source, tmp_path / "out", resume) == wanted
+
+
+def without_notes(file: Path, *_: Any) -> None:
+    save_file(load_file(file), file)
+
+
+def of_another_block(file: Path, resume: Path, _: Path) -> None:
+    other = "1" if "00000" in file.name else "0"
+    places = [each for each in resume.glob(f"block-0000{other}*") if each != file]
+    file.write_bytes(places[0].read_bytes())
+
+
+def of_another_run(file: Path, _: Path, other_resume: Path) -> None:
+    file.write_bytes((other_resume / file.name).read_bytes())
+
+
+def other_notes(text: str) -> Any:
+    def change(file: Path, *_: Any) -> None:
+        with safe_open(str(file), framework="pt") as opened:
+            notes = dict(opened.metadata() or {})
+        save_file(load_file(file), file, notes | {"kept": text})
+
+    return change
+
+
+@pytest.mark.parametrize("file", ["block-00000", "block-00001", "hidden-00002"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        without_notes,
+        of_another_block,
+        of_another_run,
+        other_notes("[" * 100_000),
+        other_notes("[]"),
+        other_notes('{"outcomes": [{"a": 1}]}'),
+        other_notes('{"outcomes": [], "notes": 3}'),
+        other_notes('{"outcomes": [], "unreached": [1]}'),
+        other_notes('{"outcomes": [], "more": []}'),
+    ],
+)
+def test_a_file_that_is_none_of_the_run_is_not_believed(
+    file: str,
+    change: Any,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A file belongs to a journal by run and block, and has the entries that were written."""
+    if file.startswith("hidden") and change.__name__ == "change":
+        return  # hidden states have no entries of a report
+    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
+    killed_behind(2, source, tmp_path / "out", resume, monkeypatch)
+    other = tmp_path / "other"
+    killed_behind(
+        2, source, tmp_path / "out", other, monkeypatch, FP8.with_(exclude=("*q_proj",))
+    )
+    change(resume / f"{file}.safetensors", resume, other)
+    assert run(source, tmp_path / "out", resume) == wanted
+    assert f"{file}.safetensors is damaged" in caplog.text
 
 
 def test_experts_that_no_token_reached_are_described_after_all(

@@ -179,3 +179,31 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     assert document["best"] in document["pareto"]
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert config["quantization_config"]["quant_method"] == "quark"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[]",
+        "{}",
+        '{"trials": 3}',
+        '{"trials": [3]}',
+        '{"trials": [{"candidate": "fp8", "more": 1}]}',
+        '{"trials": [{"candidate": 3}]}',
+        '{"trials": [{"candidate": "fp8", "bits": "a"}]}',
+        '{"trials": [{"candidate": "fp8", "divergence": [1]}]}',
+    ],
+)
+def test_a_damaged_journal_is_named(text: str, source: Path, tmp_path: Path) -> None:
+    """A journal is a JSON object of trials; anything else is an error with its name."""
+    journal = tmp_path / "search.json"
+    journal.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"search\.json is no journal of a search"):
+        search_schemes(
+            FloatCheckpoint(source),
+            [Candidate("fp8")],
+            Text(str(tmp_path / "tokens.npy"), 6, 12),
+            journal,
+            bits=12,
+        )

@@ -183,12 +183,10 @@ def test_a_bad_weight_is_named(
 
 
 def test_what_is_missing_beside_layers_is_said(source: Path) -> None:
-    with pytest.raises(ModelError, match="no tensor for the embedding of tokens"):
+    with pytest.raises(ModelError, match=r"no tensor for model\.embed_tokens\.weight"):
         written(altered(source, _without("model.embed_tokens.weight")), FP8)
-    report = quantize_checkpoint(
-        source, None, INT4, source.parent / "out", progress=False
-    )
-    assert report.notes == [f"{source} has no tensor for model.embed_tokens.weight"]
+    with pytest.raises(ModelError, match=r"no tensor for model\.embed_tokens\.weight"):
+        written(source, INT4)
 
 
 @pytest.mark.parametrize(
@@ -214,9 +212,12 @@ def test_a_damaged_index_is_named(text: str, word: str, source: Path) -> None:
 def test_links_are_followed_and_weights_of_other_frameworks_left_out(
     source: Path, tmp_path: Path
 ) -> None:
-    linked = tmp_path / "linked" / "snapshot"
+    """As the hub's cache has them: each file of a snapshot is a link to a blob."""
+    linked = tmp_path / "models--org--name" / "snapshots" / "0123"
+    blobs = linked.parent.parent / "blobs"
     (linked / "original").mkdir(parents=True)
-    for file in source.iterdir():
+    source.rename(blobs)
+    for file in blobs.iterdir():
         (linked / file.name).symlink_to(file)
     for name in (
         "tf_model.h5",
@@ -226,17 +227,17 @@ def test_links_are_followed_and_weights_of_other_frameworks_left_out(
         "a.py",
     ):
         (linked / name).write_text(name, encoding="utf-8")
-    (linked / "tokenizer.json").symlink_to(tmp_path / "nowhere")
+    (linked / "tokenizer.json").symlink_to("../../blobs/nowhere")
     with pytest.raises(
         ModelError, match=r"tokenizer.json is a link to .*nowhere, which is not there"
     ):
         written(linked, FP8)
-    (tmp_path / "nowhere").write_bytes(b"{\r\n}")
+    (blobs / "nowhere").write_bytes(b"{\r\n}")
     output = written(linked, FP8)
     found = {
         str(path.relative_to(output)).replace("\\", "/") for path in output.rglob("*")
     }
-    assert found - {file.name for file in source.iterdir()} == {
+    assert found - {file.name for file in blobs.iterdir()} == {
         "tokenizer.json",
         "original",
         "original/params.json",

@@ -11,7 +11,7 @@ import numpy as np
 
 from quark_onnx.containers import present
 from quark_onnx.errors import ModelError, nearest
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from calibrators.scratch import ScratchFolder
+from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.errors import ModelError, system_reason
 
 if TYPE_CHECKING:
@@ -30,12 +30,14 @@ class Entry(NamedTuple):
 def staged(path: Path) -> Iterator[Path]:
     """Yield a temporary file that is renamed to ``path`` on success.
 
-    The temporary file is removed after an error.
+    The temporary file is removed after an error. A link stays: the file that it leads to is
+    replaced.
 
     Raises:
         ModelError: the file cannot be written.
     """
     try:
+        path = followed(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the same parent, so that the replacement stays on one file system.
         with ScratchFolder(path.parent, path.name) as folder:

@@ -16,7 +16,8 @@ from quark_onnx.containers import by_name, flattened
 from quark_onnx.errors import ConfigError, MissingDependency, nearest
 from quark_onnx.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
-from quark_onnx.torch.checkpoints.safetensors_io import Reader, StoredTensor, read_json
+from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.exports.gguf import container
 from quark_onnx.torch.exports.gguf.architectures import (
     Architecture,

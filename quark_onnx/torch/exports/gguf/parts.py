@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.exports.gguf import blocks
 from quark_onnx.torch.exports.gguf.architectures import Target
 from quark_onnx.torch.formats.quantized_tensor import Quantized

@@ -12,8 +12,8 @@ from quark_onnx.errors import QuarkError
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.heads import heads_of
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
-from quark_onnx.torch.models.structure import heads_of
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.torch_models import VOCABULARY, tokens
 

@@ -27,7 +27,7 @@ from quark_onnx.errors import (
     ModelError,
     QuarkError,
 )
-from quark_onnx.torch.checkpoints.safetensors_io import StoredTensor
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.exports.gguf import write_gguf
 from quark_onnx.torch.exports.gguf.architectures import ARCHITECTURES

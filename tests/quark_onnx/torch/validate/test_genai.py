@@ -69,6 +69,57 @@ def test_what_is_missing_or_damaged(
     assert verdict.word == "refused"
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"decoder": {"filename": "../../base/m.onnx"}},
+        {"decoder": {"filename": "/base/m.onnx"}},
+        {
+            "decoder": {"filename": "model.onnx"},
+            "vision": {"filename": "../vision.onnx"},
+        },
+        {
+            "decoder": {
+                "filename": "model.onnx",
+                "pipeline": [{"embeddings": {"filename": "a/../../e.onnx"}}],
+            }
+        },
+    ],
+)
+def test_files_outside_of_the_folder(folder: Path, config: object) -> None:
+    """Every file that the configuration names is in the folder."""
+    text = json.dumps({"model": config})
+    (folder / "genai_config.json").write_text(text, encoding="utf-8")
+    verdict = checked(folder)
+    (finding,) = verdict.findings
+    assert finding.rule == "genai-file" and "outside of the folder" in finding.found
+    assert verdict.word == "refused"
+
+
+def test_external_data_outside_of_the_folder(folder: Path) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = "../model.onnx.data"
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    (finding,) = checked(folder).findings
+    assert finding.rule == "genai-file" and "outside of the folder" in finding.found
+
+
+def test_a_library_is_named(folder: Path) -> None:
+    options = {"session_options": {"custom_ops_library": "ops.so"}}
+    text = json.dumps({"model": {"decoder": {"filename": "model.onnx", **options}}})
+    (folder / "genai_config.json").write_text(text, encoding="utf-8")
+    (finding,) = checked(folder).findings
+    assert (finding.rule, finding.severity) == ("genai-library", "warning")
+
+
+def test_deep_configurations(folder: Path) -> None:
+    (folder / "genai_config.json").write_text("[" * 100_000, encoding="utf-8")
+    (finding,) = checked(folder).findings
+    assert finding.rule == "genai-config" and "inside of each other" in finding.found
+
+
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is no folder"):
         checked(tmp_path / "none")

@@ -224,6 +224,20 @@ def untied_outputs(draft: Draft) -> None:
 CASES = (
     Case("architecture", "refused", drafts.plain, without("architectures"), BOTH),
     Case("architecture", "refused", drafts.plain, without("model_type"), BOTH),
+    Case(
+        "own-code",
+        "refused",
+        drafts.plain,
+        config(model_type="evil", auto_map={"AutoConfig": "evil.Config"}),
+        BOTH,
+    ),
+    Case(
+        "own-code",
+        "refused",
+        drafts.plain,
+        config(model_type="chatglm", auto_map={"AutoConfig": "c.Config"}),
+        HF,
+    ),
     Case("layers-missing", "refused", drafts.plain, config(num_hidden_layers=3)),
     Case("layers-missing", "wrong", drafts.plain, config(num_hidden_layers=3), HF),
     Case("layers-missing", "wrong", drafts.quark, config(num_hidden_layers=3), BOTH),

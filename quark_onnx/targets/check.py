@@ -8,15 +8,19 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.shown import printable
+from quark_onnx.errors import ConstraintError
 from quark_onnx.graph import Graph, gather_constants
 from quark_onnx.graph.io import load
-from quark_onnx.npu.finding import Finding
-from quark_onnx.npu.pairs import Pairs
-from quark_onnx.npu.scales import scale_findings
-from quark_onnx.npu.structure import convolution_findings, structure_findings
 from quark_onnx.registry import TARGETS
-from quark_onnx.targets import Target
+from quark_onnx.targets.finding import Finding
+from quark_onnx.targets.pairs import Pairs
+from quark_onnx.targets.scales import scale_findings
+from quark_onnx.targets.structure import convolution_findings, structure_findings
+from quark_onnx.targets.target import Target
 from quark_onnx.wording import counted
+
+#: Maximum number of broken rules in an error message.
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,45 @@ def check(
     kind = kind or kind_of(pairs, row)
     findings = [*structure_findings(found, graph, row)]
     if kind == "XINT8":
-        findings += [*scale_findings(pairs)]
-        # Only the compiler of X1 refuses models with fewer than two convolutions.
-        if row.compiler != "X2":
-            findings += [*convolution_findings(graph)]
+        findings += [*scale_findings(pairs), *convolution_findings(graph, row)]
     # "error" precedes "warning" in the alphabet; within each, the order of the rules stays.
     findings.sort(key=lambda finding: finding.severity)
     return Check(row, kind, tuple(findings))
+
+
+def check_structure(model: ModelProto, target: str, kind: str) -> Check:
+    """Check a float model against the rules that no quantization changes.
+
+    Args:
+        model: the float model, after the rewrites for the target.
+        target: name of the target.
+        kind: number format that the model will get.
+    """
+    row, graph = TARGETS[target], Graph.of(model)
+    findings = [*structure_findings(model, graph, row)]
+    if kind == "XINT8":
+        findings += [*convolution_findings(graph, row)]
+    return Check(row, kind, tuple(findings))
+
+
+def require_rules(found: Check, consequence: str) -> None:
+    """Raise ConstraintError if a checked model breaks rules of its target.
+
+    Args:
+        found: the result of the check; warnings are no errors.
+        consequence: what did not happen because of the errors.
+    """
+    if not found.errors:
+        return
+    errors = [finding for finding in found.findings if finding.severity == "error"]
+    lines = [*map(str, errors[:_SHOWN])]
+    if len(errors) > _SHOWN:
+        lines.append(f"and {len(errors) - _SHOWN} more")
+    raise ConstraintError(
+        f"the {found.kind} model breaks {counted(found.errors, 'rule')} of"
+        f" {found.target.name} ({found.target.summary}); {consequence}:\n"
+        + "\n".join(lines),
+    )
 
 
 def kind_of(pairs: Pairs, target: Target) -> str:

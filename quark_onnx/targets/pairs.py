@@ -17,7 +17,8 @@ from onnx import TensorProto
 
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.targets import Positions, chain, is_fused
+from quark_onnx.targets.constraints import Positions
+from quark_onnx.targets.wiring import chain, is_fused
 
 #: Middle code by type, if not 0.
 _MIDDLES: dict[int, int] = {TensorProto.UINT8: 128, TensorProto.UINT16: 1 << 15}
@@ -90,6 +91,7 @@ class Pairs:
     # ------------------------------------------------------------------------------------
 
     def read(self, node: Node, index: int) -> str | None:
+        """Return the codes of an input; None if it is not rounded."""
         producer = self.graph.producer(node.input(index))
         if producer is None:
             return None
@@ -101,9 +103,11 @@ class Pairs:
         return None
 
     def result(self, node: Node) -> str | None:
+        """Return the codes of the result, after fused nodes; None if it is not rounded."""
         return self._known(self.codes_of(self.chain(node)[-1]))
 
     def leaks(self, node: Node) -> bool:
+        """Return True if a LeakyRelu is fused with a node."""
         return any(each.kind == "LeakyRelu" for each in self.chain(node)[1:])
 
     def chain(self, node: Node) -> list[Node]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quark_onnx.targets import NAMES
-from quark_onnx.targets.constraints import SOURCE
+from quark_onnx.targets.constraints import NAMES, SOURCE
 
 _VAIP = "zmaychek84/vaip ad80269 (2025-03), to_xir_ops_pass.cpp"
 _DOCS = "Ryzen AI documentation 1.8 (2026-07-23)"

@@ -9,9 +9,9 @@ from onnx import TensorProto
 from quark_onnx.containers import flattened
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import QUANTIZE
-from quark_onnx.npu.finding import Finding
-from quark_onnx.npu.pairs import Grid, Pairs
-from quark_onnx.targets import FUSED, constraints_of
+from quark_onnx.targets.finding import Finding
+from quark_onnx.targets.pairs import Grid, Pairs
+from quark_onnx.targets.wiring import FUSED, constraints_of
 
 _CODES = frozenset({TensorProto.INT8, TensorProto.UINT8})
 #: Operators that are fused with a following activation.

@@ -1,0 +1,235 @@
+"""Read JSON files: every value knows its place, and a wrong one is an error that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from calibrators.errors import CalibrationError
+from calibrators.limits import regular_size
+from calibrators.shown import short
+
+#: Most bytes of a file of measurements; statistics of a large model take some hundred megabytes.
+MOST_BYTES = 1 << 32
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value of a JSON document with its place.
+
+    Attributes:
+        value: the value.
+        file: the file and what it is, for messages.
+        place: keys and positions that lead to the value; empty for the whole document.
+        remedy: what to do if the value is wrong.
+        error: class of the errors.
+    """
+
+    value: Any
+    file: str
+    place: str = ""
+    remedy: str = ""
+    error: Callable[[str], Exception] = CalibrationError
+
+    def wrong(self, expected: str) -> Exception:
+        """Return the error that the value is not as expected.
+
+        Args:
+            expected: what the value must be.
+        """
+        # A whole document would be no help.
+        shown = short(self.value)
+        if isinstance(self.value, dict | list) and not self.place:
+            shown = {dict: "an object", list: "an array"}[type(self.value)]
+        return self.invalid(f"{shown}, and must be {expected}")
+
+    def invalid(self, what: str) -> Exception:
+        """Return the error that the value is something.
+
+        Args:
+            what: what is wrong, after the word "is".
+        """
+        remedy = f"; {self.remedy}" if self.remedy else ""
+        return self.error(
+            f"{self.file}: {self.place or 'the document'} is {what}{remedy}"
+        )
+
+    def object(self) -> dict[str, Entry]:
+        """Return the values of an object by key."""
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object")
+        return {
+            key: replace(self, value=value, place=self._inner(key))
+            for key, value in self.value.items()
+        }
+
+    def array(self) -> list[Entry]:
+        """Return the values of an array."""
+        if not isinstance(self.value, list):
+            raise self.wrong("an array")
+        return [
+            replace(self, value=value, place=f"{self.place}[{index}]")
+            for index, value in enumerate(self.value)
+        ]
+
+    def __getitem__(self, key: str) -> Entry:
+        """Return the value of a key that an object must have."""
+        found = self.get(key)
+        if found is None:
+            keys = ", ".join(map(short, list(self.value)[:8])) or "none"
+            raise self.invalid(f"without the key {key!r} (keys: {keys})")
+        return found
+
+    def get(self, key: str) -> Entry | None:
+        """Return the value of a key; None without it."""
+        if not isinstance(self.value, dict):
+            raise self.wrong(f"an object with the key {key!r}")
+        if key not in self.value:
+            return None
+        return replace(self, value=self.value[key], place=self._inner(key))
+
+    def text(self) -> str:
+        """Return a string."""
+        if not isinstance(self.value, str):
+            raise self.wrong("a string")
+        return self.value
+
+    def boolean(self) -> bool:
+        """Return true or false."""
+        if not isinstance(self.value, bool):
+            raise self.wrong("true or false")
+        return self.value
+
+    def integer(self, least: int = 0, most: int = (1 << 63) - 1) -> int:
+        """Return a whole number.
+
+        Args:
+            least: the least value.
+            most: the greatest value.
+        """
+        # bool is a subclass of int, and JSON has both.
+        if type(self.value) is not int or not least <= self.value <= most:
+            raise self.wrong(f"a whole number from {least} to {most}")
+        return self.value
+
+    def number(self) -> float:
+        """Return a finite number."""
+        if isinstance(self.value, int | float) and not isinstance(self.value, bool):
+            try:
+                number = float(self.value)
+            # An integer of hundreds of digits.
+            except OverflowError:
+                number = float("inf")
+            if isfinite(number):
+                return number
+        raise self.wrong("a finite number")
+
+    def one_of(self, choices: Any) -> str:
+        """Return a string that is one of the given ones."""
+        if not isinstance(self.value, str) or self.value not in choices:
+            raise self.wrong(f"one of {', '.join(map(repr, choices))}")
+        return self.value
+
+    def _inner(self, key: str) -> str:
+        shown = key if key.isidentifier() else f"[{short(key)}]"
+        return (
+            f"{self.place}.{shown}"
+            if self.place and key.isidentifier()
+            else (f"{self.place}{shown}")
+        )
+
+
+def parse_json(
+    text: str | bytes,
+    file: str,
+    error: Callable[[str], Exception],
+    remedy: str = "",
+) -> Entry:
+    """Return the document of a text.
+
+    Args:
+        text: the text.
+        file: the file and what it is, for messages.
+        error: class of the errors.
+        remedy: what to do if the file is damaged.
+
+    Raises:
+        Exception: ``error``, if the text is no JSON.
+    """
+    whole = Entry(None, file, "", remedy, error)
+    try:
+        return replace(whole, value=json.loads(text))
+    except json.JSONDecodeError as found:
+        raise whole.error(
+            f"{file} is no JSON: line {found.lineno}, column {found.colno}: {found.msg}"
+            + (f"; {remedy}" if remedy else ""),
+        ) from found
+    except RecursionError as found:
+        raise whole.invalid("nested too deeply") from found
+    # Bytes that are no UTF-8, or a number with thousands of digits.
+    except ValueError as found:
+        raise whole.invalid(f"no JSON ({short(str(found))})") from found
+
+
+def read_json(
+    path: str | Path,
+    what: str,
+    error: Callable[[str], Exception],
+    remedy: str = "",
+    most: int = MOST_BYTES,
+) -> Entry:
+    """Return the document of a file in UTF-8, with or without a byte order mark.
+
+    Args:
+        path: the file.
+        what: what the file is, for messages.
+        error: class of the errors.
+        remedy: what to do if the file is damaged.
+        most: most bytes that are read.
+
+    Raises:
+        Exception: ``error``, if the file cannot be read or is no JSON.
+    """
+    return parse_json(
+        read_document(path, what, error, most), f"{what} {path}", error, remedy
+    )
+
+
+def read_document(
+    path: str | Path,
+    what: str,
+    error: Callable[[str], Exception],
+    most: int = MOST_BYTES,
+) -> str:
+    """Return the text of a file in UTF-8, without a byte order mark.
+
+    Args:
+        path: the file.
+        what: what the file is, for messages.
+        error: class of the errors.
+        most: most bytes that are read.
+
+    Raises:
+        Exception: ``error``, if the file cannot be read.
+    """
+    try:
+        size = regular_size(Path(path))
+        if size > most:
+            raise error(f"{what} {path} has {size:,} bytes; at most {most:,} are read")
+        # Bytes, as reading a text would change ends of lines in names.
+        return Path(path).read_bytes().decode("utf-8").removeprefix("\ufeff")
+    except OSError as found:
+        reason = found.strerror or found
+        raise error(f"{what} {path} cannot be read: {reason}") from found
+    except UnicodeDecodeError as found:
+        raise error(
+            f"{what} {path} is no text in UTF-8: byte {found.start} is"
+            f" {found.object[found.start]:#04x}",
+        ) from found
+    # A path that no file can have.
+    except ValueError as found:
+        raise error(f"{what} {path} cannot be read: {found}") from found

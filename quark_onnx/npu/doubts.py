@@ -1,0 +1,146 @@
+"""Doubts: reports and limits by which less of a model may run than its nodes' placements say.
+
+A placement is about a single node. A compiler also fails at the size of a node, gives up small
+partitions, or refuses a kind of model as a whole. Such limits are not published, so that a doubt
+lowers the least share of a forecast and leaves the placements as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from quark_onnx.graph import Graph, Node
+from quark_onnx.graph.codes import constant_behind
+from quark_onnx.graph.cost import operations
+from quark_onnx.npu.placement import NPU, Case, NodePlacement
+from quark_onnx.wording import counted
+
+#: Formats in which transformers are reported to stay on the CPU; Windows ML recommends A16W8.
+_UNSEEN = ("XINT8", "A8W8")
+#: Operations of the largest product in a model that AMD shows in BF16: the encoder of Whisper base,
+#: 1500 x 512 x 2048 multiplications and additions.
+_LARGEST_PRODUCT = 2 * 1500 * 512 * 2048
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+#: Partitions of which each one is seen to run, and the least share of the operations of a
+#: partition among more: default of the option threshold_gops_percent.
+_FEW, _LEAST_SHARE = 3, 0.2
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A reason why partitions that are placed on the processor may run on the CPU.
+
+    Attributes:
+        reason: the reason in words.
+        confidence: "measured" on a device, "documented", or "inferred" from another case.
+        source: publication with the case, and its date.
+        pieces: numbers of the partitions.
+    """
+
+    reason: str
+    confidence: str
+    source: str
+    pieces: frozenset[int]
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.confidence}) [{self.source}]"
+
+
+def doubts_of(
+    case: Case,
+    placements: Mapping[Node, NodePlacement],
+    numbers: Mapping[Node, int],
+) -> tuple[Doubt, ...]:
+    """Return the doubts about a forecast.
+
+    Args:
+        case: the model and the device.
+        placements: placement of each node.
+        numbers: number of each node's partition.
+    """
+    inside = [node for node, found in placements.items() if found.device == NPU]
+    if not inside:
+        return ()
+    return (
+        *_attention(case, inside, numbers),
+        *_large_product(case, inside, numbers),
+        *_small_pieces(case, inside, numbers),
+    )
+
+
+def _attention(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int]
+) -> Iterator[Doubt]:
+    """Yield the doubt about transformers in 8 bits."""
+    if case.kind not in _UNSEEN or not _has_attention(case.graph):
+        return
+    confidence = "measured" if case.kind == "XINT8" else "inferred"
+    yield Doubt(
+        "a transformer in 8-bit integers, of which another one (Depth-Anything in XINT8) ran"
+        " almost entirely on the CPU",
+        confidence,
+        "amd/RyzenAI-SW#208 (2025-07)",
+        frozenset(numbers[node] for node in inside),
+    )
+
+
+def _has_attention(graph: Graph) -> bool:
+    """Return whether a product of two computed tensors follows a Softmax or precedes one."""
+    return bool(graph.nodes_of({"Softmax"})) and any(
+        not constant_behind(graph, name)
+        for node in graph.nodes_of({"MatMul"})
+        for name in node.inputs[1:2]
+    )
+
+
+def _large_product(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int]
+) -> Iterator[Doubt]:
+    """Yield the doubt about partitions with a product that the compiler may not place."""
+    if case.kind != "BF16":
+        return
+    large = [
+        node
+        for node in inside
+        if node.kind in _PRODUCTS and operations(case.graph, node) > _LARGEST_PRODUCT
+    ]
+    if not large:
+        return
+    yield Doubt(
+        f"{counted(len(large), 'product is', 'products are')} larger than in any model that AMD"
+        f" shows, such as {large[0].name}; one that the compiler cannot place (L1 placement"
+        " failure) leaves its subgraph on the CPU",
+        "inferred",
+        "amd/RyzenAI-SW#374 (Ryzen AI 1.7.1, Strix Halo)",
+        frozenset(numbers[node] for node in large),
+    )
+
+
+def _small_pieces(
+    case: Case, inside: list[Node], numbers: Mapping[Node, int]
+) -> Iterator[Doubt]:
+    """Yield the doubt about small partitions among many."""
+    work = dict[int, int]()
+    for node in inside:
+        work[numbers[node]] = work.get(numbers[node], 0) + operations(case.graph, node)
+    if len(work) <= _FEW:
+        return
+    total = sum(work.values())
+    small = frozenset(
+        number for number, count in work.items() if count < _LEAST_SHARE * total
+    )
+    if not small:
+        return
+    if case.kind == "BF16":
+        source = "Vitis AI 6.2 documentation, threshold_gops_percent (adaptive SoCs)"
+        reason = "compilers of the family leave subgraphs below 20 % of the operations to the CPU"
+    else:
+        source = "RyzenAI-SW quark_quantization logs (2025-10-14), DenseNet121"
+        reason = "of DenseNet121's 63 subgraphs 5 ran, while all of other models did"
+    yield Doubt(
+        f"{counted(len(small), 'of the subgraphs is', 'of the subgraphs are')} small; {reason}",
+        "inferred",
+        source,
+        small,
+    )

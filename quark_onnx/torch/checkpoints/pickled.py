@@ -1,0 +1,77 @@
+"""Tensors of torch's own files (.bin), which are pickles.
+
+``torch.load`` with ``weights_only`` builds tensors and plain containers alone, and runs no code of
+the file. Values are mapped into memory, and read when they are used.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zipfile import is_zipfile
+
+import torch
+
+from quark_onnx.errors import ModelError
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
+from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
+
+
+@dataclass(frozen=True)
+class PickledTensor(StoredTensor):
+    """Tensor of a pickled file.
+
+    Attributes:
+        values: the tensor, mapped into memory.
+    """
+
+    values: Any = field(default=None, repr=False)
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        """No tensors: the file has no header by which values could be read ahead."""
+        return ()
+
+    def read(self) -> torch.Tensor:
+        """Return a copy of the tensor, in its stored type."""
+        tensor: torch.Tensor = self.values.clone(memory_format=torch.contiguous_format)
+        return tensor
+
+
+def pickled_heads(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a pickled file by name.
+
+    Raises:
+        ModelError: the file is damaged, or holds other objects than tensors by name.
+    """
+    try:
+        # The format of torch before release 1.6 is no archive, and cannot be mapped.
+        loaded = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
+        )
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"{path} is damaged, or no file of tensors: {error}; download it again"
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{path} is a pickle with more than tensors in it, which may run code:"
+            f" {str(error).partition(chr(10))[0]}; save the model as safetensors"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise ModelError(
+            f"{path} holds a {type(loaded).__name__}; tensors by name are needed"
+        )
+    tensors = dict[str, StoredTensor]()
+    for name, value in loaded.items():
+        is_tensor = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        if not is_tensor or value.dtype not in TYPES:
+            kind = getattr(value, "dtype", type(value).__name__)
+            raise ModelError(
+                f"{path}: {name!r} is a {kind}; save the model as safetensors"
+            )
+        shape, dtype = tuple(value.shape), TYPES[value.dtype]
+        tensors[str(name)] = PickledTensor(str(name), shape, dtype, path, value)
+    return tensors
