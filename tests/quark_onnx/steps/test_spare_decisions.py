@@ -276,6 +276,14 @@ def test_engines_that_round_every_result_keep_that_of_a_layer(config: QConfig) -
     assert planned(scored("Conv"), config).quantized("h")
 
 
+def test_the_report_names_a_classifier_s_last_nodes() -> None:
+    model = scored("Gemm", "[tail] p = Sigmoid (h) y = ArgMax (p)")
+    feeds = [{"x": normal(4, 6, seed=at)} for at in range(8)]
+    report = quantize(model, feeds, TENSOR).report
+    assert report.kept_nodes["tail"].startswith(f"{REASON} (ArgMax)")
+    assert report.operators["Gemm"] == (1, 1)
+
+
 # Signals
 
 
