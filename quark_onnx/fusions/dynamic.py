@@ -156,9 +156,13 @@ def _gates(graph: Graph, tensor: str) -> list[str]:
     weight = required(stored_codes(graph, source))
     only_if(graph.elem_type(weight.codes) in BYTES and not weight.block_size)
     stored, scale = value(graph, weight.codes), value(graph, weight.scale)
-    shape = graph.shape(tensor) or ()
+    shape, axis = stored.shape, 1
+    if reshape is not None:
+        # Two directions: a matrix with a row for each unit.
+        shape, axis = tuple(map(int, value(graph, reshape.inputs[1]))), 0
     only_if(len(shape) == 3 and stored.size == prod(shape))
-    only_if(scale.size in (1, prod(shape[:2])))
+    if scale.size > 1:
+        only_if(weight.axis % stored.ndim == axis and scale.size == prod(shape[:2]))
     # One zero point for all units: onnxruntime reads no others.
     zeros = zero_points(graph, weight)
     only_if((zeros == zeros.flat[0]).all())

@@ -133,12 +133,14 @@ class Layout:
 
     def arranged(self, weight: NDArray[Any]) -> NDArray[Any]:
         """Arrange an array of the weight's shape."""
-        return weight.reshape(self.split).transpose(self.order).reshape(self.merged)
+        ordered = weight.reshape(self.split).transpose(self.order)
+        return np.asarray(ordered.reshape(self.merged))
 
     def restored(self, arranged: NDArray[Any]) -> NDArray[Any]:
         """Return an array of the shape of the arrangement in the weight's shape."""
         ordered = arranged.reshape([self.split[axis] for axis in self.order])
-        return ordered.transpose(np.argsort(self.order)).reshape(self.shape)
+        split = ordered.transpose(np.argsort(self.order))
+        return np.asarray(split.reshape(self.shape))
 
     def arranging(self) -> Moves:
         """Return the operators that arrange the weight."""

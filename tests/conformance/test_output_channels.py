@@ -27,6 +27,7 @@ from quark_onnx.steps import make_plan
 from quark_onnx.steps.compute_qparams import compute_qparams
 from quark_onnx.steps.insert import insert
 from tests.models import Array, Feeds, normal, parse, run
+from tests.recurrent_oracle import recurrent
 from tests.settings import portable
 
 HEADER = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>'
@@ -78,41 +79,6 @@ def conv_transpose(x: Array, w: Array, group: int = 1) -> Array:
     mirrored = np.flip(w, tuple(range(2, 2 + rank)))
     parts = [part.swapaxes(0, 1) for part in np.split(mirrored, group)]
     return conv(np.pad(x, pads), np.concatenate(parts), group)
-
-
-def recurrent(kind: str) -> Oracle:
-    """LSTM, GRU or RNN without biases, as ONNX defines them; (T, directions, N, hidden)."""
-
-    def sigmoid(values: Array) -> Array:
-        return 1 / (1 + np.exp(-values))
-
-    def compute(x: Array, w: Array, r: Array) -> Array:
-        hidden = r.shape[2]
-        result = np.zeros((len(x), len(w), x.shape[1], hidden))
-        for direction in range(len(w)):
-            state = cell = np.zeros((x.shape[1], hidden))
-            steps = range(len(x))
-            for step in reversed(steps) if direction else steps:
-                gates = np.split(x[step] @ w[direction].T, len(w[0]) // hidden, 1)
-                own = np.split(state @ r[direction].T, len(gates), 1)
-                if kind == "RNN":
-                    state = np.tanh(gates[0] + own[0])
-                elif kind == "GRU":
-                    z, reset = (
-                        sigmoid(a + b) for a, b in zip(gates[:2], own[:2], strict=True)
-                    )
-                    new = np.tanh(
-                        gates[2] + (reset * state) @ r[direction][2 * hidden :].T
-                    )
-                    state = (1 - z) * new + z * state
-                else:
-                    i, o, f, c = (a + b for a, b in zip(gates, own, strict=True))
-                    cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(c)
-                    state = sigmoid(o) * np.tanh(cell)
-                result[step, direction] = state
-        return result
-
-    return compute
 
 
 def attention(x: Array, w: Array) -> Array:

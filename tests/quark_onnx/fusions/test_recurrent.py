@@ -14,8 +14,8 @@ from onnxruntime.quantization import quantize_dynamic as by_onnxruntime
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.report.measure import decibels
-from tests.conformance.test_output_channels import recurrent
 from tests.models import Array, Feeds, kinds, normal, parse, run
+from tests.recurrent_oracle import recurrent
 from tests.settings import portable
 
 HEADER = '<ir_version: 10, opset_import: ["" : {opset}]>'
