@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_onnx.config import QConfig
+from quark_onnx.config import Override, QConfig
 from quark_onnx.config.spec import QuantizationSpec, is_dynamic
 from quark_onnx.dtypes import Integer
 from quark_onnx.targets.target import Target
@@ -112,13 +112,11 @@ def _beside_xint8(target: Target, config: QConfig) -> str:
             f"{engine} takes 8-bit codes with power-of-two scales everywhere;"
             f" auto_mixed_precision mixes in {wider[0].to}: take to=float"
         )
-    specs = [
-        spec
-        for change in (config, *config.overrides)
-        for spec in (change.activation, change.weight)
-        if spec is not None
-    ]
+    changes: list[QConfig | Override] = [config, *config.overrides]
+    specs = [spec for each in changes for spec in (each.activation, each.weight)]
     for spec in specs:
+        if spec is None:
+            continue
         if spec.dtype.bits != 8 or not spec.pow2 or not spec.symmetric:
             return (
                 f"{engine} takes 8-bit codes with power-of-two scales and no zero point"

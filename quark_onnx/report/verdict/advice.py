@@ -293,9 +293,16 @@ def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[Nex
     # Mixed precision ranks layers with weights; without one there is nothing to choose.
     if settings.activation == 8 and structure.weighted and not spent:
         goal = f"{settings.goal:g}"
-        # With a target, nodes get 16 bits: the processor may not run float nodes.
+        # With a target, nodes get 16 bits: the processor may not run float nodes. The engine for
+        # power-of-two scales has 8 bits alone.
         if settings.target is None:
             kind, options = "stay float", f"--auto-exclude {goal}"
+            optimizer = f"AutoMixedPrecision(target={goal}, to='float')"
+        elif settings.powers_of_two:
+            kind, options = (
+                "stay float, on the CPU,",
+                f"--optimize auto_mixed_precision:target={goal},to=float",
+            )
             optimizer = f"AutoMixedPrecision(target={goal}, to='float')"
         else:
             kind, options = (

@@ -363,6 +363,12 @@ def test_every_task_has_thresholds_in_order() -> None:
             ["--optimize adaround", "--auto-exclude 20"],
         ),
         (
+            Settings(
+                8, 8, per_channel=False, samples=100, target="phx", powers_of_two=True
+            ),
+            ["--optimize adaround", "--optimize auto_mixed_precision:target=20,to=float"],
+        ),
+        (
             replace(SETTINGS, calibrator="minmax", usual_calibrator="best"),
             ["--calibrator best", "--recipe classifier", "--preset A16W8"],
         ),

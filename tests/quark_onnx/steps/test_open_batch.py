@@ -24,13 +24,13 @@ CNN = """g (float[N,4,8,8] x) => (float[N,6] y) {
 def test_a_target_fixes_sizes_unless_told_otherwise(fixed: bool) -> None:
     model = parse(CNN, k=weight(8, 4, 3, 3), w=weight(6, 8).T.copy())
     data = [{"x": normal(1, 4, 8, 8, seed=seed)} for seed in range(4)]
-    config = QConfig.of("XINT8").with_(target="npu", fix_sizes=fixed)
+    config = QConfig.of("XINT8").with_(target="stx", fix_sizes=fixed)
     result = quantize(model, data, config).model
     batch = result.graph.input[0].type.tensor_type.shape.dim[0]
     assert batch.dim_value == int(fixed)
     assert not [
         finding
-        for finding in check(result, "npu").findings
+        for finding in check(result, "stx").findings
         if finding.rule.startswith("C")
     ]
     if not fixed:
