@@ -331,9 +331,9 @@ class Gate:
         check(model, self.reference.model)
         if unknown := self.reference.unknown_operator:
             self._require([])
-            note = f"the result was neither loaded nor run: {unknown}"
-            logger.warning("%s", note)
-            return [], [note]
+            unverified = f"the result was neither loaded nor run: {unknown}"
+            logger.warning("%s", unverified)
+            return [], [unverified]
         session = self._fastest(_load(model, lean=self.lean))
         judging = self.judging
         errors = self._measured(session, judging.add if judging is not None else None)

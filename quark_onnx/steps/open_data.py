@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -122,8 +123,8 @@ def reader_for(
     return reader
 
 
-def check_sample(graph: Graph, sample: Sample) -> None:
-    """Check the sizes of a graph's tensors on a sample.
+def check_sample(graph: Graph, sample: Mapping[str, Any]) -> None:
+    """Check the sizes of a graph's tensors on a sample, of which only arrays have a shape.
 
     Raises:
         ModelError: a tensor exceeds the size limit; see ``check_sizes``.

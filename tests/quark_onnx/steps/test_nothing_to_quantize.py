@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -113,10 +114,11 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
 
 
-def unread() -> None:
+class Unread:
     """Data that nobody reads."""
-    raise AssertionError("data was read")
-    yield
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        raise AssertionError("data was read")
 
 
 @pytest.mark.usefixtures("no_session")
@@ -126,7 +128,7 @@ def test_the_float_model_is_handed_back_without_a_session(
     case: str, preset: str, tmp_path: Path
 ) -> None:
     onnx.save(NOTHING[case](), tmp_path / "m.onnx")
-    result = quantize(tmp_path / "m.onnx", unread(), preset, tmp_path / "o.onnx")
+    result = quantize(tmp_path / "m.onnx", Unread(), preset, tmp_path / "o.onnx")
     assert (tmp_path / "o.onnx").read_bytes() == (tmp_path / "m.onnx").read_bytes()
     assert result.model == NOTHING[case]()
     assert "nothing was quantized: the result is the float model" in result.report.notes
@@ -137,14 +139,14 @@ def test_the_float_model_is_handed_back_without_a_session(
 def test_a_search_ends_before_it_begins(case: str) -> None:
     model = NOTHING[case]()
     for call in (
-        lambda: search(model, unread()),
-        lambda: quantize_to_accuracy(model, unread(), "1%"),
+        lambda: search(model, Unread()),
+        lambda: quantize_to_accuracy(model, Unread(), "1%"),
     ):
         with pytest.raises(ModelError, match="there is nothing to quantize"):
             call()
     with pytest.raises(ModelError, match="it is not quantized"):
-        analyze(model, model, unread())
-    assert len(calibrate(model, unread())) == 0
+        analyze(model, model, Unread())
+    assert len(calibrate(model, Unread())) == 0
     assert not preflight(model).quantized
 
 
