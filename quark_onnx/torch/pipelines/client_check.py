@@ -223,9 +223,9 @@ def _float_tensors(
         chosen: the layers to quantize.
         config: the quantization configuration.
     """
-    floats = excluding(dict(model.named_modules()), chosen)
-    for name in floats:
-        module = model.get_submodule(name)
+    for name, module in model.named_modules():
+        if name in chosen:
+            continue
         for key in untouched_names(name, module, sources, chosen, config):
             dtype = sources.stored_parts(key)[0].dtype
             shape = tuple(getattr(module, key.rpartition(".")[2]).shape)

@@ -157,8 +157,11 @@ def _unfit_layers(model: nn.Module) -> dict[str, str]:
     They are subclasses of Linear and other layers that compute something else, and layers that no
     forward calls.
     """
-    unlike = {name: unlike_its_base(module) for name, module in model.named_modules()}
-    return present_values(unlike) | dict.fromkeys(never_called(model), UNCALLED)
+    unfit = dict.fromkeys(never_called(model), UNCALLED)
+    for name, module in model.named_modules():
+        if (reason := unlike_its_base(module)) is not None:
+            unfit[name] = reason
+    return unfit
 
 
 def quantize_model(
