@@ -230,7 +230,8 @@ def _texts_of_file(path: Path) -> Iterator[str]:
             rows = [json.loads(line) for line in lines if line.strip()]
         else:
             rows = json.loads(content)
-    except (OSError, ValueError) as error:
+    # RecursionError: brackets that are nested too deeply.
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as text: {error}") from error
     for row in rows if isinstance(rows, list) else [rows]:
         text = row.get("text") if isinstance(row, dict) else row

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
+from calibrators.json_file import read_json
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import Outcome
@@ -26,6 +27,8 @@ from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.version import __version__
 
 _STATE = "state.json"
+#: What to do about a damaged file.
+_ANEW = "remove the folder to start anew"
 #: Names of the journal's files; a folder with any other file is not touched.
 _OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.values)")
 
@@ -165,9 +168,9 @@ class BlockJournal:
             # the marks are written before the first block, so that files without marks are
             # leftovers
             if state.exists():
-                found = json.loads(state.read_text(encoding="utf-8"))
+                found = read_json(state, "state", ConfigError, _ANEW).object()
                 for key, mark in self._marks.items():
-                    if found.get(key) != mark:
+                    if key not in found or found[key].value != mark:
                         raise ConfigError(
                             f"{self._folder} holds the work of another run: its {key}"
                             " differs; name another folder to resume from, or remove it",
@@ -182,8 +185,7 @@ class BlockJournal:
                         encoding="utf-8",
                     ),
                 )
-        # a damaged state.json is no JSON (ValueError) or no object (AttributeError)
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{self._folder} cannot be used to resume from: {error}",
             ) from error
@@ -254,7 +256,8 @@ class BlockJournal:
         if self._folder is None:
             return
         # first the block, then the states, whose presence says that the block is complete
-        save(self._block(index), tensors, {"kept": kept.text()})
+        notes = {"kept": kept.text(), "of": self._label(index)}
+        save(self._block(index), tensors, notes)
         put_in_place(self._hidden(index), lambda path: _write(path, hidden))
         # only after the new states are in place, so that a crash never leaves none
         self._hidden(index - 1).unlink(missing_ok=True)
@@ -273,6 +276,10 @@ class BlockJournal:
         assert self._folder is not None
         return self._folder / f"hidden-{index:05}.safetensors"
 
+    def _label(self, index: int) -> str:
+        """Return what identifies a block: its index and the run."""
+        return f"{index} {_digest(json.dumps(self._marks))}"
+
     def _whole_until(self) -> int:
         """Return the index of the last finished block.
 
@@ -286,10 +293,27 @@ class BlockJournal:
         last = int(states[-1].stem.split("-")[1])
         try:
             # opening a file reads its header, which must fit the size of the file
-            for file in (*map(self._block, range(last + 1)), states[-1]):
-                with safe_open(str(file), framework="pt"):
-                    pass
-        except (OSError, SafetensorError):
+            for index in range(last + 1):
+                with safe_open(str(self._block(index)), framework="pt") as file:
+                    notes = file.metadata() or {}
+                # a block of another run, or that of another place
+                if notes.get("of") != self._label(index):
+                    raise ValueError(f"{self._block(index)} is of another run")
+                StoredBlock.read(notes["kept"])
+            with safe_open(str(states[-1]), framework="pt") as file:
+                names = set(file.keys())
+            if names != set(map(str, range(len(names)))):
+                raise ValueError(f"{states[-1]} holds no hidden states")
+        # KeyError, TypeError and RecursionError: notes that are no entries of a report
+        except (
+            OSError,
+            SafetensorError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):
             for file in states:
                 file.unlink()
             return -1

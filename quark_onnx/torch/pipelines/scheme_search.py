@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
+from calibrators.json_file import Entry, read_json
 from calibrators.scratch import ScratchFolder, written
 from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -294,17 +295,28 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
     """
     if not journal.exists():
         return []
-    try:
-        found = json.loads(journal.read_text(encoding="utf-8"))
-        trials = [Trial(**each) for each in found.pop("trials")]
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        raise ConfigError(f"{journal} is no journal of a search: {error}") from error
+    remedy = "name another folder, or remove the file to search anew"
+    document = read_json(journal, "journal of a search", ConfigError, remedy)
+    trials = list(map(_trial, document["trials"].array()))
     for key, value in mark.items():
-        if found.get(key) != value:
+        if document[key].value != value:
             raise ConfigError(
                 f"{journal} holds another search: its {key} differs; name another folder",
             )
     return trials
+
+
+def _trial(entry: Entry) -> Trial:
+    """Return a trial of a journal."""
+    divergence = entry["divergence"]
+    return Trial(
+        entry["candidate"].text(),
+        entry["bits"].number(),
+        entry["bytes"].integer(),
+        None if divergence.value is None else divergence.number(),
+        entry["seconds"].number(),
+        entry["error"].text(),
+    )
 
 
 def _write(journal: Path, mark: dict[str, object], trials: Sequence[Trial]) -> None:

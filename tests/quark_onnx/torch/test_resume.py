@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.errors import ConfigError
@@ -92,10 +93,46 @@ def test_a_damaged_folder_changes_nothing(
         else:
             file.write_bytes(file.read_bytes()[:-40])
     if (damage, how) == ("state", "cut"):
-        with pytest.raises(ConfigError, match="cannot be used to resume from"):
+        with pytest.raises(ConfigError, match=r"state .*is no JSON.*remove the folder"):
             run(source, tmp_path / "out", resume)
     else:
         assert run(source, tmp_path / "out", resume) == wanted
+
+
+@pytest.mark.parametrize(
+    "damage", ["no notes", "other notes", "another block", "states"]
+)
+def test_a_block_of_another_file_is_not_used(
+    damage: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks without the notes of this run and place are made again."""
+    wanted, resume = run(source, tmp_path / "whole", None), tmp_path / "resume"
+    killed_behind(2, source, tmp_path / "out", resume, monkeypatch)
+    block, other = (resume / f"block-0000{index}.safetensors" for index in (0, 1))
+    tensors = load_file(block)
+    with safe_open(block, framework="pt") as file:
+        notes = file.metadata()
+    if damage == "no notes":
+        save_file(tensors, block)
+    elif damage == "other notes":
+        save_file(tensors, block, {**notes, "kept": "[" * 100_000})
+    elif damage == "another block":
+        block.write_bytes(other.read_bytes())
+    else:
+        (states,) = resume.glob("hidden-*")
+        save_file(tensors, states)
+    assert run(source, tmp_path / "out", resume) == wanted
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "{", "3"])
+def test_a_damaged_state_is_named(text: str, source: Path, tmp_path: Path) -> None:
+    resume = tmp_path / "resume"
+    resume.mkdir()
+    (resume / "state.json").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"state\.json.*remove the folder to start anew"
+    ):
+        run(source, tmp_path / "out", resume)
 
 
 def test_experts_that_no_token_reached_are_described_after_all(
