@@ -297,7 +297,7 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
         return []
     remedy = "name another folder, or remove the file to search anew"
     document = read_json(journal, "journal of a search", ConfigError, remedy)
-    trials = list(map(_trial, document["trials"].array()))
+    trials = list(map(_stored_trial, document["trials"].array()))
     for key, value in mark.items():
         if document[key].value != value:
             raise ConfigError(
@@ -306,7 +306,7 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
     return trials
 
 
-def _trial(entry: Entry) -> Trial:
+def _stored_trial(entry: Entry) -> Trial:
     """Return a trial of a journal."""
     divergence = entry["divergence"]
     return Trial(
