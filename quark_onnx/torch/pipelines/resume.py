@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from calibrators.limits import read_text
+from calibrators.json_file import read_json
 from quark_onnx.containers import names_of
 from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.base import Outcome
@@ -31,6 +31,8 @@ from quark_onnx.version import __version__
 logger = logging.getLogger(__name__)
 
 _STATE = "state.json"
+#: What to do about a damaged file.
+_ANEW = "remove the folder to start anew"
 #: Names of the journal's files; a folder with any other file is not touched.
 _OWN = re.compile(r"state\.tmp|(block|hidden|end)-\d+\.(safetensors|tmp|tmp\.values)")
 
@@ -185,9 +187,9 @@ class BlockJournal:
             # the marks are written before the first block, so that files without marks are
             # leftovers
             if state.exists():
-                found = parse_json(read_text(state))
+                found = read_json(state, "state", ConfigError, _ANEW).object()
                 for key, mark in self._marks.items():
-                    if found.get(key) != mark:
+                    if key not in found or found[key].value != mark:
                         raise ConfigError(
                             f"{self._folder} holds the work of another run: its {key}"
                             " differs; name another folder to resume from, or remove it",
@@ -202,8 +204,7 @@ class BlockJournal:
                         encoding="utf-8",
                     ),
                 )
-        # a damaged state.json is no JSON (ValueError) or no object (AttributeError)
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{self._folder} cannot be used to resume from: {error}",
             ) from error

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
-from calibrators.limits import read_text
+from calibrators.json_file import Entry, read_json
 from calibrators.scratch import ScratchFolder, written
-from calibrators.shown import short
 from quark_onnx.errors import ConfigError, QuarkError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.config.language import config_for
@@ -30,7 +28,6 @@ from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
 from quark_onnx.torch.runtime.devices import device_named
-from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.version import __version__
 
 #: Algorithms for weight-only schemes, by ascending runtime.
@@ -298,33 +295,28 @@ def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
     """
     if not journal.exists():
         return []
-    try:
-        found = parse_json(read_text(journal))
-        trials = [_stored_trial(each) for each in found.pop("trials")]
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise ConfigError(f"{journal} is no journal of a search: {error}") from error
+    remedy = "name another folder, or remove the file to search anew"
+    document = read_json(journal, "journal of a search", ConfigError, remedy)
+    trials = list(map(_stored_trial, document["trials"].array()))
     for key, value in mark.items():
-        if found.get(key) != value:
+        if document[key].value != value:
             raise ConfigError(
                 f"{journal} holds another search: its {key} differs; name another folder",
             )
     return trials
 
 
-def _stored_trial(entry: Mapping[str, Any]) -> Trial:
-    """Return the trial of a journal's entry.
-
-    Raises:
-        TypeError: the entry has other keys than a trial, or a value of another type.
-    """
-    trial = Trial(**entry)
-    numbers = [trial.bits, trial.bytes, trial.seconds]
-    if trial.divergence is not None:
-        numbers.append(trial.divergence)
-    texts = [trial.candidate, trial.error]
-    if {*map(type, texts)} != {str} or not {*map(type, numbers)} <= {int, float}:
-        raise TypeError(f"{short(entry)} is no trial")
-    return trial
+def _stored_trial(entry: Entry) -> Trial:
+    """Return a trial of a journal."""
+    divergence = entry["divergence"]
+    return Trial(
+        entry["candidate"].text(),
+        entry["bits"].number(),
+        entry["bytes"].integer(),
+        None if divergence.value is None else divergence.number(),
+        entry["seconds"].number(),
+        entry["error"].text(),
+    )
 
 
 def _write(journal: Path, mark: dict[str, object], trials: Sequence[Trial]) -> None:

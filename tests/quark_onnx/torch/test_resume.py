@@ -93,7 +93,7 @@ def test_a_damaged_folder_changes_nothing(
         else:
             file.write_bytes(file.read_bytes()[:-40])
     if (damage, how) == ("state", "cut"):
-        with pytest.raises(ConfigError, match="cannot be used to resume from"):
+        with pytest.raises(ConfigError, match=r"state .*is no JSON.*remove the folder"):
             run(source, tmp_path / "out", resume)
     else:
         assert run(source, tmp_path / "out", resume) == wanted
@@ -157,6 +157,17 @@ def test_a_file_that_is_none_of_the_run_is_not_believed(
     change(resume / f"{file}.safetensors", resume, other)
     assert run(source, tmp_path / "out", resume) == wanted
     assert f"{file}.safetensors is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "{", "3"])
+def test_a_damaged_state_is_named(text: str, source: Path, tmp_path: Path) -> None:
+    resume = tmp_path / "resume"
+    resume.mkdir()
+    (resume / "state.json").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"state\.json.*remove the folder to start anew"
+    ):
+        run(source, tmp_path / "out", resume)
 
 
 def test_experts_that_no_token_reached_are_described_after_all(
