@@ -393,10 +393,8 @@ def _check_range(attribute: AttributeProto, where: str) -> None:
     if attribute.name not in _RANGES or attribute.ref_attr_name:
         return
     least, greatest = _RANGES[attribute.name]
-    values = attribute.ints
-    if attribute.type == AttributeProto.INT:
-        values = [attribute.i]
-    for value in values:
+    single = attribute.type == AttributeProto.INT
+    for value in [attribute.i] if single else attribute.ints:
         if not least <= value <= greatest:
             raise ModelError(
                 f"{where}: attribute {attribute.name!r} is {value}; it must be from"

@@ -16,6 +16,7 @@ from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.patterns.runtime import raised_runtime
+from quark_onnx.steps.calibrate import is_held_out
 from quark_onnx.steps.mixed_precision import Runtimes, Sensitivity, describe
 from tests.models import Feeds, kinds, parse, run, weight
 from tests.quark_onnx.optimizers.networks import attentive, texts
@@ -440,7 +441,7 @@ def test_bad_settings(setting: str, value: Any) -> None:
 def test_figures_of_samples_that_nothing_was_decided_by_are_reported(to: str) -> None:
     model, _ = broken()
     random = np.random.default_rng(1)
-    data = [{"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(64)]
+    data = [{"x": random.normal(size=(16, 8)).astype(np.float32)} for _ in range(80)]
     result = quantize(model, data, mixed(target=25, to=to))
     (line,) = [note for note in result.report.notes if "nothing was decided by" in note]
     figure, rest = line.removeprefix("auto_mixed_precision: ").split(" dB on ")
@@ -451,11 +452,11 @@ def test_figures_of_samples_that_nothing_was_decided_by_are_reported(to: str) ->
     checking = [
         sample
         for place, sample in enumerate(
-            [s for i, s in enumerate(data) if i % 20 != 10][8:56]
+            [s for i, s in enumerate(data) if not is_held_out(i)][8:56]
         )
         if place % 3 == 2
     ]
-    checking += [sample for i, sample in enumerate(data) if i % 20 == 10]
+    checking += [sample for i, sample in enumerate(data) if is_held_out(i)]
     assert checked == len(checking)
     np.testing.assert_allclose(
         float(figure), sqnr(model, result.model, checking), atol=0.05
