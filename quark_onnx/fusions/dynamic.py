@@ -170,7 +170,7 @@ def _gates(graph: Graph, tensor: str) -> list[str]:
     by_unit = np.broadcast_to(scale.reshape(-1), prod(shape[:2])).reshape(shape[:2])
     return graph.once(
         ("gates", tensor),
-        lambda: _write_gates(graph, tensor, codes - zeros.flat[0], by_unit),
+        lambda: _write_gates(graph, weight.codes, codes - zeros.flat[0], by_unit),
     )
 
 
@@ -187,7 +187,7 @@ def _write_gates(
 
     Args:
         graph: the model, changed in place.
-        tensor: name of the weight.
+        tensor: name of the former codes.
         codes: (directions, gates * hidden, inputs), without a zero point.
         scale: (directions, gates * hidden).
     """

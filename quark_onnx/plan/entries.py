@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -115,13 +114,13 @@ class Quantize:
             self.layout.restored(np.broadcast_to(zero, merged)),
         )
 
-    def sizes(self, shape: Sequence[Any]) -> Sequence[Any]:
+    def sizes(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the shape that ``axis`` refers to, for a tensor of this shape."""
         return shape if self.layout is None else self.layout.merged
 
-    def stored_sizes(self, shape: Sequence[int]) -> tuple[int, ...]:
+    def stored_sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the codes of a constant of this shape."""
-        sizes = tuple(self.sizes(shape))
+        sizes = self.sizes(shape)
         # A kernel (M, C/group, kh, kw) becomes (M, C/group * kh * kw) for axis 1.
         if self.flat:
             return (*sizes[: self.axis], prod(sizes[self.axis :]))

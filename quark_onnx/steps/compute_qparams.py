@@ -612,7 +612,7 @@ def _holds_zeros(graph: Graph, root: Use, weight: Entry | None) -> NDArray[np.bo
         return np.zeros((), bool)
     if weight.axis is None:
         return np.asarray(not values.any())
-    return ~weight.rows(values).any(axis=1)
+    return np.asarray(~weight.rows(values).any(axis=1))
 
 
 def _is_added_later(graph: Graph, use: Use, entry: BiasOf) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
@@ -90,7 +91,7 @@ def attention(x: Array, w: Array) -> Array:
     scores = q @ k.swapaxes(2, 3) / np.sqrt(8)
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = shares / shares.sum(-1, keepdims=True) @ v
-    return mixed.swapaxes(1, 2).reshape(x.shape)
+    return np.asarray(mixed.swapaxes(1, 2).reshape(x.shape))
 
 
 CASES: dict[str, Case] = {}
@@ -205,7 +206,7 @@ PRODUCTS = {
     ),
     "Attention": (ATTENTION, "2,8,32", (32, 96), (1,), (2,), attention),
 }
-for equation, x, shape, channels, result in (
+for equation, given, stored, axes, last in (
     ("btk,kd->btd", "2,5,64", (64, 24), (1,), (2,)),
     ("btk,dk->btd", "2,5,64", (24, 64), (0,), (2,)),
     ("btk,hkd->bhtd", "2,5,64", (4, 64, 8), (0, 2), (1, 3)),
@@ -214,12 +215,12 @@ for equation, x, shape, channels, result in (
     ("bthd,hdk->btk", "2,5,4,16", (4, 16, 24), (2,), (2,)),
 ):
     PRODUCTS[f"Einsum {equation}"] = (
-        *(f'Einsum <equation = "{equation}"> (x, w)', x, shape, channels, result),
+        *(f'Einsum <equation = "{equation}"> (x, w)', given, stored, axes, last),
         lambda x, w, equation=equation: np.einsum(equation, x, w),
     )
-for name, (call, x, shape, channels, result, oracle) in PRODUCTS.items():
-    text = f"g (float[{x}] x) => (float y) {{ [op] y = {call} }}"
-    CASES[name] = Case(text, {"w": shape}, channels, result, oracle)
+for name, (call, given, right, channels, result, oracle) in PRODUCTS.items():
+    text = f"g (float[{given}] x) => (float y) {{ [op] y = {call} }}"
+    CASES[name] = Case(text, {"w": right}, channels, result, oracle)
 PRESETS = [
     *("A8W8", "A16W8", "W8", "INT4", "DYNAMIC"),
     *(
@@ -258,7 +259,7 @@ def weights_of(case: Case, ratio: float) -> dict[str, NDArray[np.float32]]:
 
 
 def model_of(case: Case, weights: dict[str, NDArray[np.float32]]) -> ModelProto:
-    constants: dict[str, Array] = dict(weights)
+    constants: dict[str, Any] = dict(weights)
     if "(x, w, b)" in case.text:
         constants["b"] = np.zeros(96, np.float32)
     if "(x, w, o)" in case.text:
@@ -356,7 +357,7 @@ def test_optimizers_choose_among_the_codes_of_the_file(name: str, preset: str) -
     assert not skipped
     [place] = places
     lattice = lattice_of(graph, plan, params, place)
-    arranged = place.layer.weight(graph).astype(np.float32)
+    arranged = place.layer.weight(graph)
     nearest = lattice.nearest(arranged.reshape(*arranged.shape[:2], -1))
     stored = place.layer.as_stored(nearest.reshape(arranged.shape))
     rounded = model_of(case, {"w": stored.astype(np.float32)})

@@ -28,7 +28,7 @@ def rows(*shape: int, seed: int) -> NDArray[np.float32]:
     random = np.random.default_rng(seed)
     factors = 170.0 ** -(1 - random.random((*shape[:2], 1)) ** 4)
     values = random.normal(size=shape) * factors * 4 / np.sqrt(shape[2])
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)
 
 
 def layer(
@@ -125,7 +125,7 @@ def test_a_dynamic_lstm_has_the_layout_of_onnxruntimes(
         assert (own is None) == (other is None)
         if own is not None and other is not None:
             assert own.shape == other.shape
-    own_codes, other_codes = (table[1].astype(int) for table in tables)
+    own_codes, other_codes = (np.asarray(table[1], int) for table in tables)
     assert np.abs(own_codes - 128 - other_codes).max() <= 1
     assert (
         against_float64(model, ours, "LSTM")
@@ -134,7 +134,7 @@ def test_a_dynamic_lstm_has_the_layout_of_onnxruntimes(
 
 
 def test_attributes_and_further_inputs_of_a_dynamic_lstm() -> None:
-    constants = {
+    constants: dict[str, Any] = {
         "w": rows(1, 4 * HIDDEN, INPUTS, seed=1),
         "r": rows(1, 4 * HIDDEN, HIDDEN, seed=2),
         "b": normal(1, 8 * HIDDEN, scale=0.1),
@@ -173,7 +173,7 @@ def test_layers_without_an_integer_operator_keep_float_activations(
 
 def speaker_encoder() -> ModelProto:
     """Three LSTM layers and a projection of the last step."""
-    constants: dict[str, Array] = {"one": np.array([1]), "last": np.array(-1)}
+    constants: dict[str, Any] = {"one": np.array([1]), "last": np.array(-1)}
     body, source, width = "", "x", INPUTS
     for place in range(3):
         constants[f"w{place}"] = rows(1, 4 * HIDDEN, width, seed=place)

@@ -185,5 +185,12 @@ def test_recurrent_weights_are_stored_in_8_bits(name: str, preset: str) -> None:
     model = CASES[name]()
     quantized = quantize(model, samples(model, 4), QConfig.of(preset)).model
     stored = {tensor.name for tensor in quantized.graph.initializer}
-    assert not stored & {"w", "r"} and {"w_quantized", "r_quantized"} <= stored
+    # DynamicQuantizeLSTM has a layout of its own.
+    is_dynamic = preset == "DYNAMIC" and name.startswith("LSTM")
+    codes = (
+        {"w_quantized_gates", "r_quantized_gates"}
+        if is_dynamic
+        else {"w_quantized", "r_quantized"}
+    )
+    assert not stored & {"w", "r"} and codes <= stored
     assert quantized.ByteSize() < model.ByteSize() / 2
