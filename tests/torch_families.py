@@ -95,7 +95,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "deepseek_v2",
         _MOE
         | {
-            "kv_lora_rank": 16,
+            # as many inputs as a group has: narrower layers stay float
+            "kv_lora_rank": 32,
             "q_lora_rank": None,
             "qk_nope_head_dim": 16,
             "qk_rope_head_dim": 8,
