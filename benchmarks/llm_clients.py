@@ -374,7 +374,7 @@ class Model:
         return found
 
     def _written(self, layout: str) -> tuple[Path, Any] | Refused:
-        from quark_onnx.errors import QuarkError
+        from quark_onnx.common.errors import QuarkError
 
         write = {"gguf": self._gguf, "onnx": self._onnx}.get(layout)
         try:

@@ -124,7 +124,7 @@ def _outcome(
     Args:
         limit: the greatest relative error of the logits.
     """
-    from quark_onnx.errors import QuarkError
+    from quark_onnx.common.errors import QuarkError
     from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
     from quark_onnx.torch.checkpoints.load import load_checkpoint
     from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint

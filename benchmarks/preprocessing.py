@@ -34,12 +34,12 @@ import numpy as np
 from _data import Feeds, load, root
 from _results import table
 
-from quark_onnx.graph.io import load as load_model
+from quark_onnx.files.io import load as load_model
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.preprocessing.alternatives import Pictures
 from quark_onnx.preprocessing.evidence import Classified
 from quark_onnx.preprocessing.pixels import scaling_of
-from quark_onnx.steps.run import Reference
+from quark_onnx.running.run import Reference
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SAMPLES = 32

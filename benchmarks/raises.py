@@ -35,7 +35,8 @@ from _tools import Ours
 from runtime import run_in_turn
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.graph import Graph, Node, fixed
+from quark_onnx.check.static_shapes import fixed
+from quark_onnx.graph import Graph, Node
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.runtime import absorbing_layer, raised_runtime

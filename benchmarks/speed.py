@@ -32,8 +32,8 @@ from _models import resnet50
 from _results import Store, add_arguments, table
 from _settings import CALIBRATORS, Setting
 
+from quark_onnx.common.registry import PRESETS
 from quark_onnx.dtypes import Block
-from quark_onnx.registry import PRESETS
 
 LARGE = ("resnet50", "resnet50-bn")
 MODELS = (*LARGE, "squeezenet", "mobilenetv2", "yolox_nano")

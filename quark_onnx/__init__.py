@@ -11,12 +11,9 @@ from calibrators.onnx_runtime.installed import require_onnxruntime
 from quark_onnx.analysis import (
     Analysis,
     Comparison,
-    SearchResult,
-    Space,
     analyze,
     compare,
     quantize_to_accuracy,
-    search,
 )
 from quark_onnx.api import (
     calibrate,
@@ -26,10 +23,12 @@ from quark_onnx.api import (
     quantize_static,
     quantize_weights,
 )
+from quark_onnx.common.errors import QuarkError
+from quark_onnx.common.version import __version__ as __version__
 from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.convert import Converted, convert
-from quark_onnx.errors import QuarkError
 from quark_onnx.job import Result
+from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.onnxruntime_spelling import (
     CalibrationDataReader,
     CalibrationMethod,
@@ -47,9 +46,10 @@ from quark_onnx.optimizers import (
     QuaRot,
     SmoothQuant,
 )
-from quark_onnx.steps import Calibration
+from quark_onnx.search import search
+from quark_onnx.search.search import SearchResult
+from quark_onnx.search.space import Space
 from quark_onnx.torch.exports.quantize_module import quantize_module
-from quark_onnx.version import __version__ as __version__
 
 # quark-onnx-core depends on no onnxruntime; without one the import ends here, with what to
 # install.

@@ -20,14 +20,26 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import excluding
+from quark_onnx.common.errors import ConfigError, crash_errors, nearest
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require, require_known
 from quark_onnx.config.spec import is_dynamic
-from quark_onnx.containers import excluding
-from quark_onnx.errors import ConfigError, crash_errors, nearest
-from quark_onnx.graph import Graph, gather_constants, inlined, upcast_to_float32
-from quark_onnx.graph.io import load
+from quark_onnx.files.half_precision import upcast_to_float32
+from quark_onnx.files.io import load
+from quark_onnx.files.overwrites import refuse_overwritten_arguments
+from quark_onnx.graph import Graph, gather_constants
 from quark_onnx.job import Job, Result, measure_ranges, run
+from quark_onnx.measuring.calibration import Calibration
+from quark_onnx.measuring.labelled import labelled_findings
+from quark_onnx.measuring.range_files import (
+    FORMATS,
+    GivenRanges,
+    load_ranges,
+    save_ranges,
+)
 from quark_onnx.onnxruntime_spelling import (
     Call,
     CallError,
@@ -39,19 +51,9 @@ from quark_onnx.onnxruntime_spelling import (
 )
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
+from quark_onnx.planning import make_plan
+from quark_onnx.planning.prepare import clean
 from quark_onnx.report.verdict import check_task
-from quark_onnx.steps import (
-    FORMATS,
-    Calibration,
-    GivenRanges,
-    clean,
-    load_ranges,
-    make_plan,
-    refuse_overwritten_arguments,
-    save_ranges,
-)
-from quark_onnx.steps.labelled import labelled_findings
-from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +159,7 @@ def quantize(  # noqa: PLR0913
         The quantized model, its plan and its report.
 
     Raises:
-        QuarkError: see ``quark_onnx.errors``; nothing is written.
+        QuarkError: see ``quark_onnx.common.errors``; nothing is written.
     """
     # Wrong arguments fail here, before the model is read.
     require(
@@ -247,7 +249,7 @@ def calibrate(  # noqa: PLR0913
         The measured statistics.
 
     Raises:
-        QuarkError: see ``quark_onnx.errors``; nothing is written.
+        QuarkError: see ``quark_onnx.common.errors``; nothing is written.
 
     >>> from onnx import parser
     >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>

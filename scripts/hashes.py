@@ -64,7 +64,7 @@ def outcome(make: Callable[[], str]) -> str:
 def onnx_hashes() -> Iterator[tuple[str, str]]:
     """Yield a hash for each small model, preset and optimizer."""
     import quark_onnx
-    from quark_onnx.registry import OPTIMIZERS, PRESETS
+    from quark_onnx.common.registry import OPTIMIZERS, PRESETS
     from tests import models
 
     def quantized(name: str, config: Any) -> str:
@@ -91,7 +91,7 @@ def torch_hashes() -> Iterator[tuple[str, str]]:
     """Yield a hash for each scheme, algorithm, layout and export of a small language model."""
     import torch
 
-    from quark_onnx.registry import ALGORITHMS
+    from quark_onnx.common.registry import ALGORITHMS
     from quark_onnx.torch.checkpoints.export import write_checkpoint
     from quark_onnx.torch.config.schemes import SCHEMES
     from quark_onnx.torch.config.torch_config import TorchConfig

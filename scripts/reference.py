@@ -28,8 +28,7 @@ import quark_onnx.rules  # noqa: F401  (importing registers them)
 from calibrators import CALIBRATORS
 from quark_onnx import QConfig, QuantizationSpec, TensorOverride
 from quark_onnx.cli import main
-from quark_onnx.config import Override
-from quark_onnx.registry import (
+from quark_onnx.common.registry import (
     ALGORITHMS,
     CONVERSIONS,
     DTYPES,
@@ -40,6 +39,7 @@ from quark_onnx.registry import (
     RULES,
     TARGETS,
 )
+from quark_onnx.config import Override
 
 ROOT = Path(__file__).parents[1]
 #: Packages whose error messages the page of errors lists.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from quark_onnx.preprocessing.pixels import Scaling
-from quark_onnx.steps.run import Reference
+from quark_onnx.running.run import Reference
 from tests.models import parse, weight
 
 Images = NDArray[Any]

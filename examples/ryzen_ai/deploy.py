@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from quark_onnx import npu
-from quark_onnx.registry import NPU_RECIPES
+from quark_onnx.common.registry import NPU_RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples/digits/digits.onnx"

@@ -5,28 +5,14 @@ from quark_onnx.analysis.analyze import analyze
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.analysis.findings import Analysis
 from quark_onnx.analysis.latency import Latency, measure_latency
-from quark_onnx.analysis.search import (
-    TRIALS,
-    Candidate,
-    Search,
-    SearchResult,
-    search,
-)
-from quark_onnx.analysis.space import Space
 
 __all__ = [
-    "TRIALS",
     "AccuracyResult",
     "Analysis",
-    "Candidate",
     "Comparison",
     "Latency",
-    "Search",
-    "SearchResult",
-    "Space",
     "analyze",
     "compare",
     "measure_latency",
     "quantize_to_accuracy",
-    "search",
 ]

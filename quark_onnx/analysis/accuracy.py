@@ -16,11 +16,10 @@ from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
-from quark_onnx.analysis.checks import check_budget
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.api import quantize
-from quark_onnx.config import QConfig, to_dict
-from quark_onnx.errors import (
+from quark_onnx.check import inlined
+from quark_onnx.common.errors import (
     ConfigError,
     DataError,
     ModelError,
@@ -29,24 +28,24 @@ from quark_onnx.errors import (
     crash_errors,
     data_errors,
 )
-from quark_onnx.graph import Graph, inlined
-from quark_onnx.graph.io import load, staged
+from quark_onnx.common.progress import Progress, time_limit
+from quark_onnx.common.registry import RECIPES
+from quark_onnx.common.reported import Reported
+from quark_onnx.config import QConfig, to_dict
+from quark_onnx.files.io import load, staged
+from quark_onnx.files.overwrites import refuse_overwritten_arguments
+from quark_onnx.graph import Graph
 from quark_onnx.job import Result
+from quark_onnx.measuring.calibration import Calibration
+from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.optimizers import AutoMixedPrecision
-from quark_onnx.progress import Progress, time_limit
+from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.recipes import Choice, choose
-from quark_onnx.registry import RECIPES
 from quark_onnx.report import section
 from quark_onnx.report.verdict import Verdict
-from quark_onnx.reported import Reported
-from quark_onnx.steps import (
-    Calibration,
-    destination,
-    keeps_weights_beside,
-    reader_for,
-    refuse_overwritten_arguments,
-    require_something_to_quantize,
-)
+from quark_onnx.search.checks import check_budget
+from quark_onnx.writing import destination
+from quark_onnx.writing.destination import keeps_weights_beside
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 256

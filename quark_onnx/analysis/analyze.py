@@ -14,7 +14,6 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
-from quark_onnx.analysis.checks import check_limit
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
 from quark_onnx.analysis.measure_tensors import Measured, measure_tensors
@@ -22,12 +21,15 @@ from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading, quantizes
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
-from quark_onnx.containers import among, excluding, flattened, names_of, present
-from quark_onnx.errors import ModelError, crash_errors, data_errors
-from quark_onnx.graph import Graph, gather_constants, inlined, reach
-from quark_onnx.graph.io import load
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import among, excluding, flattened, names_of, present
+from quark_onnx.common.errors import ModelError, crash_errors, data_errors
+from quark_onnx.files.io import load
+from quark_onnx.graph import Graph, gather_constants, reach
+from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.report.measure import decibels
-from quark_onnx.steps import reader_for, with_bodies
+from quark_onnx.running.function_bodies import with_bodies
+from quark_onnx.search.checks import check_limit
 
 #: Number of worst tensors with histograms, also of their weights.
 PICTURED = 12

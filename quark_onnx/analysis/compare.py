@@ -16,26 +16,27 @@ import calibrators
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes, open_session
 from calibrators.readers.open import CalibrationData
-from quark_onnx.analysis.checks import check_limit
 from quark_onnx.analysis.latency import Latency, measure_latency
-from quark_onnx.containers import names_of
-from quark_onnx.errors import (
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import (
     DataError,
     ModelError,
     QuarkError,
     crash_errors,
 )
+from quark_onnx.common.reported import Reported
+from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
-from quark_onnx.graph.io import load
+from quark_onnx.measuring.labelled import scorer_for
+from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.preprocessing import PreprocessingCheck
 from quark_onnx.report import output_line, section, size_change, verdict_lines
 from quark_onnx.report.measure import OutputError, least_sqnr, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import Score, Scorer, Verdict, VerdictCollector
-from quark_onnx.reported import Reported
-from quark_onnx.steps import reader_for, with_bodies
-from quark_onnx.steps.labelled import scorer_for
-from quark_onnx.steps.run_settings import settings_of_model
+from quark_onnx.running.function_bodies import with_bodies
+from quark_onnx.search.checks import check_limit
+from quark_onnx.writing.run_settings import settings_of_model
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import flattened, present
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import flattened, present
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.codes import dequantized
 from quark_onnx.graph.traversal import reach

@@ -6,10 +6,10 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quark_onnx.containers import names_of
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.reported import Reported
 from quark_onnx.report import output_line, section, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
-from quark_onnx.reported import Reported
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,14 @@ from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.cpu_features import saturates
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns
-from quark_onnx.containers import names_of, subset
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.containers import names_of, subset
+from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.common.wording import counted, tally
+from quark_onnx.files.io import load
 from quark_onnx.graph import Node, scopes_of
-from quark_onnx.graph.io import load
 from quark_onnx.graph.node import all_graphs, makers_of, nested_nodes
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
-from quark_onnx.steps import with_bodies
-from quark_onnx.wording import counted, tally
+from quark_onnx.running.function_bodies import with_bodies
 
 #: Maximum number of runs of each model, and their total time in seconds.
 _RUNS, _SECONDS = 30, 1.0

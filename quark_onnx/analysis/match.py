@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quark_onnx.analysis.reading import FLOATS, Operand, Reading
-from quark_onnx.containers import among, excluding, names_of
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import among, excluding, names_of
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Node
 
 #: Suffixes that tools add to tensor names.

@@ -22,8 +22,8 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx.analysis.match import FOLDED, Matching, Pair
 from quark_onnx.analysis.reading import FLOATS, Reading, View
 from quark_onnx.analysis.statistics import TensorStatistic
-from quark_onnx.containers import excluding, names_of, subset
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.common.containers import excluding, names_of, subset
+from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import rename_entries
 from quark_onnx.graph.shapes import untyped

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from quark_onnx.containers import present, present_values
+from quark_onnx.common.containers import present, present_values
 from quark_onnx.graph import Graph, reach
 from quark_onnx.rules.passthrough import HANDING_ON
 

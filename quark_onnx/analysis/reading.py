@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from quark_onnx.analysis.constants import Constants
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
 from quark_onnx.fusions.moving import MOVING
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.codes import spread

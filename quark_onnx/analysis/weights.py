@@ -12,7 +12,7 @@ from calibrators.layout import rows
 from quark_onnx.analysis.findings import Bins, Unmatched, WeightError
 from quark_onnx.analysis.match import Matching
 from quark_onnx.analysis.reading import FLOATS, Grid, Operand, Reading, Scale
-from quark_onnx.containers import among
+from quark_onnx.common.containers import among
 from quark_onnx.graph import Node
 from quark_onnx.graph.codes import spread
 from quark_onnx.patterns.depthwise import has_depthwise_kernel

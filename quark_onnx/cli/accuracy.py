@@ -16,11 +16,11 @@ from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, cell, columns, entry
 from quark_onnx.cli.parsing import Parser, UsageError, duration, progress_of
 from quark_onnx.cli.settings import SWITCHES
+from quark_onnx.common.errors import AccuracyError, ConfigError
+from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
-from quark_onnx.errors import AccuracyError, ConfigError
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
-from quark_onnx.wording import counted
 
 #: Settings of a single configuration, which --accuracy chooses.
 #: Attributes of the options; the option of an attribute has hyphens.

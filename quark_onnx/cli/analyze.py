@@ -22,8 +22,8 @@ from quark_onnx.cli.parsing import (
     count,
     input_path,
 )
+from quark_onnx.common.wording import counted, first_of
 from quark_onnx.report import OutputError, decibels, percentage, size_change
-from quark_onnx.wording import counted, first_of
 
 NAME = "analyze"
 SUMMARY = "find where a quantized model, from any tool, loses accuracy, and why"

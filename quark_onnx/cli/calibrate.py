@@ -20,9 +20,9 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import config_base
 from quark_onnx.cli.workers import workers
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
-from quark_onnx.steps import FORMATS
-from quark_onnx.wording import counted
+from quark_onnx.measuring.range_files import FORMATS
 
 NAME = "calibrate"
 _PRESET = "A8W8"

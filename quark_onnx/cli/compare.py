@@ -19,7 +19,8 @@ from quark_onnx.cli.settings import (
     add_labels_option,
     add_task_option,
 )
-from quark_onnx.errors import AccuracyError
+from quark_onnx.common.errors import AccuracyError
+from quark_onnx.common.wording import counted
 from quark_onnx.report import (
     OutputError,
     decibels,
@@ -28,7 +29,6 @@ from quark_onnx.report import (
     size_change,
     verdict_lines,
 )
-from quark_onnx.wording import counted
 
 NAME = "compare"
 SUMMARY = "compare a quantized model, from any tool, with its float original"

@@ -16,7 +16,7 @@ from quark_onnx.cli.parsing import (
     count,
     input_path,
 )
-from quark_onnx.registry import CONVERSIONS
+from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.report import OutputError, decibels, percentage
 
 NAME = "convert"

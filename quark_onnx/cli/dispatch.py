@@ -58,16 +58,16 @@ from quark_onnx.cli.parsing import (
     rename_options,
 )
 from quark_onnx.cli.terminal import complain, show
-from quark_onnx.errors import (
+from quark_onnx.common.errors import (
     AccuracyError,
     PlanError,
     QuarkError,
     crash_errors,
     nearest,
 )
-from quark_onnx.progress_bars import plain_progress
+from quark_onnx.common.progress_bars import plain_progress
+from quark_onnx.common.reported import to_json
 from quark_onnx.report.verdict import NextStep
-from quark_onnx.reported import to_json
 
 #: Commands: modules with NAME, SUMMARY, USAGE, EXAMPLE, add_arguments(parser) and run(options) ->
 #: Answer.

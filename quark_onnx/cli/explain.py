@@ -11,12 +11,12 @@ from quark_onnx import api
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import Parser, add_common_options, input_path
 from quark_onnx.cli.settings import add_config_options, config_of
+from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
 from quark_onnx.graph import Node
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
+from quark_onnx.planning.subgraph_plans import SubgraphPlan, all_plans, plan_insides
 from quark_onnx.report import summarize
-from quark_onnx.steps.subgraph_plans import SubgraphPlan, all_plans, plan_insides
-from quark_onnx.wording import counted
 
 NAME = "explain"
 SUMMARY = (

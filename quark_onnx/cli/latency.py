@@ -11,10 +11,10 @@ from typing import Any
 from quark_onnx.analysis import Latency, measure_latency
 from quark_onnx.cli.output import entry
 from quark_onnx.cli.parsing import Parser, count
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
+from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
-from quark_onnx.graph.io import load
-from quark_onnx.steps import first_sample, reader_for
+from quark_onnx.measuring.open_data import first_sample, reader_for
 
 logger = logging.getLogger(__name__)
 

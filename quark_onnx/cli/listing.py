@@ -16,12 +16,9 @@ from calibrators.registry import Registry
 from quark_onnx.cli.output import Answer, Table
 from quark_onnx.cli.parsing import Parser, add_common_options
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.config import QConfig, to_dict
-from quark_onnx.config.support import WAYS
-from quark_onnx.containers import names_of
-from quark_onnx.dtypes import Block, DType, Half, Scaled
-from quark_onnx.errors import MissingDependency
-from quark_onnx.registry import (
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import MissingDependency
+from quark_onnx.common.registry import (
     ALGORITHMS,
     CONVERSIONS,
     DTYPES,
@@ -32,6 +29,9 @@ from quark_onnx.registry import (
     RULES,
     TARGETS,
 )
+from quark_onnx.config import QConfig, to_dict
+from quark_onnx.config.support import WAYS
+from quark_onnx.dtypes import Block, DType, Half, Scaled
 from quark_onnx.targets import refusal
 from quark_onnx.torch.config.algorithm_names import clients_of_algorithm
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS, weight_bits

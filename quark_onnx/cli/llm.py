@@ -19,8 +19,8 @@ from quark_onnx.cli.parsing import (
     input_path,
     output_folder,
 )
-from quark_onnx.errors import ConstraintError
-from quark_onnx.wording import prefixed
+from quark_onnx.common.errors import ConstraintError
+from quark_onnx.common.wording import prefixed
 
 NAME = "llm"
 #: Deprecated names of options, by action.

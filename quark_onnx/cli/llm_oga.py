@@ -19,7 +19,7 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS

@@ -31,11 +31,12 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.torch_side import torch_side
+from quark_onnx.common.errors import ModelError
+from quark_onnx.common.progress_bars import INTERVAL, clock
+from quark_onnx.common.reported import to_json
+from quark_onnx.common.wording import counted, labelled, prefixed, tally
 from quark_onnx.config.checks import refuse_first, require_known
-from quark_onnx.errors import ModelError
 from quark_onnx.page import write_whole
-from quark_onnx.progress_bars import INTERVAL, clock
-from quark_onnx.reported import to_json
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.language_recipes import (
@@ -47,7 +48,6 @@ from quark_onnx.torch.config.language_recipes import (
 from quark_onnx.torch.config.scheme_clients import LAYOUT_NAMES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
-from quark_onnx.wording import counted, labelled, prefixed, tally
 
 #: The options of both actions.
 _SOURCE = "folder of a Hugging Face model with safetensors files"

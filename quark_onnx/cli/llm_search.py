@@ -20,10 +20,10 @@ from quark_onnx.cli.parsing import (
     path,
 )
 from quark_onnx.cli.torch_side import torch_side
-from quark_onnx.errors import AccuracyError, ConfigError
+from quark_onnx.common.errors import AccuracyError, ConfigError
+from quark_onnx.common.wording import counted
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import CLIENTS, SCHEME_CLIENTS
-from quark_onnx.wording import counted
 
 
 def search_options(parser: Parser) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from quark_onnx.cli.data import DATA_DESTINATIONS
 from quark_onnx.cli.parsing import PROGRAM, Parser
-from quark_onnx.containers import among
+from quark_onnx.common.containers import among
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep, Verdict
 

@@ -25,12 +25,12 @@ from quark_onnx.cli.parsing import (
     progress_of,
 )
 from quark_onnx.cli.settings import add_config_options, add_gate_option, config_of
-from quark_onnx.errors import ConstraintError
-from quark_onnx.graph.io import load
+from quark_onnx.common.errors import ConstraintError
+from quark_onnx.common.registry import NPU_RECIPES, TARGETS
+from quark_onnx.common.wording import counted, prefixed
+from quark_onnx.files.io import load
 from quark_onnx.npu.page import write_page
 from quark_onnx.npu.support import KINDS, RELEASE
-from quark_onnx.registry import NPU_RECIPES, TARGETS
-from quark_onnx.wording import counted, prefixed
 
 NAME = "npu"
 SUMMARY = "check, legalize, forecast and deploy models for Ryzen AI NPUs"

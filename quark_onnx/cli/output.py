@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from calibrators.shown import printable
-from quark_onnx.errors import QuarkError
+from quark_onnx.common.errors import QuarkError
 from quark_onnx.report.verdict import NextStep
 
 

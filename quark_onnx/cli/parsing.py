@@ -12,8 +12,13 @@ from math import isfinite
 from pathlib import Path
 from typing import NoReturn
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.steps import SAMPLE_SUFFIXES, Input, Output, refuse_overwrites
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.files.overwrites import (
+    SAMPLE_SUFFIXES,
+    Input,
+    Output,
+    refuse_overwrites,
+)
 
 #: Name of the command.
 PROGRAM = "quark-onnx"

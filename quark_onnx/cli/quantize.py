@@ -41,11 +41,11 @@ from quark_onnx.cli.settings import (
     config_of,
 )
 from quark_onnx.cli.workers import workers
+from quark_onnx.common.registry import RECIPES
+from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import to_dict
 from quark_onnx.recipes import Choice, choose
-from quark_onnx.registry import RECIPES
 from quark_onnx.report import Report
-from quark_onnx.wording import counted, labelled, prefixed
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"

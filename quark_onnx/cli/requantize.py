@@ -17,12 +17,12 @@ from quark_onnx.cli.next_command import (
 )
 from quark_onnx.cli.parsing import Parser, add_output_option
 from quark_onnx.cli.settings import add_config_options, add_mixing_options
-from quark_onnx.errors import QuarkError
-from quark_onnx.graph.io import load
-from quark_onnx.registry import PRESETS, RECIPES
+from quark_onnx.common.errors import QuarkError
+from quark_onnx.common.registry import PRESETS, RECIPES
+from quark_onnx.files.io import load
 from quark_onnx.report.verdict import NextStep, Settings, Verdict
-from quark_onnx.steps.provenance import PRODUCER
-from quark_onnx.steps.run_settings import settings_of_model
+from quark_onnx.writing.provenance import PRODUCER
+from quark_onnx.writing.run_settings import settings_of_model
 
 #: Presets by bits of activations and of weights, for models without metadata.
 #: Models of other tools have no metadata of a preset; their bits are read from the graph.

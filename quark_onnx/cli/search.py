@@ -7,7 +7,6 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.analysis import TRIALS, Candidate, Search, SearchResult, Space
 from quark_onnx.analysis.page import write_search_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, Table, cell, entry
@@ -24,12 +23,15 @@ from quark_onnx.cli.parsing import (
     output_file,
     progress_of,
 )
-from quark_onnx.containers import values_at
-from quark_onnx.errors import AccuracyError, ConfigError
-from quark_onnx.registry import TARGETS
+from quark_onnx.common.containers import values_at
+from quark_onnx.common.errors import AccuracyError, ConfigError
+from quark_onnx.common.registry import TARGETS
+from quark_onnx.common.wording import counted
 from quark_onnx.report import decibels
-from quark_onnx.steps import destination, keeps_weights_beside
-from quark_onnx.wording import counted
+from quark_onnx.search.search import TRIALS, Candidate, Search, SearchResult
+from quark_onnx.search.space import Space
+from quark_onnx.writing import destination
+from quark_onnx.writing.destination import keeps_weights_beside
 
 NAME = "search"
 SUMMARY = "try configurations on a model, and rank them by error and size"

@@ -17,10 +17,10 @@ from quark_onnx.cli.parsing import (
     input_path,
     number,
 )
+from quark_onnx.common.containers import present_values
+from quark_onnx.common.registry import OPTIMIZERS, PRESETS, TARGETS
 from quark_onnx.config import QConfig
-from quark_onnx.containers import present_values
 from quark_onnx.optimizers import AutoMixedPrecision
-from quark_onnx.registry import OPTIMIZERS, PRESETS, TARGETS
 from quark_onnx.report.verdict import TASKS
 
 #: Value of --recipe for an automatic choice.

@@ -6,8 +6,8 @@ import os
 from importlib import import_module
 from typing import Any
 
-from quark_onnx.errors import MissingDependency
-from quark_onnx.extras import pip_install
+from quark_onnx.common.errors import MissingDependency
+from quark_onnx.common.extras import pip_install
 
 #: Turns for which a thread of torch waits actively for the others (GNU OpenMP). By default a thread
 #: waits for milliseconds before it sleeps. If other programs have the processors, the threads wait

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 
 from calibrators.onnx_runtime.interrupt import stop_all
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 
 
 @contextmanager

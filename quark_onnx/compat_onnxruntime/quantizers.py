@@ -17,7 +17,7 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.quant_utils import QuantizationMode, QuantType
 
 from quark_onnx.api import quantize_dynamic, quantize_static
-from quark_onnx.containers import without
+from quark_onnx.common.containers import without
 
 
 class _Quantizer:

@@ -14,8 +14,8 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.quant_utils import QuantFormat
 
 from quark_onnx.api import quantize
+from quark_onnx.common.containers import names_of, without
 from quark_onnx.config import QConfig, QuantizationSpec, TensorOverride
-from quark_onnx.containers import names_of, without
 from quark_onnx.onnxruntime_spelling import CallError
 from quark_onnx.optimizers import GPTQ
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from calibrators.shown import short
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.common.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def require(
 
     >>> require(0 > 1, "trials", 0, "a number of candidates, 1 or more")
     Traceback (most recent call last):
-    quark_onnx.errors.ConfigError: trials is 0; it must be a number of candidates, 1 or more
+    quark_onnx.common.errors.ConfigError: trials is 0; it must be a number of candidates, 1 or more
     """
     # The value is shortened and escaped: a setting may come from a file of the user.
     if not holds:
@@ -98,7 +98,7 @@ def require_known(
 
     >>> require_known("entropi", ("minmax", "entropy"), "unknown calibrator")
     Traceback (most recent call last):
-    quark_onnx.errors.ConfigError: unknown calibrator 'entropi'; did you mean 'entropy'?
+    quark_onnx.common.errors.ConfigError: unknown calibrator 'entropi'; did you mean 'entropy'?
     """
     if name not in known:
         raise error(f"{complaint} {short(name)}{nearest(str(name), known)}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from calibrators.shown import short
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import (
     Contradiction,
     Requirement,
@@ -23,8 +25,6 @@ from quark_onnx.config.spec import (
     spec_of,
 )
 from quark_onnx.config.text import name_tuple
-from quark_onnx.errors import ConfigError
-from quark_onnx.wording import counted
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ degrades its small channels; and they use the codes -127..127, symmetric around 
 """
 
 from calibrators import Best, MinMSE
+from quark_onnx.common.registry import DTYPES, PRESETS
 from quark_onnx.config.qconfig import QConfig
 from quark_onnx.config.spec import QuantizationSpec
 from quark_onnx.dtypes import (
@@ -23,7 +24,6 @@ from quark_onnx.dtypes import (
     DType,
     Integer,
 )
-from quark_onnx.registry import DTYPES, PRESETS
 
 _POW2 = QuantizationSpec(INT8, pow2=True, calibrator=MinMSE())
 

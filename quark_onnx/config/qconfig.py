@@ -10,6 +10,9 @@ from typing import Any
 from calibrators import Best
 from calibrators.base import is_number
 from calibrators.shown import short
+from quark_onnx.common.containers import among, excluding, flattened, present, without
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
 from quark_onnx.config.checks import (
     Requirement,
     instance_of,
@@ -39,10 +42,7 @@ from quark_onnx.config.text import (
     parse_call,
 )
 from quark_onnx.config.yaml_file import read_yaml
-from quark_onnx.containers import among, excluding, flattened, present, without
 from quark_onnx.dtypes import INT8, UINT8
-from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.registry import OPTIMIZERS, PRESETS, RULES, TARGETS
 
 #: Attributes of a spec that ``QConfig.with_`` accepts as shortcuts, and the spec that has them.
 _SHORT_CUTS = {"calibrator": "activation", "per_channel": "weight"}

@@ -9,13 +9,13 @@ from typing import Any
 import yaml
 
 from calibrators.shown import short
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.override import Override
 from quark_onnx.config.qconfig import QConfig, optimizer_of
 from quark_onnx.config.spec import QuantizationSpec, parse_calibrator
 from quark_onnx.config.tensors import TensorOverride
 from quark_onnx.config.text import changed_settings, format_call
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import DTYPES
 
 
 def to_dict(config: QConfig) -> dict[str, Any]:

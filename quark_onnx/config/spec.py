@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import calibrators
 from calibrators import CalibrationError, Calibrator, Grid, MinMax
 from calibrators.shown import short
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.checks import (
     Contradiction,
     Requirement,
@@ -20,11 +23,8 @@ from quark_onnx.config.checks import (
     whole,
 )
 from quark_onnx.config.text import format_call, parse_call
-from quark_onnx.containers import names_of
 from quark_onnx.dtypes import INT8, Block, DType, Float4, Integer, Scaled
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.kernels.blockfloat import EXPONENTS, LEAST_ERROR
-from quark_onnx.registry import DTYPES
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from calibrators.base import is_number
 from calibrators.shown import short
+from quark_onnx.common.containers import without
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.checks import (
     Requirement,
     is_integer,
@@ -23,10 +26,7 @@ from quark_onnx.config.checks import (
 )
 from quark_onnx.config.spec import QuantizationSpec, check_names, settings_of
 from quark_onnx.config.text import changed_settings, name_tuple
-from quark_onnx.containers import without
 from quark_onnx.dtypes import DType, Scaled
-from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.registry import DTYPES
 
 _FLOAT32 = float(np.finfo(np.float32).max)
 _FLAGS = ("symmetric", "reduce_range")

@@ -6,9 +6,9 @@ from dataclasses import fields
 from typing import Any
 
 from calibrators.shown import short
+from quark_onnx.common.containers import differing
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require
-from quark_onnx.containers import differing
-from quark_onnx.errors import ConfigError
 
 
 def name_tuple(value: Any, where: str) -> tuple[str, ...]:

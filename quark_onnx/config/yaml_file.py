@@ -9,7 +9,7 @@ import yaml
 
 from calibrators.limits import read_text
 from calibrators.shown import short
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 
 #: Exceptions of PyYAML for a file that is no YAML. ValueError: it is no UTF-8 text; RecursionError:
 #: brackets nested too deeply; the others: a value that its tag does not fit (``!!bool maybe``).

@@ -1,5 +1,6 @@
 """Convert models: one file per conversion, listed in the order of the tuple."""
 
+from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.convert import Converted, Step, convert
 from quark_onnx.convert.domains import microsoft_qdq, standard_qdq, vendor_qdq
@@ -14,7 +15,6 @@ from quark_onnx.convert.opset import opset
 from quark_onnx.convert.pairs_from_operators import qoperator_to_qdq
 from quark_onnx.convert.signs import s8s8, s16s8, u8s8, u16s8
 from quark_onnx.convert.without_qdq import without_qdq
-from quark_onnx.registry import CONVERSIONS
 
 for _conversion in (
     float16,

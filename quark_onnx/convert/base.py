@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from quark_onnx.common.wording import counted as with_noun
 from quark_onnx.graph import Graph
 from quark_onnx.graph.bodies import in_bodies
-from quark_onnx.steps import Sample
-from quark_onnx.wording import counted as with_noun
+from quark_onnx.running.run import Sample
 
 #: Whether the converted model computes the same: exactly; apart from the rounding of codes, which
 #: the conversion verifies itself; or not, and the difference is measured.

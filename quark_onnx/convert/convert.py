@@ -15,25 +15,23 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import loaded, model_bytes
+from quark_onnx.check import inlined
+from quark_onnx.check.sizes import check_sizes
+from quark_onnx.common.errors import ConfigError, ModelError, crash_errors
+from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
-from quark_onnx.errors import ConfigError, ModelError, crash_errors
+from quark_onnx.files.io import load, read, staged
 from quark_onnx.functions import DOMAINS
 from quark_onnx.fusions.base import CONTRIB
-from quark_onnx.graph import Graph, inlined, store_for
-from quark_onnx.graph.io import load, read, staged
+from quark_onnx.graph import Graph, store_for
 from quark_onnx.graph.node import inner_nodes
-from quark_onnx.graph.sizes import check_sizes
-from quark_onnx.registry import CONVERSIONS
 from quark_onnx.report import OutputError
-from quark_onnx.steps import (
-    OLD_DOMAIN,
-    Reference,
-    check,
-    define_functions,
-    destination,
-    keeps_weights_beside,
-)
+from quark_onnx.running.function_bodies import OLD_DOMAIN, define_functions
+from quark_onnx.running.run import Reference
+from quark_onnx.writing import destination
+from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.finish import check
 
 logger = logging.getLogger(__name__)
 

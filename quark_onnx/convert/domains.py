@@ -11,19 +11,19 @@ from functools import partial
 
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import present
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present
+from quark_onnx.common.errors import ModelError
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import code_type, parameters, write_zero_point
 from quark_onnx.dtypes import BODY_OPSET, Float4, Integer, Scaled
-from quark_onnx.errors import ModelError
 from quark_onnx.functions import DOMAIN
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import bodies
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.passes import at_opset
-from quark_onnx.registry import DTYPES
 
 #: First opset of Q/DQ nodes with per-channel scales.
 _PER_AXIS_OPSET = 13

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from itertools import filterfalse
 
+from quark_onnx.check.static_shapes import fixed
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.wording import counted as with_noun
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
-from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, fixed
+from quark_onnx.graph import Graph
 from quark_onnx.passes import fold_constants, fold_shapes
-from quark_onnx.wording import counted as with_noun
 
 
 @conversion("fixed-shapes", keeps="exactly", reads=["shapes"])

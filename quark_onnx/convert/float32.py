@@ -5,7 +5,8 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
-from quark_onnx.graph import Graph, upcast_to_float32
+from quark_onnx.files.half_precision import upcast_to_float32
+from quark_onnx.graph import Graph
 
 
 @conversion("float32", keeps="no")

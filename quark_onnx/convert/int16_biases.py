@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from calibrators.affine import octaves_for
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import parameters
 from quark_onnx.dtypes import INT16

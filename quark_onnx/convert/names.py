@@ -8,7 +8,7 @@ from __future__ import annotations
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere
 from quark_onnx.functions import DOMAIN
 from quark_onnx.graph import Graph
-from quark_onnx.steps import OLD_DOMAIN, RENAMED
+from quark_onnx.running.function_bodies import OLD_DOMAIN, RENAMED
 
 
 @conversion("quark-names", keeps="exactly")

@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, TypeProto, ValueInfoProto, defs, numpy_helper
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.containers import names_of, subset
+from quark_onnx.common.containers import names_of, subset
+from quark_onnx.common.errors import ModelError
+from quark_onnx.common.wording import counted, tally
 from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.dtypes import BFLOAT16, FLOAT16, Half
-from quark_onnx.errors import ModelError
-from quark_onnx.graph import Graph, Node, cast_interface, store_constants
+from quark_onnx.files.half_precision import cast_interface
+from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.bodies import bodies, put_back
 from quark_onnx.plan.existing import is_quantizing
-from quark_onnx.wording import counted, tally
 
 _TENSOR = {FLOAT16.onnx: "tensor(float16)", BFLOAT16.onnx: "tensor(bfloat16)"}
 #: Attributes with the type of a result.

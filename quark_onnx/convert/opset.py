@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import defs
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.convert.base import Settings, conversion
-from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import at_opset
 

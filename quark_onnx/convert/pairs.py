@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
 from quark_onnx.graph.constant_input import private

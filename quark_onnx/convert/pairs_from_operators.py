@@ -14,16 +14,16 @@ from typing import Any, Literal
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.errors import AccuracyError
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.convert.pairs import constant
-from quark_onnx.errors import AccuracyError
 from quark_onnx.fusions.base import CONTRIB, attributes
 from quark_onnx.fusions.moving import MOVING, moved_inputs
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import softmax_axis
 from quark_onnx.patterns.conv_and_gemm import output_axis
-from quark_onnx.steps import Agreement
+from quark_onnx.writing.fuse import Agreement
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Literal
 import numpy as np
 from onnx import TensorProto, helper
 
-from quark_onnx.conditions import otherwise, required
+from quark_onnx.common.conditions import otherwise, required
+from quark_onnx.common.wording import counted as with_noun
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
@@ -23,7 +24,6 @@ from quark_onnx.convert.pairs import (
 )
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.wording import counted as with_noun
 
 _INT8 = int(TensorProto.INT8)
 _UINT8 = int(TensorProto.UINT8)

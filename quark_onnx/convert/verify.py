@@ -8,15 +8,17 @@ from functools import cached_property, partial
 
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from quark_onnx.containers import by_name
+from quark_onnx.common.containers import by_name
+from quark_onnx.common.errors import AccuracyError, ModelError
+from quark_onnx.common.wording import counted
 from quark_onnx.convert.base import Conversion
-from quark_onnx.errors import AccuracyError, ModelError
-from quark_onnx.graph import HALVES, Graph, cast_interface, upcast_to_float32
+from quark_onnx.files.half_precision import HALVES, cast_interface, upcast_to_float32
+from quark_onnx.graph import Graph
+from quark_onnx.measuring import random_sample
 from quark_onnx.report import OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
-from quark_onnx.steps import Reference, Sample, random_sample, with_bodies
-from quark_onnx.steps.run import agree
-from quark_onnx.wording import counted
+from quark_onnx.running.function_bodies import with_bodies
+from quark_onnx.running.run import Reference, Sample, agree
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,

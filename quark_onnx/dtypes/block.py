@@ -4,8 +4,8 @@ The nodes are those of AMD's domain, with the attributes of AMD's presets. All a
 because defaults differ between releases. Rounding mode 2 is half to even.
 """
 
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes.base import Block
-from quark_onnx.registry import DTYPES
 
 #: Opset of the operators in the function bodies of the nodes.
 BODY_OPSET = 17

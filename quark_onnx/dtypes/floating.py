@@ -3,8 +3,8 @@
 import numpy as np
 from onnx import TensorProto, helper
 
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes.base import Float4, Half, Minifloat
-from quark_onnx.registry import DTYPES
 
 
 def minifloat(

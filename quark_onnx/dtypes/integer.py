@@ -3,9 +3,9 @@
 import numpy as np
 from onnx import TensorProto, helper
 
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes.base import Integer
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import DTYPES
 
 
 def integer(  # noqa: PLR0913  the columns of the table

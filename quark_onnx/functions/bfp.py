@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 from onnx import FunctionProto, NodeProto, TensorProto
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.functions.blocks import (
     doubled_power,
     from_rows,

@@ -23,7 +23,7 @@ from onnx import (
     numpy_helper,
 )
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 
 #: Domain of the vendor's operators.
 DOMAIN = "com.amd.quark"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 from onnx import FunctionProto, NodeProto, TensorProto, helper
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.functions.body import (
     Body,
     Ref,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators.layout import turned
-from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import present_values
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present_values
 from quark_onnx.fusions.base import (
     BYTES,
     CONTRIB,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     BYTES,
     CONTRIB,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     Codes,
     alike,

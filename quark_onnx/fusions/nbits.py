@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from calibrators.layout import turned
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.files.half_precision import add_narrow
 from quark_onnx.fusions.base import (
     CONTRIB,
     Codes,
@@ -17,7 +18,7 @@ from quark_onnx.fusions.base import (
     value,
     zero_points,
 )
-from quark_onnx.graph import Graph, Node, add_narrow
+from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.kernels.packing import BITS

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     Codes,
     attributes,

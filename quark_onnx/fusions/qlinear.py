@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     Codes,
     attributes,

@@ -10,39 +10,24 @@ from quark_onnx.graph.constants import (
     store_constants,
 )
 from quark_onnx.graph.graph import Graph
-from quark_onnx.graph.half_precision import (
-    HALVES,
-    OriginalDtypes,
-    add_narrow,
-    cast_interface,
-    upcast_to_float32,
-)
-from quark_onnx.graph.inlined import inlined
 from quark_onnx.graph.model_key import model_key
 from quark_onnx.graph.node import Node
 from quark_onnx.graph.parameters import add_parameter
 from quark_onnx.graph.shape_arithmetic import ShapeArithmetic
-from quark_onnx.graph.static_shapes import fixed
 from quark_onnx.graph.store import Store, store_for
 from quark_onnx.graph.tensor_keys import tensor_keys
 from quark_onnx.graph.traversal import reach
 
 __all__ = [
-    "HALVES",
     "Graph",
     "Node",
-    "OriginalDtypes",
     "ShapeArithmetic",
     "Store",
-    "add_narrow",
     "add_parameter",
-    "cast_interface",
     "channels_last",
     "constants_of",
     "describe_closed",
-    "fixed",
     "gather_constants",
-    "inlined",
     "model_key",
     "overridable",
     "reach",
@@ -50,5 +35,4 @@ __all__ = [
     "store_constants",
     "store_for",
     "tensor_keys",
-    "upcast_to_float32",
 ]

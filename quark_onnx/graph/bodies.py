@@ -19,7 +19,7 @@ from onnx import (
 )
 
 from calibrators.onnx_runtime.session import tensor_bytes
-from quark_onnx.containers import among, by_name, excluding, names_of, without
+from quark_onnx.common.containers import among, by_name, excluding, names_of, without
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node, defined_names, graphs_in
 from quark_onnx.graph.shapes import LARGE, ir_version_for

@@ -21,11 +21,11 @@ from onnx import (
     numpy_helper,
 )
 
-from quark_onnx.containers import among, by_name, names_of
+from quark_onnx.common.containers import among, by_name, names_of
+from quark_onnx.common.wording import first_of
 from quark_onnx.graph.bodies import in_bodies
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node, bodies_of
-from quark_onnx.wording import first_of
 
 #: Attributes of a Constant node that hold plain numbers, with the type of the tensor.
 _NUMBERS = {

@@ -26,7 +26,7 @@ from onnx import (
 
 from calibrators.onnx_runtime.external_tensors import held_values, is_held, values
 from calibrators.onnx_runtime.session import tensor_bytes
-from quark_onnx.containers import (
+from quark_onnx.common.containers import (
     among,
     by_name,
     excluding,
@@ -34,7 +34,7 @@ from quark_onnx.containers import (
     names_of,
     present,
 )
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import (
     STANDARD_DOMAINS,
     Node,

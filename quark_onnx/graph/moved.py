@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 from onnx import TensorProto, helper
 
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
 from quark_onnx.functions import float4
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE, Node

@@ -15,7 +15,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, OperatorSetIdProto, helper
 
-from quark_onnx.containers import excluding, flattened, names_of
+from quark_onnx.common.containers import excluding, flattened, names_of
 
 #: The two names of the standard operator set.
 STANDARD_DOMAINS = ("", "ai.onnx")

@@ -13,7 +13,7 @@ from math import prod
 
 from onnx import TensorProto
 
-from quark_onnx.containers import (
+from quark_onnx.common.containers import (
     among,
     excluding,
     names_of,

@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx import NodeProto, helper
 
-from quark_onnx.containers import of_type
+from quark_onnx.common.containers import of_type
 
 #: Operators whose windows may extend beyond the input.
 POOLS = ("MaxPool", "AveragePool")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto, NodeProto
 
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
 from quark_onnx.graph.node import nested_nodes, normalized_domain
 
 #: Operators of the standard domain whose result is random.

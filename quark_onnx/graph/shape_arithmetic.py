@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from enum import IntEnum
 
-from quark_onnx.containers import flattened, values_at
+from quark_onnx.common.containers import flattened, values_at
 from quark_onnx.graph.bodies import Body
 from quark_onnx.graph.control_inputs import KEEPS_SIZE, control_inputs
 from quark_onnx.graph.decisions import Decision, decisions

@@ -20,7 +20,7 @@ from onnx import (
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.session import initializers, tensor_bytes
-from quark_onnx.containers import by_name, names_of, of_type
+from quark_onnx.common.containers import by_name, names_of, of_type
 from quark_onnx.graph.native import infer_shapes
 from quark_onnx.graph.node import (
     all_graphs,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from quark_onnx.containers import excluding, names_of, present
+from quark_onnx.common.containers import excluding, names_of, present
 from quark_onnx.graph.graph import Graph, Shape
 from quark_onnx.graph.traversal import reach
 

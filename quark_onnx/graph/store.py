@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from calibrators.onnx_runtime.external_tensors import locate
 from calibrators.onnx_runtime.session import PAGE, estimate_bytes
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import ModelError, system_reason
+from quark_onnx.common.errors import ModelError, system_reason
 
 #: Tensors of fewer bytes stay in memory.
 LEAST = 1 << 16

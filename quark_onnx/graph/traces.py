@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto
 
-from quark_onnx.containers import excluding
+from quark_onnx.common.containers import excluding
 from quark_onnx.graph.node import all_graphs, bodies_of
 from quark_onnx.graph.shapes import declared_values
 

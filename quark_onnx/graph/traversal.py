@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph.node import Node
 
 T = TypeVar("T", bound=Hashable)

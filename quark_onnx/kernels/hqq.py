@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.grid import QParams
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels.nbits import (
     Float32,
     NBitsWeight,
@@ -65,7 +65,7 @@ class HalfQuadratic:
 
     >>> HalfQuadratic(p=2.0)
     Traceback (most recent call last):
-    quark_onnx.errors.ConfigError: HalfQuadratic: p is 2.0; it must be above 0 and at most 1
+    quark_onnx.common.errors.ConfigError: HalfQuadratic: p is 2.0; it must be above 0 and at most 1
     """
 
     p: float = 0.7

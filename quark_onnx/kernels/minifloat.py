@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 
 Floats = NDArray[np.float64]
 

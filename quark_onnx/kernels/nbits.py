@@ -51,7 +51,7 @@ from numpy.typing import NDArray
 
 from calibrators.affine import params_for
 from calibrators.grid import Grid, QParams, Range
-from quark_onnx.errors import ConfigError, ModelError, PlanError
+from quark_onnx.common.errors import ConfigError, ModelError, PlanError
 from quark_onnx.kernels.packing import BITS, pack, packed_size, unpack
 
 Float32 = NDArray[np.float32]
@@ -456,7 +456,7 @@ def check(weight: NDArray[Any], bits: int, block_size: int) -> None:
 
     >>> check(np.ones((4, 4), np.float32), bits=4, block_size=48)
     Traceback (most recent call last):
-    quark_onnx.errors.ConfigError: block_size is 48; onnxruntime takes 16, 32, 64, 128, 256
+    quark_onnx.common.errors.ConfigError: block_size is 48; onnxruntime takes 16, 32, 64, 128, 256
     """
     _check_sizes(bits, block_size)
     if weight.ndim != 2 or weight.dtype.kind != "f" or not weight.size:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.errors import ConfigError, PlanError
+from quark_onnx.common.errors import ConfigError, PlanError
 
 #: Supported widths, which divide a byte.
 BITS = (2, 4, 8)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from quark_onnx.common.registry import NPU_RECIPES, TARGETS
 from quark_onnx.recipes.choose import Choice, structure
 from quark_onnx.recipes.kind import kind_of
-from quark_onnx.registry import NPU_RECIPES, TARGETS
 
 #: Closest recipes for kinds of models without a recipe of the vendor.
 _NEAREST = {"speech": "classifier", "superres": "classifier"}

@@ -16,7 +16,8 @@ from pathlib import Path
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
-from quark_onnx.containers import (
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import (
     among,
     by_name,
     excluding,
@@ -26,14 +27,17 @@ from quark_onnx.containers import (
     subset,
     without,
 )
-from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
-from quark_onnx.graph.io import load, staged
+from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.common.wording import counted
+from quark_onnx.files.half_precision import upcast_to_float32
+from quark_onnx.files.io import load, staged
+from quark_onnx.graph import Graph, Node, reach
+from quark_onnx.measuring import random_sample
 from quark_onnx.npu.named import producers_of
 from quark_onnx.patterns.conv_and_gemm import LAYERS
-from quark_onnx.steps import Reference, destination, keeps_weights_beside, random_sample
-from quark_onnx.steps.run import agree
-from quark_onnx.wording import counted
+from quark_onnx.running.run import Reference, agree
+from quark_onnx.writing import destination
+from quark_onnx.writing.destination import keeps_weights_beside
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,21 @@ from calibrators.readers.images import ImageSpec, image_model
 from calibrators.readers.open import CalibrationData, Reader
 from calibrators.scratch import ScratchFolder
 from calibrators.shown import printable
-from quark_onnx.config import QConfig
-from quark_onnx.containers import among, names_of
-from quark_onnx.errors import (
+from quark_onnx.common.containers import among, names_of
+from quark_onnx.common.errors import (
     ConfigError,
     ModelError,
     data_errors,
     system_reason,
 )
-from quark_onnx.graph import Graph, upcast_to_float32
-from quark_onnx.graph.io import load, staged
+from quark_onnx.common.registry import TARGETS
+from quark_onnx.config import QConfig
+from quark_onnx.files.half_precision import upcast_to_float32
+from quark_onnx.files.io import load, staged
+from quark_onnx.files.overwrites import refuse_overwritten_arguments
+from quark_onnx.graph import Graph
 from quark_onnx.job import Job, Result, run
+from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
@@ -42,15 +46,9 @@ from quark_onnx.npu.page import write_page
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.readme import readme
 from quark_onnx.npu.tail import try_tail
-from quark_onnx.registry import TARGETS
 from quark_onnx.report import Report, step_lines, verdict_lines
 from quark_onnx.report.verdict import NextStep
-from quark_onnx.steps import (
-    Sample,
-    first_sample,
-    reader_for,
-    refuse_overwritten_arguments,
-)
+from quark_onnx.running.run import Sample
 from quark_onnx.targets import Check, check, format_of, refusal, require_rules
 
 #: Number of shipped samples, with their outputs on the CPU.

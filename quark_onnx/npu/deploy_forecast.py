@@ -9,8 +9,8 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.shown import printable
-from quark_onnx.errors import QuarkError
-from quark_onnx.graph.io import load
+from quark_onnx.common.errors import QuarkError
+from quark_onnx.files.io import load
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.npu.support import RELEASE

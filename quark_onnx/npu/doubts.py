@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind
 from quark_onnx.graph.cost import operations
 from quark_onnx.npu.placement import NPU, Case, NodePlacement
-from quark_onnx.wording import counted
 
 #: Formats in which transformers are reported to stay on the CPU; Windows ML recommends A16W8.
 _UNSEEN = ("XINT8", "A8W8")

@@ -16,7 +16,7 @@ from pathlib import Path
 from calibrators.json_file import Entry, read_json
 from calibrators.limits import TEXT
 from calibrators.shown import printable
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.npu.preflight import Preflight
 
 #: Older names of devices.

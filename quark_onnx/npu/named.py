@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.graph import Graph, Node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from quark_onnx.containers import excluding
+from quark_onnx.common.containers import excluding
 from quark_onnx.npu.preflight import Preflight, preflight
 from quark_onnx.report.verdict import NextStep, Verdict
 

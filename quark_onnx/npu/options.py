@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark_onnx.registry import TARGETS
+from quark_onnx.common.registry import TARGETS
 from quark_onnx.targets import Target
 
 #: The overlay of Phoenix and Hawk Point; the installer of 1.8 lacks it (amd/RyzenAI-SW#345, #396,

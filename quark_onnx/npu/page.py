@@ -9,7 +9,8 @@ from itertools import starmap
 from operator import attrgetter
 from pathlib import Path
 
-from quark_onnx.containers import values_at
+from quark_onnx.common.containers import values_at
+from quark_onnx.common.wording import counted
 from quark_onnx.npu.placement import ABORT, NPU, NodePlacement
 from quark_onnx.npu.preflight import Group, Preflight
 from quark_onnx.page import (
@@ -23,7 +24,6 @@ from quark_onnx.page import (
 )
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.report import percentage
-from quark_onnx.wording import counted
 
 #: Heights of a box and of a row, the gap between two boxes, and the widest box.
 _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from quark_onnx.containers import among, flattened, present
+from quark_onnx.common.containers import among, flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE

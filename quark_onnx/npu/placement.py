@@ -15,7 +15,8 @@ from itertools import filterfalse
 
 from onnx import TensorProto
 
-from quark_onnx.containers import excluding, flattened, present
+from quark_onnx.common.containers import excluding, flattened, present
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import beyond_pairs, constant_behind
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
@@ -23,7 +24,6 @@ from quark_onnx.npu.support import CONVERTED, SOURCE, listed, shown
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
 from quark_onnx.targets import Target
-from quark_onnx.wording import counted
 
 NPU, CPU, ABORT = "NPU", "CPU", "abort"
 _LOGS = "RyzenAI-SW quark_quantization logs (2025-10-14)"

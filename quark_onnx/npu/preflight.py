@@ -17,13 +17,16 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import excluding, values_at
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import TARGETS
+from quark_onnx.common.wording import counted, in_units, tally
 from quark_onnx.config.checks import require
-from quark_onnx.containers import excluding, values_at
-from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, Node, gather_constants, inlined
+from quark_onnx.files.io import load
+from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.codes import beyond_pairs
 from quark_onnx.graph.cost import operations
-from quark_onnx.graph.io import load
 from quark_onnx.npu.doubts import Doubt, doubts_of
 from quark_onnx.npu.partition import EDGE, edges, expected_edges, pieces
 from quark_onnx.npu.placement import (
@@ -39,12 +42,10 @@ from quark_onnx.npu.placement import (
 )
 from quark_onnx.npu.support import KINDS, RELEASE, RELEASES
 from quark_onnx.patterns.conv_and_gemm import LAYERS
-from quark_onnx.registry import TARGETS
 from quark_onnx.report import percentage
 from quark_onnx.targets import Target
 from quark_onnx.targets.check import kind_of
 from quark_onnx.targets.pairs import Pairs
-from quark_onnx.wording import counted, in_units, tally
 
 _WIDE = frozenset({TensorProto.INT16, TensorProto.UINT16})
 

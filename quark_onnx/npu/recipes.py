@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quark_onnx.common.registry import NPU_RECIPES
 from quark_onnx.recipes import Recipe
-from quark_onnx.registry import NPU_RECIPES
 
 _LADDER = "AMD Quark, ryzen_ai_best_practice.rst (0.11)"
 _MODELS = "RyzenAI-SW, advanced quantization and object detection examples (2026-02)"

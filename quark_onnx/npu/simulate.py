@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
-from quark_onnx.containers import among, excluding, names_of
-from quark_onnx.errors import ConfigError, DataError, nearest
+from quark_onnx.common.containers import among, excluding, names_of
+from quark_onnx.common.errors import ConfigError, DataError, nearest
+from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, Node, gather_constants
-from quark_onnx.graph.io import load
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.graph.traversal import reach
 from quark_onnx.npu.integers import (

@@ -11,10 +11,10 @@ from typing import Any
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import names_of, subset
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.containers import names_of, subset
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.steps import Reference, Sample
+from quark_onnx.running.run import Reference, Sample
 
 
 def try_tail(tail: ModelProto, front: ModelProto, sample: Sample) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.errors import MissingDependency
+from quark_onnx.common.errors import MissingDependency
 
 # Quantization runs on the CPU, whatever executes the result.
 _EVERYWHERE = {"supported_providers": ["*"], "supported_accelerators": ["*"]}

@@ -27,7 +27,7 @@ from olive.passes.pass_config import PassConfigParam
 from olive.passes.quark_quantizer.quark_quantization import QuarkQuantization
 
 from quark_onnx.api import quantize, quantize_dynamic, quantize_static
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.olive.translate import (
     Parameters,
     amd_draft,

@@ -16,17 +16,17 @@ import onnx
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType
 
 from calibrators.readers.open import CalibrationData
+from quark_onnx.common.containers import differing
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.wording import counted
 from quark_onnx.compat_onnxruntime import get_qdq_config
 from quark_onnx.compat_onnxruntime.execution_providers.qnn import get_qnn_qdq_config
 from quark_onnx.config import Override, QConfig
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import differing
-from quark_onnx.errors import ConfigError
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import QConfig as AmdConfig
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig
-from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 
 from onnx import ModelProto, save
 
-from quark_onnx.analysis import SearchResult, search
+from quark_onnx.common.containers import excluding, without
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QConfig as Native
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import excluding, without
-from quark_onnx.errors import ConfigError
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config import spec as specs
@@ -28,6 +27,8 @@ from quark_onnx.onnx.quantization.config.config import (
 )
 from quark_onnx.onnx.quantization.config.data_type import parse_data_type
 from quark_onnx.onnx.run import native, run
+from quark_onnx.search import search
+from quark_onnx.search.search import SearchResult
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.checks import require
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.optimizers.mixed import Distance, Outputs
 
 Floats = NDArray[np.float64]

@@ -17,11 +17,11 @@ from calibrators import (
     NonOverflow,
     Percentile,
 )
+from quark_onnx.common.containers import of_type
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require, require_one_of
-from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.config.data_type import DATA_TYPES
 from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
 from quark_onnx.onnxruntime_spelling.request import name_of

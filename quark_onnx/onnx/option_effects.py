@@ -11,11 +11,17 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators import CalibrationError, LayerwisePercentile, MinMSE
+from quark_onnx.common.containers import (
+    differing,
+    excluding,
+    names_of,
+    of_type,
+    without,
+)
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require_one_of
-from quark_onnx.containers import differing, excluding, names_of, of_type, without
-from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.graph.io import load
+from quark_onnx.files.io import load
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.legacy import listed, narrowed, pairs_of_ends
 from quark_onnx.onnx.quantization.config.algorithm import (

@@ -17,9 +17,9 @@ from typing import Any
 
 from calibrators import MinMax, Percentile
 from calibrators.shown import short
+from quark_onnx.common.containers import by_name
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.option_support import OptionSupport
-from quark_onnx.containers import by_name
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx import option_effects as effects
 from quark_onnx.onnx import option_values as values
 from quark_onnx.onnx.draft import Draft

@@ -9,8 +9,8 @@ from typing import Any
 from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.api import choose_data
 from quark_onnx.onnx.quantization.config.config import QuantizationConfig
 from quark_onnx.onnx.run import handed_back, run

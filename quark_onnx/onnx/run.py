@@ -14,9 +14,8 @@ from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from quark_onnx.api import quantize
-from quark_onnx.config import Override, QConfig, TensorOverride
-from quark_onnx.config.spec import has_powers_of_two
-from quark_onnx.containers import (
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import (
     by_name,
     excluding,
     flattened,
@@ -25,10 +24,13 @@ from quark_onnx.containers import (
     values_at,
     without,
 )
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.config import Override, QConfig, TensorOverride
+from quark_onnx.config.spec import has_powers_of_two
 from quark_onnx.convert import convert
-from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.graph import Graph, Node, inlined, reach, upcast_to_float32
-from quark_onnx.graph.io import load
+from quark_onnx.files.half_precision import upcast_to_float32
+from quark_onnx.files.io import load
+from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import kinds_of
 from quark_onnx.job import Result
 from quark_onnx.onnx import legacy

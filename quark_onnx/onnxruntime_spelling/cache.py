@@ -12,8 +12,8 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrators.json_file import read_json
 from calibrators.shown import short
+from quark_onnx.common.containers import by_name
 from quark_onnx.config import TensorOverride
-from quark_onnx.containers import by_name
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, logger, name_of
 
 # Suffix of a float graph output, whose name its DequantizeLinear takes over.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from calibrators import MinMax, MinMSE
+from quark_onnx.common.errors import nearest
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.config.checks import refuse_first, require, require_known
 from quark_onnx.config.qconfig import FOLLOWERS
 from quark_onnx.dtypes import INT8
-from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.cache import read_cache
 from quark_onnx.onnxruntime_spelling.names import (
     CalibrationMethod,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnx import TensorProto
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -9,11 +9,11 @@ from onnx import TensorProto
 
 from calibrators import CalibrationError, Calibrator, Entropy, MinMax, Percentile
 from calibrators.base import is_number, is_whole
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import nearest
 from quark_onnx.config import TensorOverride
 from quark_onnx.config.checks import require
-from quark_onnx.containers import names_of
 from quark_onnx.dtypes import INT8
-from quark_onnx.errors import nearest
 from quark_onnx.onnxruntime_spelling.overrides import tensor_overrides
 from quark_onnx.onnxruntime_spelling.request import (
     CallError,

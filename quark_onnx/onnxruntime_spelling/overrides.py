@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from quark_onnx.common.containers import among, flattened, names_of
+from quark_onnx.common.errors import nearest
 from quark_onnx.config import TensorOverride
 from quark_onnx.config.checks import refuse_first, require_known
-from quark_onnx.containers import among, flattened, names_of
-from quark_onnx.errors import nearest
 from quark_onnx.graph import Graph
 from quark_onnx.onnxruntime_spelling.request import CallError, flag, format_of, logger
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from onnx import TensorProto
 
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import of_type
+from quark_onnx.common.errors import nearest
 from quark_onnx.config import QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import require
-from quark_onnx.containers import of_type
-from quark_onnx.errors import nearest
-from quark_onnx.graph import Graph, Node, inlined
-from quark_onnx.graph.io import load
+from quark_onnx.files.io import load
+from quark_onnx.graph import Graph, Node
 from quark_onnx.onnxruntime_spelling.names import CallError as CallError
 from quark_onnx.onnxruntime_spelling.names import QuantType
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quark_onnx.containers import among, excluding, names_of
-from quark_onnx.errors import nearest
+from quark_onnx.common.containers import among, excluding, names_of
+from quark_onnx.common.errors import nearest
+from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import inner_nodes, kinds_of
 from quark_onnx.onnxruntime_spelling.request import Request, logger, names
-from quark_onnx.registry import RULES
 
 #: Operators that onnxruntime quantizes by default: QDQRegistry and QLinearOpsRegistry of
 #: ``onnxruntime.quantization.registry`` 1.32.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.errors import nearest
+from quark_onnx.common.errors import nearest
 from quark_onnx.onnxruntime_spelling import options as obeyed
 from quark_onnx.onnxruntime_spelling.options import Handler
 from quark_onnx.onnxruntime_spelling.request import Request, logger

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from calibrators import MinMax
 from calibrators.onnx_runtime.control_flow import Observation
-from quark_onnx.containers import present
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding

@@ -18,12 +18,12 @@ from calibrators.base import is_number
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.onnx_runtime.runner import collect
 from calibrators.readers.spool import Spool
+from quark_onnx.common.errors import data_errors
+from quark_onnx.common.registry import OPTIMIZERS
 from quark_onnx.config.checks import Requirement, require_all, require_flags, whole
-from quark_onnx.errors import data_errors
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers.problem import Problem, Solution
-from quark_onnx.registry import OPTIMIZERS
 
 #: Calibration data for several passes; one sample is in memory at a time.
 Samples = Sequence[Mapping[str, Any]] | Spool

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.optimizers.base import register
 from quark_onnx.optimizers.problem import Problem, Solution
 

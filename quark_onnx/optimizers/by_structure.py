@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers.cle import CLE
 from quark_onnx.patterns.depthwise import unbounded_depthwise
-from quark_onnx.wording import counted
 
 #: Most bits of a tensor with one scale that equalization helps: with 16, small channels have codes
 #: enough.

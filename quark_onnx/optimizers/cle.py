@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding
 from quark_onnx.optimizers.balance import Balance, balance

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels.device import DEVICES, Device, device_for
 from quark_onnx.kernels.rounding import Part, in_parts
 from quark_onnx.kernels.threads import one_thread

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.optimizers.base import register, require_flag, require_number
 from quark_onnx.optimizers.problem import Doubles, Problem, Solution

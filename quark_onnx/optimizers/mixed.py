@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from calibrators import Best, MinMSE
 from calibrators.base import is_number
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import Override, QConfig, QuantizationSpec, name_tuple
 from quark_onnx.config.spec import spec_of
 from quark_onnx.dtypes import INT8, INT16, UINT8, UINT16, Integer
-from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers.base import register, require_number, require_whole
 
 #: Outputs of a model: a list of arrays for each sample.

@@ -4,9 +4,9 @@ Rounding weights to 4 bits shifts the mean of a layer's result, and the shifts o
 add up. Bias correction removes them; it is kept if held-out samples show a gain.
 """
 
+from quark_onnx.common.registry import PRESETS
 from quark_onnx.config.presets import A8W8, A16W8, BLOCKS
 from quark_onnx.optimizers.bias_correction import BiasCorrection
-from quark_onnx.registry import PRESETS
 
 #: 8-bit or 16-bit activations, and 4-bit weights in blocks.
 A8W4 = PRESETS.add(

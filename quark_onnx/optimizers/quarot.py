@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.kernels.hadamard import Rotation, balanced, random_hadamard
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding

@@ -20,8 +20,8 @@ from calibrators.extremes import Extremes
 from calibrators.onnx_runtime.control_flow import Observation
 from calibrators.sampled import Sampled
 from calibrators.sampled import Samples as Sampling
-from quark_onnx.containers import of_type, present
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import of_type, present
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import private
 from quark_onnx.kernels.noise import EIGHT_BITS, Rounding

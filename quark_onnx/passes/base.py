@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from quark_onnx.conditions import otherwise
+from quark_onnx.common.conditions import otherwise
+from quark_onnx.common.registry import PASSES
 from quark_onnx.graph import Graph, Node
-from quark_onnx.registry import PASSES
 
 #: A pass rewrites the graph in place, without changing its function, and returns the number of
 #: rewrites. The caller verifies the function by running the model before and after.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, required
+from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op
 from quark_onnx.passes.base import register, rewrite_each

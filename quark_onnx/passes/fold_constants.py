@@ -11,8 +11,8 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
-from quark_onnx.conditions import only_if, otherwise
-from quark_onnx.containers import excluding, flattened, of_type, values_at
+from quark_onnx.common.conditions import only_if, otherwise
+from quark_onnx.common.containers import excluding, flattened, of_type, values_at
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
 from quark_onnx.graph.shapes import untyped

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, required
+from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.patterns.gelu import GELU

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import present
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.graph.shapes import known_sizes

@@ -16,8 +16,8 @@ from onnx import (
 
 from calibrators.errors import RuntimeCrash
 from calibrators.onnx_runtime.session import tensor_bytes
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node, gather_constants
 from quark_onnx.graph.native import convert_version
 from quark_onnx.graph.node import (

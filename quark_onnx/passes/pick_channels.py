@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.conditions import only_if, required
+from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op, tensor
 from quark_onnx.graph.shapes import known_sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if
+from quark_onnx.common.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from quark_onnx.conditions import only_if, required
+from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register, rewrite_each

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.conditions import only_if, required
+from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import setting
 from quark_onnx.graph.shapes import known_sizes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_onnx.conditions import only_if
+from quark_onnx.common.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -15,8 +15,8 @@ def sum_to_add(graph: Graph) -> int:
     """Replace each Sum of two tensors by Add.
 
     Exporters of several frameworks write residual sums as Sum, and so does
-    ``steps.unfused_sums``, whose models may be quantized a second time. onnxruntime has an integer
-    kernel for Add alone.
+    ``writing.unfused_sums``, whose models may be quantized a second time. onnxruntime has an
+    integer kernel for Add alone.
     """
     return rewrite_each(graph, _replace, "Sum")
 

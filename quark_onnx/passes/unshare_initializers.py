@@ -5,7 +5,7 @@ Follows CopySharedInit of amd-quark 0.13.
 
 from __future__ import annotations
 
-from quark_onnx.containers import present_values
+from quark_onnx.common.containers import present_values
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind, copied
 from quark_onnx.passes.base import register

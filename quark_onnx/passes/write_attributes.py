@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from operator import lt
 from typing import Any
 
-from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import subset
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import subset
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pool_windows import overhang
 from quark_onnx.graph.shapes import known_sizes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.conditions import required
+from quark_onnx.common.conditions import required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.passes.split_to_slices import sizes_of_parts

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import present
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.matching import is_along_last_axis

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import present
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
 from quark_onnx.graph.matching import keeps_range, setting

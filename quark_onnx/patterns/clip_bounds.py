@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import setting
 from quark_onnx.graph.node import Node

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.matching import is_along_last_axis

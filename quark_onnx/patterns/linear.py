@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise
-from quark_onnx.containers import present
+from quark_onnx.common.conditions import only_if, otherwise
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
 from quark_onnx.graph.matching import constant_operand

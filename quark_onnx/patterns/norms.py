@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.conditions import only_if, otherwise, required
-from quark_onnx.containers import present, subset
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present, subset
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import (

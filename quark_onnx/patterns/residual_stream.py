@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from quark_onnx.containers import merged
+from quark_onnx.common.containers import merged
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.matching import is_along_last_axis

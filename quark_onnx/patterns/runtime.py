@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import filterfalse
 from math import prod
 
-from quark_onnx.containers import of_type
+from quark_onnx.common.containers import of_type
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 from quark_onnx.patterns.conv_and_gemm import LAYERS

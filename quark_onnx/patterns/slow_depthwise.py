@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Node, scopes_of
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
-from quark_onnx.wording import counted
 
 _BYTES = (TensorProto.INT8, TensorProto.UINT8)
 

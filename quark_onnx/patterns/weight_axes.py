@@ -183,7 +183,7 @@ def weight_axes(graph: Graph, node: Node, place: int) -> WeightAxes | None:
     """
     if place >= len(node.inputs):
         return None
-    find = _BY_INPUT.get((node.kind, place))
+    find = BY_INPUT.get((node.kind, place))
     if find is None:
         return None
     rank = len(graph.sizes(node.inputs[place]))
@@ -338,7 +338,7 @@ _PROJECTION = _fixed((1,), 0)
 _TABLE = _fixed((0,), 1)
 
 #: The table: operator and input to axes.
-_BY_INPUT: dict[tuple[str, int], _Find] = {
+BY_INPUT: dict[tuple[str, int], _Find] = {
     ("Conv", 1): _KERNEL,
     ("DeformConv", 1): _KERNEL,
     (_MS + "FusedConv", 1): _KERNEL,

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING
 
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import INT8
 from quark_onnx.plan.entries import Entry, Keep, Quantize
-from quark_onnx.wording import counted
 
 if TYPE_CHECKING:
     from quark_onnx.plan.plan import Plan

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from calibrators.shown import short
+from quark_onnx.common.containers import excluding
 from quark_onnx.config import QuantizationSpec, TensorOverride
 from quark_onnx.config.checks import require
-from quark_onnx.containers import excluding
 from quark_onnx.dtypes import Block, Integer
 from quark_onnx.graph import Node
 from quark_onnx.patterns.weight_axes import WeightAxes, weight_axes

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ModelError
+from quark_onnx.common.wording import tally
 from quark_onnx.functions import DOMAINS
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.node import inner_nodes
-from quark_onnx.wording import tally
 
 #: Operators on quantized values, beside those whose names begin with QLinear.
 _QUANTIZING = frozenset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_onnx.conditions import only_if, otherwise
+from quark_onnx.common.conditions import only_if, otherwise
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node

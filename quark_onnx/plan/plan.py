@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.errors import PlanError
 from quark_onnx.config import TensorOverrides
 from quark_onnx.config.spec import has_powers_of_two
-from quark_onnx.errors import PlanError
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.graph.decisions import is_layer
 from quark_onnx.plan.entries import Entry, Keep, Quantize, SameAs, Use

@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
-from quark_onnx.config.spec import is_dynamic
-from quark_onnx.containers import (
+from quark_onnx.common.containers import (
     by_name,
     excluding,
     flattened,
@@ -17,11 +15,13 @@ from quark_onnx.containers import (
     present,
     values_at,
 )
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.wording import counted
+from quark_onnx.config import Override, QConfig, QuantizationSpec, TensorOverrides
+from quark_onnx.config.spec import is_dynamic
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.graph.node import inner_nodes, kinds_of
 from quark_onnx.plan.existing import existing
-from quark_onnx.wording import counted
 
 #: Reason to keep a node float that an override or ``exclude`` names.
 EXCLUDED = "excluded"

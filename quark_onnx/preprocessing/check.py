@@ -22,7 +22,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.session import estimate_bytes
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.containers import names_of, present, subset, values_at
+from quark_onnx.common.containers import names_of, present, subset, values_at
 from quark_onnx.preprocessing.alternatives import Alternative, Pictures
 from quark_onnx.preprocessing.evidence import (
     Classified,

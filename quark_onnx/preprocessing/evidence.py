@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import percentage
 from quark_onnx.report.verdict.boxes import detections
 from quark_onnx.report.verdict.task import Task, squeezed
-from quark_onnx.wording import counted
 
 Outputs = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ from onnx import ModelProto, NodeProto, helper
 
 from calibrators.onnx_runtime.external_tensors import values
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import by_name, names_of, subset
+from quark_onnx.common.containers import by_name, names_of, subset
 from quark_onnx.graph import constants_of
 from quark_onnx.graph.node import makers_of
 from quark_onnx.graph.traversal import reach

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from quark_onnx.containers import names_of
+from quark_onnx.common.containers import names_of
 from quark_onnx.preprocessing.alternatives import Alternative
 from quark_onnx.preprocessing.evidence import Evidence, Labelled
 from quark_onnx.preprocessing.finding import Finding

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto
 
 from calibrators.onnx_runtime.external_tensors import values
-from quark_onnx.containers import names_of
+from quark_onnx.common.containers import names_of
 from quark_onnx.graph import constants_of, scopes_of
 from quark_onnx.preprocessing.finding import Finding
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from quark_onnx.check import inlined
+from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import QConfig
-from quark_onnx.graph import Graph, gather_constants, inlined
-from quark_onnx.graph.io import load
+from quark_onnx.files.io import load
+from quark_onnx.graph import Graph, gather_constants
 from quark_onnx.recipes.kind import kind_of
 from quark_onnx.recipes.recipe import Recipe
-from quark_onnx.registry import RECIPES
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import filterfalse
 
-from quark_onnx.containers import excluding, flattened, names_of, of_type
+from quark_onnx.common.containers import excluding, flattened, names_of, of_type
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.patterns.depthwise import is_depthwise
-from quark_onnx.wording import counted
 
 #: Kinds of models, with those of the strictest criteria first.
 KINDS = ("transformer", "superres", "speech", "detector", "depthwise", "classifier")

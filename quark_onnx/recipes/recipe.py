@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quark_onnx.common.registry import RECIPES, TARGETS
 from quark_onnx.config import QConfig
-from quark_onnx.registry import RECIPES, TARGETS
 from quark_onnx.targets import refusal
 
 

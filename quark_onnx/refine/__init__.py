@@ -1,6 +1,5 @@
 """Optimizers of the float graph and of layers, and the acceptance of their results."""
 
-from quark_onnx.refine.acceptance import Snapshot, min_output_sqnr
 from quark_onnx.refine.bias_means import InputMeans, accept_biases, correct_biases
 from quark_onnx.refine.optimize_float import give_biases, optimize_float
 from quark_onnx.refine.refine import refine
@@ -8,12 +7,10 @@ from quark_onnx.refine.resume import check_folder
 
 __all__ = [
     "InputMeans",
-    "Snapshot",
     "accept_biases",
     "check_folder",
     "correct_biases",
     "give_biases",
-    "min_output_sqnr",
     "optimize_float",
     "refine",
 ]

@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.shapes import untyped
 from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan
-from quark_onnx.refine.acceptance import min_output_sqnr
 from quark_onnx.refine.layer_problems import LayerTask, places_in, rounded
-from quark_onnx.steps.compute_qparams import Params
-from quark_onnx.steps.run import Reference, Sample
-from quark_onnx.wording import counted
+from quark_onnx.running.run import Reference, Sample
+from quark_onnx.scales.compute_qparams import Params
+from quark_onnx.trials.acceptance import min_output_sqnr
 
 Doubles = NDArray[np.float64]
 #: The input of a layer, and whether its channels are axis 1.

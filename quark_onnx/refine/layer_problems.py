@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import excluding
+from quark_onnx.common.containers import excluding
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_use, other_input
@@ -26,7 +26,7 @@ from quark_onnx.plan import Plan, Quantize, Use
 from quark_onnx.refine.calibration_rows import Mix, Room, finite
 from quark_onnx.refine.layer_stream import LayerStream
 from quark_onnx.refine.stored_activation import StoredActivation
-from quark_onnx.steps.compute_qparams import Params
+from quark_onnx.scales.compute_qparams import Params
 
 T = TypeVar("T", bound=np.generic)
 

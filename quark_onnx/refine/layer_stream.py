@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.spool import Spool
-from quark_onnx.containers import among, excluding, flattened, present, subset
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import among, excluding, flattened, present, subset
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.segment import segment
 from quark_onnx.graph.traversal import reach

@@ -14,20 +14,20 @@ import numpy as np
 
 from calibrators.onnx_runtime.runner import Receive
 from calibrators.onnx_runtime.session import open_session
+from quark_onnx.common.progress import Progress
+from quark_onnx.common.wording import prefixed
 from quark_onnx.config import QConfig, QuantizationSpec
 from quark_onnx.config.text import format_call
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
+from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.optimizers import Adaptive, FloatOptimizer, Samples
 from quark_onnx.patterns.conv_and_gemm import Layer
-from quark_onnx.progress import Progress
-from quark_onnx.refine.benefit import quantized_sqnr
+from quark_onnx.planning.prepare import unchanged
 from quark_onnx.report.measure import least_sqnr, measure
-from quark_onnx.steps.calibration import Calibration
-from quark_onnx.steps.prepare import unchanged
-from quark_onnx.steps.run import Reference, Sample, run
-from quark_onnx.wording import prefixed
+from quark_onnx.running.run import Reference, Sample, run
+from quark_onnx.trials.benefit import quantized_sqnr
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,16 @@ from zlib import crc32
 
 import numpy as np
 
-from quark_onnx.containers import by_name
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import by_name
+from quark_onnx.common.errors import ModelError
+from quark_onnx.common.progress import Progress
+from quark_onnx.common.wording import counted, prefixed
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.kernels.threads import one_thread
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import Floats, LayerResult, Problem, Solution
 from quark_onnx.plan import BiasOf, Plan, Use
-from quark_onnx.progress import Progress
 from quark_onnx.refine.calibration_rows import Room
 from quark_onnx.refine.layer_problems import (
     LayerTask,
@@ -37,10 +38,9 @@ from quark_onnx.refine.layer_problems import (
 from quark_onnx.refine.layer_stream import LayerStream
 from quark_onnx.refine.resume import Journal
 from quark_onnx.refine.stored_activation import StoredActivation, store_activation
-from quark_onnx.steps.compute_qparams import Params
-from quark_onnx.steps.function_bodies import define_functions
-from quark_onnx.steps.insert import insert
-from quark_onnx.wording import counted, prefixed
+from quark_onnx.running.function_bodies import define_functions
+from quark_onnx.scales.compute_qparams import Params
+from quark_onnx.writing.insert import insert
 
 #: Bytes of activations per model kept in memory between layers; the rest is stored in files.
 _MEMORY = 1 << 29

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrators.scratch import sweep_files, written
-from quark_onnx.containers import flattened
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import flattened
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.optimizers import LayerOptimizer, Samples
 from quark_onnx.optimizers.problem import LayerResult, Problem, Solution
-from quark_onnx.steps.run import sample_key
+from quark_onnx.running.run import sample_key
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import percentage
-from quark_onnx.wording import counted
 
 #: Maximum number of tensors in the report.
 _SHOWN = 3

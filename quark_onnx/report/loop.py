@@ -12,10 +12,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.containers import excluding, names_of, subset
+from quark_onnx.common.containers import excluding, names_of, subset
+from quark_onnx.common.wording import counted
 from quark_onnx.graph.states import State
 from quark_onnx.report.measure import OutputError, OutputTotals
-from quark_onnx.wording import counted
 
 logger = logging.getLogger(__name__)
 

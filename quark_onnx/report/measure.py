@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from calibrators.onnx_runtime.remembering import may_be_random, without_memory
 from calibrators.onnx_runtime.worker import Session
-from quark_onnx.containers import flattened, names_of, subset
+from quark_onnx.common.containers import flattened, names_of, subset
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import present
+from quark_onnx.common.containers import present
 from quark_onnx.report.measure import OutputError, Total
 from quark_onnx.report.verdict.boxes import DetectorLayout, arrays_of, detector_layout
 

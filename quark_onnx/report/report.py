@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from quark_onnx.containers import without
+from quark_onnx.common.containers import without
+from quark_onnx.common.reported import SCHEMA, Reported, plain
+from quark_onnx.common.wording import counted, first_of, prefixed, tally
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Keep, Plan
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
-from quark_onnx.reported import SCHEMA, Reported, plain
-from quark_onnx.wording import counted, first_of, prefixed, tally
 
 _SHOWN = 12
 #: Maximum number of operator types in the line of a reason.

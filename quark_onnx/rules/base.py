@@ -7,10 +7,10 @@ from itertools import filterfalse
 
 import numpy as np
 
+from quark_onnx.common.registry import RULES
 from quark_onnx.dtypes import Block
 from quark_onnx.graph import Graph, Node, reach
 from quark_onnx.plan import PlanBuilder
-from quark_onnx.registry import RULES
 
 #: A rule reads the node and writes to the plan, nothing else.
 Rule = Callable[[Node, PlanBuilder], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Node
 from quark_onnx.graph.matching import keeps_range
 from quark_onnx.plan import PlanBuilder

@@ -5,8 +5,8 @@ An average uses only a small part of the input's range.
 
 from __future__ import annotations
 
-from quark_onnx.conditions import only_if, otherwise
-from quark_onnx.containers import excluding
+from quark_onnx.common.conditions import only_if, otherwise
+from quark_onnx.common.containers import excluding
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.traversal import reach
 from quark_onnx.plan import PlanBuilder

@@ -5,7 +5,7 @@ No runtime has an integer form of them.
 
 from __future__ import annotations
 
-from quark_onnx.conditions import only_if, otherwise, required
+from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder

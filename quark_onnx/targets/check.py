@@ -8,16 +8,16 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.shown import printable
-from quark_onnx.errors import ConstraintError
+from quark_onnx.common.errors import ConstraintError
+from quark_onnx.common.registry import TARGETS
+from quark_onnx.common.wording import counted
+from quark_onnx.files.io import load
 from quark_onnx.graph import Graph, gather_constants
-from quark_onnx.graph.io import load
-from quark_onnx.registry import TARGETS
 from quark_onnx.targets.finding import Finding
 from quark_onnx.targets.pairs import Pairs
 from quark_onnx.targets.scales import scale_findings
 from quark_onnx.targets.structure import convolution_findings, structure_findings
 from quark_onnx.targets.target import Target
-from quark_onnx.wording import counted
 
 #: Maximum number of broken rules in an error message.
 _SHOWN = 3

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Protocol
 
-from quark_onnx.containers import of_type, values_at
-from quark_onnx.errors import ConstraintError
+from quark_onnx.common.containers import of_type, values_at
+from quark_onnx.common.errors import ConstraintError
 
 Key = Hashable
 Positions = dict[Key, int]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from onnx import TensorProto
 
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
 from quark_onnx.graph import Node
 from quark_onnx.graph.node import QUANTIZE
 from quark_onnx.targets.finding import Finding

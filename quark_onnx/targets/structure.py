@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, TensorProto
 
-from quark_onnx.containers import among, excluding, names_of
+from quark_onnx.common.containers import among, excluding, names_of
+from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import constant_behind
 from quark_onnx.graph.shapes import is_static
 from quark_onnx.targets.finding import Finding
 from quark_onnx.targets.target import Target
-from quark_onnx.wording import counted
 
 _CONV = ("kernel_shape", "strides", "pads", "dilations", "group")
 _POOL = ("kernel_shape", "strides", "pads")

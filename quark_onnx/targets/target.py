@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quark_onnx.registry import TARGETS
+from quark_onnx.common.registry import TARGETS
 
 
 @dataclass(frozen=True)

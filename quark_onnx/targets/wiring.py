@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from quark_onnx.containers import flattened, present
+from quark_onnx.common.containers import flattened, present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 from quark_onnx.targets.constraints import (

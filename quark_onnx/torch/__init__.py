@@ -8,7 +8,7 @@ so that importing this package loads no torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.errors import nearest
+from quark_onnx.common.errors import nearest
 
 if TYPE_CHECKING:
     from quark_onnx.torch.algorithms.registered import (

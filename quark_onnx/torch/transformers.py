@@ -27,7 +27,7 @@ from transformers.utils.quantization_config import (
     QuantizationMethod,
 )
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.export import tensors_of
 from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
 from quark_onnx.torch.checkpoints.load import quantized_layers, read_layer

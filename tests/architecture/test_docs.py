@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import calibrators.errors
-import quark_onnx.errors
+import quark_onnx.common.errors
 from quark_onnx.cli.dispatch import parse
-from quark_onnx.registry import OPTIMIZERS
+from quark_onnx.common.registry import OPTIMIZERS
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -121,7 +121,7 @@ def subclasses(cls: type[Exception]) -> set[str]:
 
 
 def test_every_kind_of_error_has_cause_and_cure() -> None:
-    kinds = subclasses(quark_onnx.errors.QuarkError)
+    kinds = subclasses(quark_onnx.common.errors.QuarkError)
     kinds |= subclasses(calibrators.errors.CalibrationError)
     kinds -= {"QuarkError"}  # only ever a subclass of it is raised
     own = {kind for kind in kinds if not kind.startswith("_")}

@@ -19,7 +19,7 @@ FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("
 
 #: Folders whose names are AMD Quark's.
 COPIED = ("quark_onnx/onnx/tools/", "quark_onnx/torch/utils/")
-VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "manager"}
+VAGUE = {"utils", "util", "helpers", "helper", "misc", "tools", "manager"}
 
 
 @loop_over("path", {path.relative_to(ROOT).as_posix(): path for path in FILES})

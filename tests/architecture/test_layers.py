@@ -20,21 +20,33 @@ LAYERS = """
 calibrators
 calibrators.onnx_runtime
 calibrators.readers
-errors version extras progress_bars conditions containers reported wording
-registry progress page
+common
+page
 kernels
 functions
 dtypes
-config graph
+config
+graph
 patterns
+check
+files
+targets
+running
 plan
-rules passes fusions optimizers targets
-report onnxruntime_spelling recipes
+rules passes fusions optimizers recipes
+onnxruntime_spelling
+report
 preprocessing
-steps
+planning
+measuring
+scales
+writing
+trials
 refine
+convert
 job
-api convert
+api
+search
 analysis npu
 torch.config torch.runtime
 torch.formats
@@ -86,7 +98,7 @@ def imports(path: Path) -> Iterator[str]:
 def layer(module: str) -> str:
     """Return the longest prefix of a module's name that is a layer, without the package's own name.
 
-    ``quark_onnx.graph.io`` belongs to ``graph``, ``quark_onnx.torch.models.experts`` to
+    ``quark_onnx.files.io`` belongs to ``graph``, ``quark_onnx.torch.models.experts`` to
     ``torch.models`` and ``quark_onnx`` to itself.
     """
     name = module.removeprefix("quark_onnx.")

@@ -6,7 +6,7 @@ import pytest
 
 from calibrators.errors import CalibrationError
 from calibrators.shown import clipped, printable, short
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 
 HOSTILE = {
     "colour": ("\x1b[31mred", r"\x1b[31mred"),

@@ -15,7 +15,7 @@ PATHS = {
         "from calibrators.onnx_runtime.cpu_features import saturates; saturates()"
     ),
     "the package": (
-        "import quark_onnx; from quark_onnx.steps.opsets import newest_with_pairs;"
+        "import quark_onnx; from quark_onnx.planning.opsets import newest_with_pairs;"
         " newest_with_pairs()"
     ),
     "the command line": (

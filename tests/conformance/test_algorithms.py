@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 import torch
 
 from quark_onnx.cli import main
-from quark_onnx.errors import ConfigError, DataError
-from quark_onnx.registry import ALGORITHMS
+from quark_onnx.common.errors import ConfigError, DataError
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes, cost_of
 from quark_onnx.torch.config.algorithm_names import ALGORITHM_SETTINGS

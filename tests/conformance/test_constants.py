@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from calibrators.onnx_runtime.session import initializers, open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.api import Result
-from quark_onnx.registry import PRESETS
+from quark_onnx.common.registry import PRESETS
 from tests.models import Feeds, interface, normal, parse, weight
 from tests.models import samples as draw
 from tests.settings import portable

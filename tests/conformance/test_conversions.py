@@ -14,9 +14,9 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, convert, quantize
 from quark_onnx.cli import main
+from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.convert import Converted
-from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.registry import CONVERSIONS
 from tests.cases import loop_over
 from tests.models import MODELS, canonical, run, samples
 

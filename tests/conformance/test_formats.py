@@ -13,9 +13,9 @@ from onnx import ModelProto, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config.support import WAYS, Way
 from quark_onnx.dtypes import Block, DType, Half, Integer, Minifloat
-from quark_onnx.registry import DTYPES
 
 CELLS = [
     (DTYPES[name], way) for name in DTYPES for way in WAYS if way.config(DTYPES[name])

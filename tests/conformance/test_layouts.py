@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.layouts import (
     LAYOUTS,

@@ -17,13 +17,13 @@ from onnx import ModelProto
 from quark_onnx import QConfig, quantize
 from quark_onnx.api import Result
 from quark_onnx.cli import main
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import OPTIMIZERS
 from quark_onnx.config import to_dict
 from quark_onnx.config.qconfig import parse_optimizer
-from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers.problem import Problem, Rows, Solution
 from quark_onnx.patterns.activation import Activation
-from quark_onnx.registry import OPTIMIZERS
 from tests.cases import loop_over
 from tests.models import (
     MODELS,

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from onnx import ModelProto, numpy_helper
 
 from quark_onnx import QConfig, analyze, quantize
+from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
-from quark_onnx.patterns.weight_axes import _BY_INPUT, weight_axes
+from quark_onnx.patterns.weight_axes import BY_INPUT, weight_axes
+from quark_onnx.planning import make_plan
 from quark_onnx.refine.layer_problems import lattice_of, places_in
-from quark_onnx.registry import RULES
-from quark_onnx.steps import make_plan
-from quark_onnx.steps.compute_qparams import compute_qparams
-from quark_onnx.steps.insert import insert
+from quark_onnx.scales.compute_qparams import compute_qparams
+from quark_onnx.writing.insert import insert
 from tests.models import Array, Feeds, normal, parse, run
 from tests.recurrent_oracle import recurrent
 from tests.settings import portable
@@ -331,7 +331,7 @@ def test_the_table_knows_the_output_channels(name: str) -> None:
 
 
 def test_every_row_of_the_table_has_a_rule() -> None:
-    assert {kind for kind, _ in _BY_INPUT} <= set(RULES)
+    assert {kind for kind, _ in BY_INPUT} <= set(RULES)
 
 
 #: Layers that optimizers know: weights on the left and stacks are none.

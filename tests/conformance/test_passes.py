@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import ModelProto
 
+from quark_onnx.common.registry import PASSES
 from quark_onnx.graph import Graph
 from quark_onnx.passes import LEGALIZING
-from quark_onnx.registry import PASSES
 from tests.cases import loop_over
 from tests.models import (
     MODELS,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from quark_onnx import QConfig, analysis, quantize
-from quark_onnx.analysis.search import Candidate, SearchResult
-from quark_onnx.reported import Reported
+from quark_onnx.common.reported import Reported
+from quark_onnx.search.search import Candidate, SearchResult
 from tests.models import conv_relu, samples
 
 TORCH = find_spec("torch") is not None

@@ -13,10 +13,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 import quark_onnx.rules  # noqa: F401  (importing registers the rules)
 from quark_onnx import QConfig
+from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, explain
-from quark_onnx.registry import RULES
-from quark_onnx.steps import make_plan
+from quark_onnx.planning import make_plan
 from tests.cases import loop_over
 from tests.settings import ALL, CHANNEL
 

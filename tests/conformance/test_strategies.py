@@ -30,10 +30,10 @@ from quark_onnx import (
     quantize_weights,
 )
 from quark_onnx.api import Result
+from quark_onnx.common.errors import ConfigError, DataError
+from quark_onnx.common.registry import DTYPES, PRESETS
 from quark_onnx.config import FORMS, QuantizationSpec
 from quark_onnx.dtypes import Block, Half, Integer
-from quark_onnx.errors import ConfigError, DataError
-from quark_onnx.registry import DTYPES, PRESETS
 from tests.models import Feeds, interface, kinds, normal, parse, weight
 from tests.settings import portable
 

@@ -17,7 +17,7 @@ from onnx import ModelProto, numpy_helper
 from calibrators import CalibrationError, Entropy, MinMax, MinMSE, Percentile
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import Override, QConfig, compare, quantize, quantize_static
-from quark_onnx.errors import AccuracyError, ConfigError, ModelError
+from quark_onnx.common.errors import AccuracyError, ConfigError, ModelError
 
 DENSE = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
     g (float[N, 3] x) => (float[N, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}> {

@@ -14,8 +14,9 @@ from onnx.reference import ReferenceEvaluator
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
-from quark_onnx.errors import ConfigError, ModelError
-from quark_onnx.graph import io, store
+from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.files import io
+from quark_onnx.graph import store
 
 Spec = QuantizationSpec
 Array = NDArray[Any]

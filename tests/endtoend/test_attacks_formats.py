@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, compare, quantize, quantize_dynamic
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from tests.settings import portable
 
 Spec = QuantizationSpec

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import PRESETS
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import PRESETS
 from tests.endtoend.example_plugin import PLUGIN, install, quark_onnx, with_path
 from tests.models import conv_relu, parse, samples, weight
 

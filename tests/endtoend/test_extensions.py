@@ -36,7 +36,7 @@ from quark_onnx import (
     quantize_weights,
 )
 from quark_onnx.cli import main
-from quark_onnx.errors import AccuracyError, ModelError
+from quark_onnx.common.errors import AccuracyError, ModelError
 from tests.models import Feeds, interface, normal, parse, weight
 
 pytestmark = pytest.mark.images

@@ -14,10 +14,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, npu, quantize
-from quark_onnx.analysis import analyze, compare, search
+from quark_onnx.analysis import analyze, compare
 from quark_onnx.api import plan_for
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.plan import OVERRIDABLE, Quantize, Use
+from quark_onnx.search import search
 from tests.models import Feeds, normal, parse, weight
 
 CONSTANTS: dict[str, NDArray[Any]] = {

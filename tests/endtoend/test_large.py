@@ -18,9 +18,10 @@ from calibrators.onnx_runtime import external_tensors as stored_values
 from calibrators.onnx_runtime import runner, session
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, compare, quantize
-from quark_onnx.errors import AccuracyError
-from quark_onnx.graph import io, store
-from quark_onnx.steps import finish
+from quark_onnx.common.errors import AccuracyError
+from quark_onnx.files import io
+from quark_onnx.graph import store
+from quark_onnx.writing import finish
 
 LIMIT = 1_000_000
 WIDTH = 512

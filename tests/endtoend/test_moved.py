@@ -25,10 +25,10 @@ from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
 from quark_onnx import QConfig, convert, quantize
+from quark_onnx.common.registry import PRESETS
 from quark_onnx.graph import Graph
 from quark_onnx.graph.moved import PROPAGATED, pair_moved
 from quark_onnx.graph.node import DEQUANTIZE
-from quark_onnx.registry import PRESETS
 from tests.models import MODELS, Feeds, parse, run, samples, weight
 
 #: Formats of so few bits that a result of one number may be any distance from the float one.

@@ -14,8 +14,8 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx.api import quantize
+from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.config import QConfig
-from quark_onnx.errors import DataError, ModelError
 from quark_onnx.job import Result
 from quark_onnx.report.measure import measure
 from tests.models import run

@@ -18,10 +18,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.job import Result
-from quark_onnx.steps.opsets import newest_with_pairs
+from quark_onnx.planning.opsets import newest_with_pairs
 from tests.models import Feeds, interface, normal, parse, weight
 
 

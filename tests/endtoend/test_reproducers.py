@@ -34,7 +34,7 @@ from quark_onnx import (
     quantize_weights,
 )
 from quark_onnx.cli import main
-from quark_onnx.errors import AccuracyError, ConfigError, DataError, ModelError
+from quark_onnx.common.errors import AccuracyError, ConfigError, DataError, ModelError
 from tests.models import Array, Feeds, interface, kinds, normal, parse, weight
 
 

@@ -27,7 +27,7 @@ from quark_onnx import (
     quantize_static,
     quantize_weights,
 )
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from tests.endtoend.test_reproducers import (
     drawn,
     f32,

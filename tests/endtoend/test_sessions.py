@@ -12,7 +12,7 @@ from calibrators.onnx_runtime import session
 from calibrators.onnx_runtime.external_tensors import is_stored
 from calibrators.onnx_runtime.isolation import Isolation
 from quark_onnx import quantize
-from quark_onnx.steps.unsigned_codes import faster_unsigned
+from quark_onnx.writing.unsigned_codes import faster_unsigned
 from tests.models import parse, samples, weight
 
 CHANNELS = 160

@@ -16,10 +16,10 @@ from onnx import ModelProto, helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import GPTQ, AdaRound, QConfig, compare, quantize
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, ShapeArithmetic
 from quark_onnx.plan import Plan
-from quark_onnx.steps import make_plan
+from quark_onnx.planning import make_plan
 from tests.models import Array, Feeds, normal, parse, weight
 
 PRESETS = ["A8W8", "XINT8"]

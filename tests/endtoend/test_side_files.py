@@ -15,14 +15,14 @@ import pytest
 
 from calibrators import CALIBRATORS, CalibrationError, Grid, create
 from quark_onnx import calibrate, npu, quantize
-from quark_onnx.analysis.space import Space
-from quark_onnx.analysis.study import Record, Study
+from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.config import QConfig, to_yaml
-from quark_onnx.errors import ConfigError, QuarkError
+from quark_onnx.measuring.calibration import Calibration
+from quark_onnx.measuring.range_files import FORMATS, load_ranges, save_ranges
 from quark_onnx.onnxruntime_spelling import translate_static
 from quark_onnx.report.verdict.labels import read_labels
-from quark_onnx.steps import Calibration, load_ranges
-from quark_onnx.steps.range_files import FORMATS, save_ranges
+from quark_onnx.search.space import Space
+from quark_onnx.search.study import Record, Study
 from tests.models import conv_relu, samples
 
 #: Mutations of each kind of file: 2,200 in total.

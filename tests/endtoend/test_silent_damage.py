@@ -15,6 +15,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from quark_onnx import QConfig, quantize
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.optimizers import (
     CLE,
@@ -25,7 +26,6 @@ from quark_onnx.optimizers import (
     BiasCorrection,
     SmoothQuant,
 )
-from quark_onnx.registry import DTYPES
 from tests.models import Feeds, normal, parse, run, weight
 
 #: As good as float; where nothing at all were quantized, the result would be the model as it came.

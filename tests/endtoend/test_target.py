@@ -8,7 +8,7 @@ import re
 import pytest
 
 from quark_onnx import QConfig, QuarkError, npu, quantize
-from quark_onnx.errors import ConstraintError
+from quark_onnx.common.errors import ConstraintError
 from tests.endtoend.backend_models import load_cases, open_case, run_float
 
 #: A fixed batch, sequences, operators that end the compiler, types and opsets that others need:

@@ -17,9 +17,9 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx import QConfig, npu, quantize
-from quark_onnx.analysis import Space
-from quark_onnx.errors import ConfigError, ConstraintError
-from quark_onnx.registry import NPU_RECIPES, OPTIMIZERS, RECIPES, TARGETS
+from quark_onnx.common.errors import ConfigError, ConstraintError
+from quark_onnx.common.registry import NPU_RECIPES, OPTIMIZERS, RECIPES, TARGETS
+from quark_onnx.search.space import Space
 from tests.models import Factory, Feeds, parse, samples, weight
 
 

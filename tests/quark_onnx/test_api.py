@@ -15,14 +15,14 @@ from onnx import ModelProto, numpy_helper
 
 import calibrators.onnx_runtime.runner
 from quark_onnx import Override, QConfig, quantize, quantize_static
-from quark_onnx.errors import (
+from quark_onnx.common.errors import (
     AccuracyError,
     ConfigError,
     DataError,
     ModelError,
     QuarkError,
 )
-from quark_onnx.graph import io
+from quark_onnx.files import io
 from tests.models import (
     MODELS,
     Factory,

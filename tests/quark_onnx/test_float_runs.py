@@ -111,7 +111,8 @@ def test_the_search_of_scales_adds_a_few_runs_on_few_samples(
 ) -> None:
     """Local errors need the float model again, with roundings next to it.
 
-    The held-out samples of these decisions run once more: clipped values are counted with the scales
+    The held-out samples of these decisions run once more: clipped values are counted with the
+    scales
     that were chosen.
     """
     quantize(classifier(), numbered(SAMPLES), QConfig.of("XINT8"))

@@ -9,9 +9,10 @@ import pytest
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import AccuracyError
+from quark_onnx.common.errors import AccuracyError
+from quark_onnx.measuring.calibrate import HoldOut
+from quark_onnx.measuring.run_data import RunData
 from quark_onnx.report.verdict import MOST_SAMPLES
-from quark_onnx.steps import HoldOut, RunData
 from tests.models import Feeds, normal, parse, weight
 
 #: A classifier with ten classes.

@@ -30,7 +30,7 @@ from quark_onnx import (
     quantize_weights,
     search,
 )
-from quark_onnx.errors import ConfigError, ModelError, RuntimeCrashError
+from quark_onnx.common.errors import ConfigError, ModelError, RuntimeCrashError
 from quark_onnx.plan import Keep, Use
 from tests.models import MODELS, normal, parse, run, samples, weight
 from tests.native_faults import (
@@ -345,7 +345,7 @@ def test_a_crash_of_shape_inference_is_an_error(
 
     The fault is injected: the check of the fields is left out.
     """
-    monkeypatch.setattr("quark_onnx.graph.io.check_fields", lambda _: None)
+    monkeypatch.setattr("quark_onnx.files.io.check_fields", lambda _: None)
     path = tmp_path / "crashing.onnx"
     onnx.save(crashing_inference(), path)
     with pytest.raises(RuntimeCrashError) as crash:

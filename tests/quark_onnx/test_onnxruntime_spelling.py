@@ -15,7 +15,7 @@ from onnx import TensorProto
 import quark_onnx as ours
 from calibrators import Entropy, MinMax, Percentile
 from quark_onnx import QuantizationSpec
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnxruntime_spelling import translate_dynamic, translate_static
 from tests.models import Feeds, residual, samples
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import Registry
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import Registry
 from tests.plugins import install
 
 

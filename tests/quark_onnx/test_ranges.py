@@ -19,7 +19,7 @@ from onnxruntime.quantization.calibrate import (
 from onnxruntime.quantization.quant_utils import write_calibration_table
 
 from quark_onnx import Calibration, QConfig, calibrate, quantize
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.graph import Graph, tensor_keys
 from tests.models import MODELS, conv_relu, parse, residual, samples
 

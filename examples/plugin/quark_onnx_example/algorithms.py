@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.dtypes import Integer
 from quark_onnx.optimizers.base import require_whole
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.formats.affine import Params
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize

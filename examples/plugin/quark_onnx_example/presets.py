@@ -1,7 +1,7 @@
 """A6W6: activations and weights of 6 bits."""
 
 from quark_onnx import QConfig, QuantizationSpec
-from quark_onnx.registry import PRESETS
+from quark_onnx.common.registry import PRESETS
 from quark_onnx_example.formats import INT6
 
 PRESETS.add(

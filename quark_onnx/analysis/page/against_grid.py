@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from quark_onnx.analysis.findings import Bins
-from quark_onnx.containers import present
+from quark_onnx.common.containers import present
 from quark_onnx.page.svg import Scale, drawing, linear, power, short, tag, ticks
 
 _WIDTH, _HEIGHT = 400.0, 200.0

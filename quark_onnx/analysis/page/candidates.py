@@ -7,8 +7,8 @@ from html import escape
 from math import isfinite
 from pathlib import Path
 
-from quark_onnx.analysis.search import Candidate, SearchResult
-from quark_onnx.containers import present
+from quark_onnx.common.containers import present
+from quark_onnx.common.wording import byte_size, counted
 from quark_onnx.page import (
     Action,
     document,
@@ -21,7 +21,7 @@ from quark_onnx.page import (
 from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 from quark_onnx.report import decibels
 from quark_onnx.report.verdict.verdict import THRESHOLDS
-from quark_onnx.wording import byte_size, counted
+from quark_onnx.search.search import Candidate, SearchResult
 
 Position = tuple[float, float]
 

@@ -16,13 +16,13 @@ from quark_onnx.analysis.findings import (
 )
 from quark_onnx.analysis.page.against_grid import against_grid
 from quark_onnx.analysis.page.along import along, family
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
+from quark_onnx.common.wording import byte_size, tally
 from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
 from quark_onnx.report import decibels, percentage
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.verdict.verdict import THRESHOLDS
-from quark_onnx.wording import byte_size, tally
 
 #: Tensors in the ranking (as many have histograms), and causes shown of each.
 _TOP = 12

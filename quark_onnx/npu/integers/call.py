@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from quark_onnx.containers import present
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import present
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader, other_input
 from quark_onnx.graph.segment import segment

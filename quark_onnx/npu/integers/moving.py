@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import of_type, values_at
+from quark_onnx.common.containers import of_type, values_at
 from quark_onnx.npu.integers.call import Call, Operator, Real, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, aligned
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.containers import values_at
+from quark_onnx.common.containers import values_at
 from quark_onnx.kernels.im2col import windowed
 from quark_onnx.npu.integers.call import Call, Operator, Value
 from quark_onnx.npu.integers.fixed import Fixed, Ints, times

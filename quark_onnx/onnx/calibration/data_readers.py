@@ -16,12 +16,12 @@ from onnx import ModelProto
 
 from calibrators.readers.open import RandomData
 from calibrators.readers.samples import InputSpec, Sample
-from quark_onnx.containers import names_of
-from quark_onnx.errors import DataError, data_errors
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import DataError, data_errors
+from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
-from quark_onnx.graph.io import load
+from quark_onnx.measuring.open_data import input_specs
 from quark_onnx.onnxruntime_spelling import CalibrationDataReader
-from quark_onnx.steps.open_data import input_specs
 
 
 class RandomDataReader(CalibrationDataReader):

@@ -9,8 +9,8 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
+from quark_onnx.common.errors import DataError
 from quark_onnx.config.checks import require
-from quark_onnx.errors import DataError
 from quark_onnx.onnx.calibration.data_readers import PathDataReader
 from quark_onnx.onnx.quantization.config.algorithm import AlgoConfig
 from quark_onnx.onnx.quantization.config.config import (

@@ -16,16 +16,16 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from calibrators.readers.open import RandomData
 from quark_onnx.api import quantize
+from quark_onnx.common.containers import by_name, names_of
+from quark_onnx.common.errors import ConfigError, DataError, QuarkError
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig as Native
-from quark_onnx.containers import by_name, names_of
 from quark_onnx.convert import convert
-from quark_onnx.errors import ConfigError, DataError, QuarkError
+from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
-from quark_onnx.graph.io import load
 from quark_onnx.onnx.option_effects import input_shapes, parse_shapes
 from quark_onnx.onnx.quantization.config.config import QConfig
 from quark_onnx.onnx.run import run
-from quark_onnx.wording import counted
 
 #: Function that runs a tool with its options.
 Action = Callable[[argparse.Namespace], None]

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from quark_onnx.containers import by_name, present
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.common.containers import by_name, present
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import near_limits, percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict.advice import Settings, next_steps
@@ -28,7 +29,6 @@ from quark_onnx.report.verdict.verdict import (
     limits_of,
     worst_band,
 )
-from quark_onnx.wording import counted
 
 #: Maximum number of samples for a verdict; a sample may be a batch.
 MOST_SAMPLES = 32

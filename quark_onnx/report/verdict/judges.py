@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import near_limits, percentage, wilson
 from quark_onnx.report.verdict.boxes import LEAST_SCORE, detections, matched
 from quark_onnx.report.verdict.task import Task, squeezed
 from quark_onnx.report.verdict.verdict import Figure, limits_of
-from quark_onnx.wording import counted
 
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from calibrators.json_file import Entry, read_document, read_json
 from calibrators.shown import short
-from quark_onnx.containers import among
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.containers import among
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.report.verdict.boxes import detections, overlaps
 from quark_onnx.report.verdict.task import Task, squeezed
 

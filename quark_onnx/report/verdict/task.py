@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-from quark_onnx.containers import names_of
+from quark_onnx.common.containers import names_of
 from quark_onnx.graph import scopes_of
 from quark_onnx.graph.node import subgraphs
 from quark_onnx.report.verdict.boxes import (

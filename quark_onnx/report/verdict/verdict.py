@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from quark_onnx.containers import excluding
+from quark_onnx.common.containers import excluding
 
 Band = Literal["good", "risky", "poor", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")

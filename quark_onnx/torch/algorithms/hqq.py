@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from quark_onnx.containers import excluding, flattened
+from quark_onnx.common.containers import excluding, flattened
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.dtypes import Integer
 from quark_onnx.kernels.hqq import HalfQuadratic, half_quadratic
 from quark_onnx.optimizers.base import require_number, require_whole
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.gptq.hessian import collect_hessians, largest_stage

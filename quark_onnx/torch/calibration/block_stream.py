@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.errors import DataError, ModelError, QuarkError
+from quark_onnx.common.errors import DataError, ModelError, QuarkError
 from quark_onnx.torch.calibration.hidden_states import HiddenStates
 from quark_onnx.torch.calibration.padding import unpadded
 from quark_onnx.torch.models.names import configs_of, replaced_forwards

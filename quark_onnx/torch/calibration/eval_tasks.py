@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import excluding
-from quark_onnx.errors import ConfigError, DataError, MissingDependency, nearest
-from quark_onnx.extras import pip_install
+from quark_onnx.common.containers import excluding
+from quark_onnx.common.errors import ConfigError, DataError, MissingDependency, nearest
+from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.runtime.checkpoint_folder import write_errors
 
 # Numbers of files, unique in the process: several lists write to one folder.

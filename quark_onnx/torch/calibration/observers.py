@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from calibrators import MinMax, Range
-from quark_onnx.containers import among
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.common.containers import among
+from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats import affine

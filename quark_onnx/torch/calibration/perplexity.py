@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.errors import DataError
-from quark_onnx.progress import Progress
+from quark_onnx.common.errors import DataError
+from quark_onnx.common.progress import Progress
 from quark_onnx.torch.calibration.block_stream import inference
 
 

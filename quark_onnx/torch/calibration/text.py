@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from calibrators.limits import regular_size
-from quark_onnx.errors import DataError, MissingDependency
+from quark_onnx.common.errors import DataError, MissingDependency
 from quark_onnx.torch.calibration.perplexity import windows_of
 from quark_onnx.torch.runtime.json_text import parse_json
 

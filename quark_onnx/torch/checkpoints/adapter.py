@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.containers import by_name
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.containers import by_name
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.pickled import pickled_heads

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quark_onnx.containers import among, flattened, merged, of_type
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import among, flattened, merged, of_type
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.models.experts import stack_names
 

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from quark_onnx.common.containers import among, by_name, excluding, without
+from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import require
-from quark_onnx.containers import among, by_name, excluding, without
-from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.load import check_count, quantized_layers
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
@@ -28,7 +29,6 @@ from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
-from quark_onnx.wording import counted
 
 #: The values of FP4 (E2M1) by code.
 _POSITIVE = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

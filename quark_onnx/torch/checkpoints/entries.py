@@ -23,7 +23,7 @@ def as_object(value: Any, where: str = "") -> Mapping[str, Any]:
 
     >>> as_object([1], "export")
     Traceback (most recent call last):
-    quark_onnx.errors.ConfigError: quantization_config: export is [1]; it must be an object
+    quark_onnx.common.errors.ConfigError: quantization_config: export is [1]; it must be an object
     """
     require(isinstance(value, Mapping), _place(where), value, "an object")
     return dict(value)

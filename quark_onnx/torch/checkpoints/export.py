@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import excluding, subset
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import excluding, subset
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import Layout, check_config, layout_named
 from quark_onnx.torch.checkpoints.meta_model import is_tied
 from quark_onnx.torch.checkpoints.safetensors_io import SHARD, Writer, read_json

@@ -7,7 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.adapter import merge_adapter as merge_adapter_into
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor, decoded_reader
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of

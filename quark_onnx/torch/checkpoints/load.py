@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.meta_model import config_of, dtype_of, skeleton_of
 from quark_onnx.torch.checkpoints.parameter_sources import Sources, fill, missing_of

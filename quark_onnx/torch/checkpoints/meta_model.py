@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, MissingDependency, ModelError
-from quark_onnx.extras import pip_install
+from quark_onnx.common.errors import ConfigError, MissingDependency, ModelError
+from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.models.experts import unfuse_experts
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import excluding, flattened, grouped, without
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import excluding, flattened, grouped, without
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.converted import Converted
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor

@@ -14,7 +14,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 

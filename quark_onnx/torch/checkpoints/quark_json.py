@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from quark_onnx.common.containers import subset, without
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import subset, without
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.entries import (
     as_object,
     names_in,

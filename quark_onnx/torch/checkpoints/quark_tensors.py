@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import excluding
+from quark_onnx.common.containers import excluding
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.kernels.minifloat import E4M3
 from quark_onnx.torch.config.number_formats import (
     FloatScaled,

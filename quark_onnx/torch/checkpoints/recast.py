@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
+from quark_onnx.common.containers import by_name
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.wording import counted
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import by_name
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.decoded import DecodedTensor
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import (
@@ -23,7 +24,6 @@ from quark_onnx.torch.checkpoints.safetensors_io import (
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
-from quark_onnx.wording import counted
 
 #: Element types by their names in configurations.
 TYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

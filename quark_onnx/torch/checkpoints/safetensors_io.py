@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from calibrators.limits import read_text
-from quark_onnx.containers import merged
-from quark_onnx.errors import ConfigError, ModelError, system_reason
+from quark_onnx.common.containers import merged
+from quark_onnx.common.errors import ConfigError, ModelError, system_reason
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor

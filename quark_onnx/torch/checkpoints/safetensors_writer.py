@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 
 #: The names of types in the format.
 TYPES = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 
 if TYPE_CHECKING:
     import torch

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib.util import find_spec
 
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require_known
 from quark_onnx.config.text import parse_call
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ConfigError, nearest
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.config.refusals import (
     REFUSED_ALGORITHMS,
     REFUSED_SETTINGS,

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.spec import check_names
 from quark_onnx.config.text import parse_call
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import ALGORITHMS
 
 #: The order of stages: algorithms of the whole model, of blocks, of weights, and of the
 #: quantized model.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.refusals import REFUSED_CACHES
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import TensorSpec

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from onnx import TensorProto, helper
 
-from quark_onnx.containers import by_name
+from quark_onnx.common.containers import by_name
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes import INT4, Block, DType, Integer, Minifloat
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.kernels.minifloat import E2M1, E2M3, E3M2, E4M3, E5M2, MiniFloat
-from quark_onnx.registry import DTYPES
 
 
 def _narrow(name: str, bits: int, signed: bool) -> Integer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 
 _FP8 = TensorSpec("fp8e4m3")

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from calibrators import Calibrator, Grid, MinMax
+from quark_onnx.common.containers import present
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import Contradiction, refuse, require_choice
 from quark_onnx.config.spec import QuantizationSpec, check_names
-from quark_onnx.containers import present
 from quark_onnx.dtypes import INT8, DType, Half, Integer
-from quark_onnx.errors import ConfigError
 from quark_onnx.kernels.blockfloat import EXPONENTS
 from quark_onnx.torch.config.number_formats import (
     Progressive,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from quark_onnx.common.containers import present_values
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.checks import require
 from quark_onnx.config.spec import check_names
-from quark_onnx.containers import present_values
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.algorithm_order import in_order
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require, require_known
 from quark_onnx.convert import convert
-from quark_onnx.errors import ConfigError
-from quark_onnx.graph.io import staged
+from quark_onnx.files.io import staged
 from quark_onnx.torch.checkpoints import export
 from quark_onnx.torch.checkpoints.layouts import read_layout
 from quark_onnx.torch.checkpoints.load import in_memory, load_checkpoint

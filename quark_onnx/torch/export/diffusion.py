@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.errors import MissingDependency, ModelError, nearest
+from quark_onnx.common.errors import MissingDependency, ModelError, nearest
 from quark_onnx.torch.checkpoints.safetensors_io import check_free, read_json
 from quark_onnx.torch.export.params import load_params, save_params
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch.fx import GraphModule
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.export import tensors_of
 from quark_onnx.torch.checkpoints.layouts import check_config, layout_named, read_layout
 from quark_onnx.torch.checkpoints.load import put_layers

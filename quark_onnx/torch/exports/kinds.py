@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.containers import of_type
-from quark_onnx.errors import ConfigError, MissingDependency, nearest
-from quark_onnx.extras import pip_install
+from quark_onnx.common.containers import of_type
+from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
+from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import check_free

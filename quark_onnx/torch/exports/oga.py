@@ -20,8 +20,13 @@ from typing import Any
 import torch
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import AccuracyError, ConfigError, MissingDependency, ModelError
-from quark_onnx.extras import pip_install
+from quark_onnx.common.errors import (
+    AccuracyError,
+    ConfigError,
+    MissingDependency,
+    ModelError,
+)
+from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import (

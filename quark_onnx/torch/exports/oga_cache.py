@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import Params, rounded
 from quark_onnx.torch.models.attention import attention_function

@@ -11,8 +11,8 @@ from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData
 from quark_onnx.api import Config, quantize_static
-from quark_onnx.errors import MissingDependency
-from quark_onnx.extras import pip_install
+from quark_onnx.common.errors import MissingDependency
+from quark_onnx.common.extras import pip_install
 
 if TYPE_CHECKING:
     from torch import nn

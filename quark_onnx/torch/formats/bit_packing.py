@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 
 #: The positions of eight codes in the nibbles of an int32, the lowest first: the order of AutoAWQ's
 #: kernels.

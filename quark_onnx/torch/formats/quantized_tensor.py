@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from quark_onnx.common.errors import ModelError
 from quark_onnx.dtypes import Scaled
-from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats import affine, block_formats

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from quark_onnx.containers import grouped_by
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.containers import grouped_by
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.config.torch_config import TorchConfig, matches
 from quark_onnx.torch.models.names import configs_of, instances
 from quark_onnx.torch.models.quantized_layer import Layers

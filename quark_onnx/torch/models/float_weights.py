@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Mapping
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import grouped
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import grouped
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.wording import counted, first_of
 from quark_onnx.report import percentage
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
@@ -16,7 +17,6 @@ from quark_onnx.torch.models.quantized_layer import (
     outputs_first,
     unlike_its_base,
 )
-from quark_onnx.wording import counted, first_of
 
 if TYPE_CHECKING:
     from torch import nn

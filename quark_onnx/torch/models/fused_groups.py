@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Iterable
 
-from quark_onnx.containers import among
+from quark_onnx.common.containers import among
 
 #: Last parts of the names of fused layers, which have a common parent and a common input, by the
 #: last part of the name of their fused layer in vLLM (``packed_modules_mapping`` of its models).

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from quark_onnx.containers import excluding, flattened, present
+from quark_onnx.common.containers import excluding, flattened, present
 from quark_onnx.torch.models.names import within_any
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import (
     DefaultExclude,

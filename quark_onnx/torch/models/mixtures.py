@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from quark_onnx.containers import among, flattened, without
+from quark_onnx.common.containers import among, flattened, without
 from quark_onnx.torch.models.names import joined
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from quark_onnx.containers import without
+from quark_onnx.common.containers import without
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from quark_onnx.containers import present_values, subset, values_at
+from quark_onnx.common.containers import present_values, subset, values_at
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.affine import Params

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
-from quark_onnx.containers import excluding, of_type
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import excluding, of_type
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.models.language import decoder_of, towers_of
 from quark_onnx.torch.models.names import (
     block_around,

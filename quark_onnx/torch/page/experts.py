@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from html import escape
 
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.torch.algorithms.base import UNREACHED
 from quark_onnx.torch.page.frame import block_of

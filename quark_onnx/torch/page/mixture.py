@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from quark_onnx.containers import merged
+from quark_onnx.common.containers import merged
+from quark_onnx.common.wording import first_of
 from quark_onnx.page.svg import short, tag
 from quark_onnx.torch.page.frame import Frame, series
 from quark_onnx.torch.pipelines.mixed_precision import Group, Mixture
-from quark_onnx.wording import first_of
 
 #: Relative width of a bar; minimum and maximum radius of a dot.
 _BAR, _LEAST, _GREATEST = 0.72, 1.4, 4.0

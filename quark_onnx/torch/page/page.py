@@ -8,6 +8,7 @@ from html import escape
 from itertools import groupby
 from pathlib import Path
 
+from quark_onnx.common.wording import counted, first_of, tally
 from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
 from quark_onnx.report import percentage
@@ -23,7 +24,6 @@ from quark_onnx.torch.pipelines.mixed_precision import Mixture
 from quark_onnx.torch.pipelines.ptq import PtqResult as Found
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.verdict import file_size
-from quark_onnx.wording import counted, first_of, tally
 
 _STYLE = (
     STYLE

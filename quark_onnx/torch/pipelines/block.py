@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.calibration.block_stream import BlockStream
 from quark_onnx.torch.calibration.observers import ActivationObservers

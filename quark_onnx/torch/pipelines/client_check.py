@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import excluding, grouped_by
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import excluding, grouped_by
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.checkpoints.export import described
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quark_onnx.containers import flattened
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import flattened
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.algorithms.cost import (
     BATCH_TOKENS,
     Cost,

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import among, excluding
-from quark_onnx.errors import DataError, ModelError
-from quark_onnx.progress import Progress
+from quark_onnx.common.containers import among, excluding
+from quark_onnx.common.errors import DataError, ModelError
+from quark_onnx.common.progress import Progress
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,
     NotWalkable,

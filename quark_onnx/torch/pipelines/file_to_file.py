@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.rotation.rotate import rotate_sources
 from quark_onnx.torch.calibration.block_stream import batches
 from quark_onnx.torch.checkpoints.export import described, untied

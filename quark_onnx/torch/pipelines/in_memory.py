@@ -7,9 +7,9 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import merged, present_values, without
-from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.progress import Progress
+from quark_onnx.common.containers import merged, present_values, without
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,

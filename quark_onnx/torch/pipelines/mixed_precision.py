@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import excluding, flattened
-from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.progress import Progress
+from quark_onnx.common.containers import excluding, flattened
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.scheduling.stages import stages_of
 from quark_onnx.torch.calibration.block_stream import (
     BlockStream,

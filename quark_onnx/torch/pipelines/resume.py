@@ -15,8 +15,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from calibrators.json_file import read_json
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.version import __version__
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.checkpoints.atomic_file import State, put_in_place, save
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
@@ -26,7 +27,6 @@ from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import Layers
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.runtime.json_text import parse_json
-from quark_onnx.version import __version__
 
 logger = logging.getLogger(__name__)
 

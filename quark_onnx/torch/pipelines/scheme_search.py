@@ -16,7 +16,8 @@ from pathlib import Path
 
 from calibrators.json_file import Entry, read_json
 from calibrators.scratch import ScratchFolder, written
-from quark_onnx.errors import ConfigError, QuarkError
+from quark_onnx.common.errors import ConfigError, QuarkError
+from quark_onnx.common.version import __version__
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import (
@@ -28,7 +29,6 @@ from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
 from quark_onnx.torch.runtime.devices import device_named
-from quark_onnx.version import __version__
 
 #: Algorithms for weight-only schemes, by ascending runtime.
 _WEIGHT_ONLY: tuple[tuple[str, ...], ...] = ((), ("gptq",), ("awq", "gptq"))

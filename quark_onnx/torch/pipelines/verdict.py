@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import names_of
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.progress import Progress
+from quark_onnx.common.reported import Reported
 from quark_onnx.dtypes import Integer
-from quark_onnx.progress import Progress
 from quark_onnx.report.figures import near_limits
-from quark_onnx.reported import Reported
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import Layout, read_layout

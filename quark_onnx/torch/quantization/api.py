@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.pipelines.file_to_file import quantize_checkpoint
 from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
 from quark_onnx.torch.pipelines.in_memory import quantize_model

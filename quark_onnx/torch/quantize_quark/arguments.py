@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.option_support import OptionSupport
-from quark_onnx.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.errors import ConfigError, DataError, MissingDependency
+from quark_onnx.common.errors import ConfigError, DataError, MissingDependency
+from quark_onnx.common.wording import counted
 from quark_onnx.torch.calibration.eval_tasks import Tasks
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.calibration.text import read_windows
@@ -37,7 +38,6 @@ from quark_onnx.torch.quantize_quark.settings import (
     model_folder,
     torch_config,
 )
-from quark_onnx.wording import counted
 
 #: The data set for evaluation in AMD Quark's script, and its held-out split.
 _USUAL_TEXT = {None: "wikitext_test", "wikitext": "wikitext_test"}

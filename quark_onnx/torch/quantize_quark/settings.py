@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quark_onnx.containers import excluding, flattened
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.containers import excluding, flattened
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import check_config
 from quark_onnx.torch.checkpoints.safetensors_io import read_json

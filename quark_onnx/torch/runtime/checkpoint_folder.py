@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quark_onnx.errors import ConfigError, ModelError, system_reason
+from quark_onnx.common.errors import ConfigError, ModelError, system_reason
 
 #: Configuration of an adapter (peft), which changes the weights of the base model.
 ADAPTER = "adapter_config.json"

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 
 #: The share of a device's free memory for the hidden states of the float model, and again for the
 #: hidden states of the quantized model; blocks need the rest.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from quark_onnx.errors import DataError
+from quark_onnx.common.errors import DataError
 
 
 def count() -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 
-from quark_onnx.containers import grouped_by, present, without
+from quark_onnx.common.containers import grouped_by, present, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.compressed import unread_outputs_in_vllm
 from quark_onnx.torch.validate.fields import (

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.limits import read_text
-from quark_onnx.containers import by_name, merged, subset
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import by_name, merged, subset
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import check_links
 from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.fields import is_names

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quark_onnx.containers import flattened
-from quark_onnx.errors import ConfigError, nearest
+from quark_onnx.common.containers import flattened
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.torch.validate import (
     cache_in_vllm,
     compressed,

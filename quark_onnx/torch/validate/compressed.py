@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from quark_onnx.containers import present_values
+from quark_onnx.common.containers import present_values
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.compressed_arguments import (
     Group,

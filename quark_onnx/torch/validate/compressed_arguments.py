@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.containers import excluding
+from quark_onnx.common.containers import excluding
 from quark_onnx.torch.validate.fields import is_positive
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken

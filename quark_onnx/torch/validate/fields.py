@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from quark_onnx.containers import excluding
+from quark_onnx.common.containers import excluding
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.rules import broken
 

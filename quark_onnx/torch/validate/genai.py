@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import uses_external_data
 
 from calibrators.limits import read_text
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import leaves
 from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.finding import Finding

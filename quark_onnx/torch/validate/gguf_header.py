@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.validate.header import refuse_pointer
 
 #: Version 1 has counts of 32 bits; llama.cpp does not read it any more.

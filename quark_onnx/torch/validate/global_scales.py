@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from quark_onnx.containers import grouped_by, present
+from quark_onnx.common.containers import grouped_by, present
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import single_value

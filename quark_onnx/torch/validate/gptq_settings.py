@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from quark_onnx.containers import flattened, of_type
+from quark_onnx.common.containers import flattened, of_type
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import QUANTIZATION, is_integer, is_names, shown
 from quark_onnx.torch.validate.finding import Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark_onnx.containers import of_type
+from quark_onnx.common.containers import of_type
 
 
 def object_of(value: Any) -> dict[str, Any]:

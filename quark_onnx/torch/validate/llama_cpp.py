@@ -10,14 +10,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from quark_onnx.containers import (
+from quark_onnx.common.containers import (
     by_name,
     excluding,
     flattened,
     grouped_by,
     values_at,
 )
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.gguf_header import GGUFHeader, GGUFTensor, read_gguf
 from quark_onnx.torch.validate.rules import broken

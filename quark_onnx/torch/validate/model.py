@@ -8,7 +8,7 @@ from functools import partial
 from itertools import filterfalse
 from typing import Any
 
-from quark_onnx.containers import present, subset, without
+from quark_onnx.common.containers import present, subset, without
 from quark_onnx.torch.validate.checkpoint import INDEX, Checkpoint
 from quark_onnx.torch.validate.fields import (
     NO_KEY_OR_NULL,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.containers import subset
+from quark_onnx.common.containers import subset
 from quark_onnx.torch.models.checkpoint_names import is_embedding
 from quark_onnx.torch.models.fused_groups import FUSED, FUSED_NAMES
 from quark_onnx.torch.validate.fields import is_positive

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import filterfalse
 from typing import Any
 
-from quark_onnx.containers import subset
+from quark_onnx.common.containers import subset
 from quark_onnx.torch.models.names import NamesInTransformers
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quark_onnx.containers import subset
+from quark_onnx.common.containers import subset
 from quark_onnx.torch.validate.checkpoint import CONFIG, Checkpoint
 from quark_onnx.torch.validate.fields import QUANTIZATION, shown
 from quark_onnx.torch.validate.finding import Finding

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any
 
-from quark_onnx.containers import of_type
+from quark_onnx.common.containers import of_type
 from quark_onnx.torch.config.torch_config import matches
 from quark_onnx.torch.validate.json_values import object_of, objects_in, strings_of
 from quark_onnx.torch.validate.modules import Module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark_onnx.containers import excluding, subset, without
+from quark_onnx.common.containers import excluding, subset, without
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (
     QUANTIZATION,

@@ -8,7 +8,7 @@ from fnmatch import filter as fnmatch_filter
 from functools import partial
 from itertools import filterfalse
 
-from quark_onnx.containers import names_of, subset
+from quark_onnx.common.containers import names_of, subset
 from quark_onnx.torch.validate.cache_in_vllm import cache_findings
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import (

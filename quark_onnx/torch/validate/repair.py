@@ -14,7 +14,7 @@ from typing import Any
 
 from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder
-from quark_onnx.containers import (
+from quark_onnx.common.containers import (
     excluding,
     names_of,
     of_type,
@@ -22,7 +22,7 @@ from quark_onnx.containers import (
     subset,
     without,
 )
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
 from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read

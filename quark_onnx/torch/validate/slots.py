@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quark_onnx.containers import without
+from quark_onnx.common.containers import without
 from quark_onnx.torch.validate.fields import QUANTIZATION, is_names, is_positive
 from quark_onnx.torch.validate.finding import REFUSED, Finding
 from quark_onnx.torch.validate.header import FLOATS, Tensor

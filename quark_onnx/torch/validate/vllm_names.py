@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from quark_onnx.containers import grouped_by
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.torch.validate.checkpoint import Checkpoint
 from quark_onnx.torch.validate.fields import is_positive
 from quark_onnx.torch.validate.finding import REFUSED, WRONG, Finding

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from quark_onnx import compare
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnx import (
     AutoSearch,
     AutoSearchPro,

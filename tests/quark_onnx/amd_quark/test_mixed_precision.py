@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto
 
 from quark_onnx import AutoMixedPrecision, compare
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnx import ModelQuantizer
 from quark_onnx.onnx.quantization.config.algorithm import AutoMixprecisionConfig
 from quark_onnx.onnx.quantization.config.config import Config, QConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnx.quant_utils import (
     ExtendedQuantFormat,
     ExtendedQuantType,

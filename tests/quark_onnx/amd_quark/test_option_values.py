@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnx import ModelQuantizer, QuantizationConfig
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.options import ROWS, apply_options

@@ -16,7 +16,7 @@ import pytest
 from calibrators import LayerwisePercentile, MinMSE
 from calibrators.readers.open import RandomData
 from quark_onnx import QConfig as Native
-from quark_onnx.errors import ConfigError, QuarkError
+from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.onnx import (
     CachedDataReader,
     CalibMethod,

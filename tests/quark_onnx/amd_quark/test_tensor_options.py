@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quark_onnx import compare
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.onnx import ModelQuantizer
 from quark_onnx.onnx.quant_utils import ExtendedQuantType, VitisQuantType
 from quark_onnx.onnx.quantization.config.config import QConfig

@@ -11,7 +11,7 @@ import pytest
 
 from quark_onnx import compare, quantize, quantize_to_accuracy
 from quark_onnx.analysis.accuracy import Target, steps_of
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.recipes import choose
 from tests.models import parse, residual, samples, weight
 

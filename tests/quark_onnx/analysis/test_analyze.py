@@ -13,8 +13,8 @@ from onnx import ModelProto, numpy_helper
 
 from quark_onnx import Analysis, QConfig, analyze, quantize_static
 from quark_onnx.analysis.findings import TensorError
-from quark_onnx.errors import ConfigError, DataError, ModelError
-from quark_onnx.reported import to_json
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.reported import to_json
 from tests.models import (
     Feeds,
     conv_net,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quark_onnx import compare, quantize_static
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from tests.models import conv_relu, detector_head, residual, run, samples
 from tests.settings import TENSOR
 

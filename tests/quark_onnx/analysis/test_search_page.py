@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("optuna")
 
 from quark_onnx import QConfig
-from quark_onnx.analysis import Candidate, SearchResult
 from quark_onnx.analysis.page import render_search, write_search_page
+from quark_onnx.search.search import Candidate, SearchResult
 from tests.browser import check_alone, laid_out
 
 A8W8 = QConfig.of("A8W8")

@@ -52,7 +52,7 @@ CommandLine = Callable[..., Finished]
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What this one makes of 8-bit products is not said here."""
     monkeypatch.setattr(
-        sys.modules["quark_onnx.steps.finish"], "saturates", lambda: False
+        sys.modules["quark_onnx.writing.finish"], "saturates", lambda: False
     )
 
 

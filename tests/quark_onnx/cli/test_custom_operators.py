@@ -30,7 +30,7 @@ from quark_onnx import (
     quantize_dynamic,
     quantize_weights,
 )
-from quark_onnx.errors import AccuracyError, ConfigError, UnknownOperatorError
+from quark_onnx.common.errors import AccuracyError, ConfigError, UnknownOperatorError
 from tests.models import normal, parse, weight
 from tests.quark_onnx.cli.conftest import CommandLine
 
@@ -155,7 +155,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> str:
     file = extensions.library()
     monkeypatch.setattr(extensions, "DOMAINS", frozenset[str]())
     # Random samples are for operators of any library but that one, which decodes images.
-    module = sys.modules["quark_onnx.steps.random_sample"]
+    module = sys.modules["quark_onnx.measuring.random_sample"]
     monkeypatch.setattr(module, "DOMAINS", frozenset[str]())
     return file
 

@@ -293,7 +293,7 @@ def test_a_signal_while_writing_leaves_nothing(
         assert path.exists() and sorted(folder.iterdir()) != files
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(sys.modules["quark_onnx.steps.finish"].Gate, "passed", die)
+    monkeypatch.setattr(sys.modules["quark_onnx.writing.finish"].Gate, "passed", die)
     finished = cli("quantize", "model.onnx", "-o", "out.onnx", "--data", "data")
     assert (finished.code, finished.err) == (143, "quark-onnx: ended by SIGTERM\n")
     assert sorted(folder.iterdir()) == files

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from calibrators import CALIBRATORS
-from quark_onnx.config import from_dict
-from quark_onnx.extras import pip_install
-from quark_onnx.npu import Recipe
-from quark_onnx.registry import (
+from quark_onnx.common.extras import pip_install
+from quark_onnx.common.registry import (
     ALGORITHMS,
     CONVERSIONS,
     DTYPES,
@@ -25,6 +23,8 @@ from quark_onnx.registry import (
     RULES,
     TARGETS,
 )
+from quark_onnx.config import from_dict
+from quark_onnx.npu import Recipe
 from quark_onnx.targets import Target
 from quark_onnx.torch.config.schemes import SCHEMES
 

@@ -14,9 +14,9 @@ import pytest
 from quark_onnx import AutoMixedPrecision, QConfig, quantize
 from quark_onnx.cli.dispatch import build_parser
 from quark_onnx.cli.next_command import next_command
+from quark_onnx.common.registry import RECIPES
 from quark_onnx.npu import deploy
 from quark_onnx.preprocessing.pixels import SCALINGS
-from quark_onnx.registry import RECIPES
 from tests.models import normal
 from tests.pictures import pictures, trained
 

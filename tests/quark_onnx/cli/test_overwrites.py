@@ -19,9 +19,9 @@ from quark_onnx.analysis import quantize_to_accuracy
 from quark_onnx.cli import parsing
 from quark_onnx.cli.dispatch import build_parser
 from quark_onnx.cli.parsing import InputPath, OutputPath, Parser
-from quark_onnx.errors import ConfigError
-from quark_onnx.steps import overwrites
-from quark_onnx.steps.overwrites import Input, Output, refuse_overwrites
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.files import overwrites
+from quark_onnx.files.overwrites import Input, Output, refuse_overwrites
 from tests.quark_onnx.cli.conftest import CommandLine
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from calibrators import Entropy, Percentile
 from quark_onnx import Override, QConfig, QuantizationSpec
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import PRESETS
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import PRESETS
 
 
 def test_short_cuts_go_where_they_belong() -> None:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import quark_onnx.rules  # noqa: F401  (the known operators)
 from calibrators import CALIBRATORS, CalibrationError, Percentile
 from quark_onnx import Override, QConfig, QuantizationSpec
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import DTYPES, OPTIMIZERS, PRESETS, RULES
 from quark_onnx.config import TensorOverride, from_dict, load_yaml, to_dict, to_yaml
 from quark_onnx.config.yaml_file import read_yaml
-from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers import AutoMixedPrecision
-from quark_onnx.registry import DTYPES, OPTIMIZERS, PRESETS, RULES
 
 CALIBRATOR = st.sampled_from(sorted(CALIBRATORS)).map(
     lambda name: CALIBRATORS[name]()

@@ -8,9 +8,9 @@ import pytest
 
 from calibrators import Entropy, Grid, MinMax, MinMSE, Percentile
 from quark_onnx import QuantizationSpec
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import format_calibrator, parse_calibrator
 from quark_onnx.dtypes import INT8, UINT8
-from quark_onnx.errors import ConfigError
 
 
 def test_names_stand_for_formats_and_calibrators() -> None:

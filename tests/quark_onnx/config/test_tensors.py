@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark_onnx import QConfig, QuantizationSpec, TensorOverride
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import TensorOverrides, from_dict, to_dict
-from quark_onnx.errors import ConfigError
 
 
 def test_what_is_written_becomes_tuples() -> None:

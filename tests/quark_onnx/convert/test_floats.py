@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from quark_onnx import convert
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from tests.models import MODELS, kinds, normal, parse, run, weight
 
 

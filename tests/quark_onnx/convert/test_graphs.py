@@ -8,7 +8,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from quark_onnx import convert
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from tests.models import MODELS, kinds, normal, parse, run, samples, weight
 
@@ -242,9 +242,9 @@ def test_what_no_runtime_runs_is_converted_with_a_warning(
 
 def test_a_defect_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A conversion that keeps the function and does not is an error, and nothing is written."""
+    from quark_onnx.common.errors import AccuracyError
+    from quark_onnx.common.registry import CONVERSIONS
     from quark_onnx.convert.base import conversion
-    from quark_onnx.errors import AccuracyError
-    from quark_onnx.registry import CONVERSIONS
 
     def spoil(graph: object, settings: object) -> object:
         graph.set_constant("b", np.float32([9, 9, 9, 9]))  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx import QConfig, convert, quantize, quantize_static
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from tests.endtoend.random_graphs import draw
 from tests.models import (
     MODELS,

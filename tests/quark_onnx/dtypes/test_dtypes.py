@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from calibrators import QParams
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes import (
     FP8E4M3,
     FP8E5M2,
@@ -19,7 +20,6 @@ from quark_onnx.dtypes import (
     Minifloat,
     Scaled,
 )
-from quark_onnx.registry import DTYPES
 
 ROWS: list[DType] = [DTYPES[name] for name in DTYPES]
 SCALED = [row for row in ROWS if isinstance(row, Scaled)]

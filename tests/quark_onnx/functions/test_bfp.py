@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.functions import DOMAIN, bfp
 from quark_onnx.functions.body import MAX_OPSET, MIN_OPSET
 from quark_onnx.kernels import blockfloat

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.functions import DOMAIN, extended
 from tests.models import run
 

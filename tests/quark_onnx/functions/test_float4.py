@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.functions import float4
 
 TIES = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.functions import DOMAIN, DOMAINS, definitions, mx
 from quark_onnx.functions.body import MAX_OPSET, MIN_OPSET
 from quark_onnx.kernels import blockfloat

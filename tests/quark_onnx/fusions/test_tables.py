@@ -10,9 +10,9 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, QuantizationSpec
 from quark_onnx.api import quantize
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.graph import Graph
-from quark_onnx.registry import DTYPES
-from quark_onnx.steps import fuse
+from quark_onnx.writing import fuse
 from tests.models import kinds, normal, parse, run, samples, weight
 from tests.pipeline import Stages
 

@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 import pytest
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.graph import Graph, fixed
+from quark_onnx.check.static_shapes import fixed
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.graph import Graph
 from tests.models import normal, parse, run, weight
 
 TEXT = """g (float[N,3,H,W] x, float[N,S] t) => (float[N,4,A,B] y, float[N,S] u)

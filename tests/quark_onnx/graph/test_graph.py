@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from quark_onnx.containers import excluding
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import excluding
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, Node, reach
 from tests.models import (
     MODELS,

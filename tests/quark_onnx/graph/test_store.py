@@ -20,9 +20,9 @@ from calibrators.onnx_runtime.external_tensors import (
     values,
 )
 from calibrators.onnx_runtime.session import loaded, open_session
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
+from quark_onnx.files.io import read, staged
 from quark_onnx.graph import Graph, Store, store
-from quark_onnx.graph.io import read, staged
 
 TYPES = [np.float32, np.float16, np.float64, np.int8, np.uint8, np.int64, np.bool_]
 SMALL_TYPES = [

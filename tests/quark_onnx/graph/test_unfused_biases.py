@@ -8,9 +8,9 @@ from onnx import ModelProto, helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import quantize
+from quark_onnx.common.registry import PRESETS
 from quark_onnx.graph import Graph
 from quark_onnx.graph.unfused_biases import unfuse_biases
-from quark_onnx.registry import PRESETS
 from tests.models import normal, parse, samples, weight
 
 

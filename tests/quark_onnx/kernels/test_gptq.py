@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.kernels.gptq import Compensation, error_of, gptq
 from quark_onnx.kernels.levels import Levels
-from quark_onnx.registry import DTYPES
 
 Doubles = NDArray[np.float64]
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.kernels.hqq import HalfQuadratic, quantize_hqq, shrink
 from quark_onnx.kernels.nbits import (
     NBitsWeight,

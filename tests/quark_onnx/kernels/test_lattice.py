@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from calibrators import QParams, dequantize, quantize
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes import Integer, Minifloat
 from quark_onnx.kernels.levels import Levels
-from quark_onnx.registry import DTYPES
 
 EXAMPLES = settings(deadline=None, derandomize=True, max_examples=40)
 INTEGERS = {name: row for name in DTYPES if isinstance(row := DTYPES[name], Integer)}

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi import _pybind_state
 
 from calibrators import Grid, Range, params_for, quantize
-from quark_onnx.errors import ConfigError, ModelError, PlanError
+from quark_onnx.common.errors import ConfigError, ModelError, PlanError
 from quark_onnx.kernels import nbits
 from quark_onnx.kernels.nbits import (
     BLOCK_SIZES,

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from quark_onnx.errors import ConfigError, PlanError
+from quark_onnx.common.errors import ConfigError, PlanError
 from quark_onnx.kernels.packing import pack, packed_size, unpack
 
 FORMATS = [(bits, signed) for bits in (2, 4, 8) for signed in (False, True)]

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels import device as devices
 from quark_onnx.kernels.device import Device, device_for
 from quark_onnx.kernels.rounding import (

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx import QConfig, convert, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.npu import RULES, Check, check, preflight
 from tests.models import Feeds, in_constant_nodes, parse, weight
 

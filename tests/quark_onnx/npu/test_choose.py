@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from quark_onnx import npu
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QConfig
-from quark_onnx.errors import ConfigError
 from tests.models import parse, weight
 
 CONV = "a = Conv (x, k) "

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from quark_onnx import npu
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from tests.models import kinds, normal, parse, run, weight
 
 TEXT = """g (float[N,3,8,8] x) => (float[N,A] boxes, float[N,4,8,8] features) {

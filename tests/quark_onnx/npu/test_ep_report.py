@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quark_onnx import npu
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from tests.quark_onnx.npu.networks import NETWORKS
 
 

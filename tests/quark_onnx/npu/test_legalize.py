@@ -14,7 +14,7 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from quark_onnx import QConfig, npu, quantize
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
 from tests.cases import loop_over
 from tests.models import MODELS, Factory, kinds, normal, parse, run, weight

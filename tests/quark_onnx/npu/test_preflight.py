@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.cost import operations
 from quark_onnx.npu import (

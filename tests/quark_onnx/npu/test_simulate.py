@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.npu import simulate
 from quark_onnx.npu.integers.fixed import Fixed, rounded, summed, times, together
 from quark_onnx.npu.integers.pools import engine_factor

@@ -11,7 +11,7 @@ from onnx import ModelProto, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import BiasAbsorption, QConfig, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 
 RANDOM = np.random.default_rng(7)

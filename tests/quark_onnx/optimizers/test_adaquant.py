@@ -19,7 +19,7 @@ from quark_onnx import (
     QuantizationSpec,
     quantize,
 )
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers.problem import Problem, Rows, Solution
 from quark_onnx.patterns.activation import Activation

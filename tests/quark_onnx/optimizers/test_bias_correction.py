@@ -9,12 +9,12 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx import QConfig, compare, quantize, quantize_weights
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.optimizers import BiasCorrection
 from quark_onnx.optimizers.problem import Problem, Rows
 from quark_onnx.patterns.activation import Activation
-from quark_onnx.registry import DTYPES
 from tests.models import normal, parse, run, weight
 
 ACTIVATIONS = [

@@ -8,7 +8,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from quark_onnx import QConfig, QuantizationSpec, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
 from quark_onnx.optimizers import CLE, with_equalization

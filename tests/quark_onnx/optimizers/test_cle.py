@@ -11,8 +11,8 @@ from onnx import ModelProto, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import QuantizationSpec, from_dict, to_dict
-from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import CLE
 from quark_onnx.patterns.conv_and_gemm import Layer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quark_onnx import QConfig, npu, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers import DPU
 from tests.models import kinds, normal, parse, run, weight

@@ -14,15 +14,15 @@ import pytest
 from onnx import ModelProto, helper
 
 from quark_onnx import QConfig, quantize, quantize_weights
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
-from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.job import Result
 from quark_onnx.optimizers import GPTQ, AdaQuant, AdaRound, BiasCorrection
 from quark_onnx.optimizers.problem import Problem, Solution
 from quark_onnx.patterns.conv_and_gemm import Layer
 from quark_onnx.refine.layer_problems import flat
-from quark_onnx.registry import DTYPES
 from tests.models import Feeds, normal, parse, run, weight
 from tests.quark_onnx.optimizers.networks import NETWORKS
 

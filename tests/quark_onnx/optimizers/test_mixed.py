@@ -12,12 +12,12 @@ from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import Override, QConfig, QuantizationSpec, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
+from quark_onnx.measuring.calibrate import is_held_out
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.patterns.runtime import raised_runtime
-from quark_onnx.steps.calibrate import is_held_out
-from quark_onnx.steps.mixed_precision import Runtimes, Sensitivity, describe
+from quark_onnx.trials.mixed_precision import Runtimes, Sensitivity, describe
 from tests.models import Feeds, kinds, parse, run, weight
 from tests.quark_onnx.optimizers.networks import attentive, texts
 

@@ -12,8 +12,8 @@ from onnx import ModelProto, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuaRot, SmoothQuant, quantize
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import from_dict, to_dict
-from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.patterns.norms import norms
 from tests.models import MODELS as EVERY

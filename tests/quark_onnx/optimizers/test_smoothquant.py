@@ -11,8 +11,8 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, SmoothQuant, compare, quantize
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.config import from_dict, to_dict
-from quark_onnx.errors import ConfigError, DataError
 from quark_onnx.graph import Graph
 from quark_onnx.optimizers.smoothquant import factors
 from tests.models import parse

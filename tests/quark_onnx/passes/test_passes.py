@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import ModelProto, numpy_helper
 
+from quark_onnx.common.registry import PASSES
 from quark_onnx.graph import Graph
 from quark_onnx.passes import (
     LEGALIZING,
@@ -21,7 +22,6 @@ from quark_onnx.passes import (
     remove_identity,
     sum_to_add,
 )
-from quark_onnx.registry import PASSES
 from tests.models import (
     batch_norm_net,
     interface,

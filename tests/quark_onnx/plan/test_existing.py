@@ -8,8 +8,8 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ModelError
-from quark_onnx.registry import PRESETS
+from quark_onnx.common.errors import ModelError
+from quark_onnx.common.registry import PRESETS
 
 DATA = [
     {"x": np.random.default_rng(seed).normal(size=(4, 32)).astype(np.float32)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from quark_onnx import Override, QConfig, QuantizationSpec
-from quark_onnx.errors import PlanError
+from quark_onnx.common.errors import PlanError
 from quark_onnx.graph import Graph
 from quark_onnx.plan import (
     BiasOf,
@@ -19,7 +19,7 @@ from quark_onnx.plan import (
     Use,
     explain,
 )
-from quark_onnx.steps import make_plan
+from quark_onnx.planning import make_plan
 from tests.models import (
     MODELS,
     Factory,

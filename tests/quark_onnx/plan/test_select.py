@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quark_onnx import Override, QConfig, QuantizationSpec
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.plan.select import select
 from tests.models import parse

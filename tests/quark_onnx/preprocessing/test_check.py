@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from quark_onnx import compare, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.preprocessing.alternatives import Pictures
 from quark_onnx.preprocessing.evidence import Classified, Labelled, Outputs
@@ -26,7 +26,7 @@ from quark_onnx.preprocessing.pixels import (
     smoothness,
 )
 from quark_onnx.preprocessing.search import Search
-from quark_onnx.steps.run import Reference
+from quark_onnx.running.run import Reference
 from tests.models import in_a_branch, in_constant_nodes, normal, parse, weight
 from tests.pictures import Images, pictures, trained
 

@@ -8,8 +8,8 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx import quantize
+from quark_onnx.common.registry import RECIPES
 from quark_onnx.recipes import choose
-from quark_onnx.registry import RECIPES
 from tests.models import parse, samples, weight
 
 CONSTANTS = {

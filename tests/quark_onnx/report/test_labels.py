@@ -13,12 +13,12 @@ import pytest
 from calibrators.readers.images import ImageSpec
 from calibrators.readers.open import open_reader
 from quark_onnx import compare
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError
+from quark_onnx.measuring.labelled import placed, scorer_for
 from quark_onnx.report.verdict import Scorer, read_labels
 from quark_onnx.report.verdict.boxes import detector_layout
 from quark_onnx.report.verdict.labels import mean_average_precision
 from quark_onnx.report.verdict.task import Task
-from quark_onnx.steps.labelled import placed, scorer_for
 from tests.models import parse
 
 COCO = {

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from quark_onnx import quantize
 from quark_onnx.graph import Graph
+from quark_onnx.planning import make_plan
 from quark_onnx.report import OutputError, Report, summarize
-from quark_onnx.steps import make_plan
 from tests.models import (
     detector_head,
     integer_concat,

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import RECIPES
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import RECIPES
 from quark_onnx.report import OutputError
 from quark_onnx.report.verdict import (
     TASKS,

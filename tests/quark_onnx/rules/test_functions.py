@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quark_onnx import QConfig
-from quark_onnx.registry import PRESETS, RULES
+from quark_onnx.common.registry import PRESETS, RULES
 from tests.models import normal
 from tests.quark_onnx.rules.test_rules import check, plan_text
 from tests.settings import POW2, TENSOR, WIDE

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from quark_onnx import QConfig, QuarkError, convert, quantize, quantize_static
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from tests import models
 
 

@@ -12,8 +12,8 @@ import pytest
 from onnx import ModelProto, helper
 
 from quark_onnx import QConfig, analyze, compare, convert, npu, quantize
-from quark_onnx.errors import ModelError
-from quark_onnx.steps import OLD_DOMAIN, RENAMED, with_bodies
+from quark_onnx.common.errors import ModelError
+from quark_onnx.running.function_bodies import OLD_DOMAIN, RENAMED, with_bodies
 from tests.models import Feeds, parse, run, weight
 
 ATTRIBUTES = (

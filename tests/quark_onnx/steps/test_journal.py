@@ -19,7 +19,7 @@ import onnx
 import pytest
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.optimizers import GPTQ, AdaRound, BiasCorrection
 from tests.models import normal, parse, weight
 from tests.quark_onnx.optimizers.networks import attentive, texts

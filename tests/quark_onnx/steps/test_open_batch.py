@@ -7,7 +7,7 @@ import pytest
 
 from calibrators.readers.open import InputSpec, open_reader
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.npu import check
 from tests.models import normal, parse, run, weight
 

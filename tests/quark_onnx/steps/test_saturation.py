@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from quark_onnx import QConfig, QuantizationSpec, quantize_static
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.dtypes import Integer, integer
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import DTYPES
 from tests.models import kinds, normal, parse, run, weight
 
 

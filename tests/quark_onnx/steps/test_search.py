@@ -13,8 +13,8 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import quantize
 from quark_onnx.plan import BiasOf, Quantize, Use
-from quark_onnx.steps import search
-from quark_onnx.steps.local import LocalErrors
+from quark_onnx.trials.local import LocalErrors
+from quark_onnx.trials.scale_search import search
 from tests.models import Feeds, conv_net, normal, parse, residual, run, samples, weight
 from tests.pipeline import Stages
 from tests.settings import POW2, TENSOR
@@ -221,7 +221,7 @@ def chain(layers: int) -> ModelProto:
 
 def test_the_work_grows_with_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the layers are twice the nodes that run, and no more runs."""
-    step = sys.modules["quark_onnx.steps.local"]
+    step = sys.modules["quark_onnx.trials.local"]
     counts = list[tuple[int, int]]()
     for layers in (8, 16, 32):
         data, nodes, runs = samples(chain(layers)), list[int](), list[int]()
@@ -296,7 +296,7 @@ def test_samples_of_other_ranks_inside_are_searched() -> None:
 
 
 def test_a_gain_within_its_error_is_none() -> None:
-    step = sys.modules["quark_onnx.steps.scale_search"]
+    step = sys.modules["quark_onnx.trials.scale_search"]
     assert step.is_better([-3.0, -2.1, -4.0], [-2.9, -2.0, -3.9])
     assert not step.is_better([-3.0, -2.1, -4.0], [-3.0, -2.1, -4.0])
     assert not step.is_better(
@@ -306,7 +306,7 @@ def test_a_gain_within_its_error_is_none() -> None:
 
 
 def test_outputs_are_worse_by_more_than_their_error() -> None:
-    step = sys.modules["quark_onnx.steps.scale_search"]
+    step = sys.modules["quark_onnx.trials.scale_search"]
     assert step.is_worse([-2.8, -1.9, -3.9], [-2.9, -2.0, -3.99])
     assert not step.is_worse([-2.9, -2.0, -4.0], [-2.9, -2.0, -4.0])
     assert not step.is_worse([-2.0, -3.0, -3.9], [-3.0, -2.0, -4.0])  # a mean loss of 0.03, and errors of 0.6  # fmt: skip  # noqa: E501

@@ -11,8 +11,8 @@ import pytest
 from onnx import ModelProto, numpy_helper
 
 from quark_onnx import Override, QConfig, QuantizationSpec, quantize
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config import from_dict, to_dict
-from quark_onnx.errors import ConfigError
 from quark_onnx.functions import DOMAIN
 from quark_onnx.functions.mx import NAME, OWN
 from quark_onnx.kernels.blockfloat import better_mx, mx

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.plan import BiasOf, Keep, Quantize, Use
-from quark_onnx.steps import Params
+from quark_onnx.scales.compute_qparams import Params
 from tests.models import (
     MODELS,
     Array,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper, parser
 
 from quark_onnx import QConfig, QuantizationSpec, TensorOverride, quantize
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError
 
 
 def model() -> ModelProto:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.parallel import side_by_side
 from quark_onnx.refine.layer_stream import LayerStream

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quark_onnx.errors import ConstraintError
+from quark_onnx.common.errors import ConstraintError
 from quark_onnx.graph import Graph, Node
 from quark_onnx.targets import Constraints, Positions, constraints_of
 from quark_onnx.targets.constraints import Equal, Shift

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from quark_onnx import QConfig, quantize
-from quark_onnx.errors import ConfigError
-from quark_onnx.registry import PRESETS, TARGETS
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import PRESETS, TARGETS
 from quark_onnx.targets import format_of, refusal, unfit
 from tests.models import parse, weight
 

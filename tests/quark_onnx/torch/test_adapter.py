@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quark_onnx.cli.dispatch import main
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.recast import recast

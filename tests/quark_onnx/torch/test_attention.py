@@ -13,7 +13,7 @@ import torch
 from transformers.models.gptj import modeling_gptj
 
 from quark_onnx.cli import main
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
 from quark_onnx.torch.calibration.observers import ActivationObservers
 from quark_onnx.torch.checkpoints.export import write_checkpoint

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import quark_onnx
 from quark_onnx.cli.dispatch import main
-from quark_onnx.errors import ConfigError, ModelError, QuarkError
+from quark_onnx.common.errors import ConfigError, ModelError, QuarkError
 from quark_onnx.torch.checkpoints.atomic_file import save
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quark_onnx.cli.dispatch import main
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS, layout_named
 from quark_onnx.torch.config.language import config_for

@@ -12,8 +12,8 @@ from hypothesis.extra import numpy as hnp
 from calibrators import Range
 from calibrators import affine as numpy_affine
 from calibrators import layout as numpy_layout
+from quark_onnx.common.errors import ModelError
 from quark_onnx.dtypes import Minifloat
-from quark_onnx.errors import ModelError
 from quark_onnx.kernels import blockfloat, minifloat
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats import affine, block_formats, quantized_tensor

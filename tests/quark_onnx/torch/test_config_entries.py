@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.decoded import decoded_reader
 from quark_onnx.torch.checkpoints.layouts import layout_named, read_layout
 from quark_onnx.torch.config.schemes import scheme

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.decoded import decoded_reader
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.pipelines.in_memory import quantize_model

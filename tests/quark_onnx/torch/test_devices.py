@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quark_onnx.cli.dispatch import main
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.calibration.hidden_states import HiddenStates
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.export.diffusion import load_diffusion_model, save_diffusion_model

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.models.bart.modeling_bart import BartScaledWordEmbedding
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.kernels.hqq import half_quadratic
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.cost import (
     Cost,
     Shapes,

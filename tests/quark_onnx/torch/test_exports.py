@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quark_onnx.cli import main
-from quark_onnx.errors import ConfigError, MissingDependency, ModelError
+from quark_onnx.common.errors import ConfigError, MissingDependency, ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.exports import kinds as exports

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, Writer

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import fuse_conv_bn_eval
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch import ModelQuantizer, save_params
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache, TorchConfig

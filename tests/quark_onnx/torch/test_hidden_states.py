@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.calibration.hidden_states import HiddenStates
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig

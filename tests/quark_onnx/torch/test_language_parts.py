@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from quark_onnx.cli import main
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import scheme

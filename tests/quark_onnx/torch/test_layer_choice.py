@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoConfig
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec

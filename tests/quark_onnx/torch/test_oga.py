@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quark_onnx.errors import MissingDependency
+from quark_onnx.common.errors import MissingDependency
 from quark_onnx.torch.exports.oga import ryzen_ai_flows, write_oga
 from tests.answers import check_described
 from tests.torch_models import llama, made, saved, with_tokenizer

@@ -12,7 +12,7 @@ import torch
 from onnx import TensorProto, helper
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.exports.oga_cache import (
     CACHES,

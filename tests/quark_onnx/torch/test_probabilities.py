@@ -17,7 +17,7 @@ import torch
 from transformers.models.gptj import modeling_gptj
 
 from quark_onnx.cli import main
-from quark_onnx.errors import ConfigError, ModelError, QuarkError
+from quark_onnx.common.errors import ConfigError, ModelError, QuarkError
 from quark_onnx.torch import LLMTemplate, import_model_from_safetensors
 from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
 from quark_onnx.torch.checkpoints import quark_json

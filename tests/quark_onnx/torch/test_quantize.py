@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.calibration.perplexity import perplexity, windows_of
 from quark_onnx.torch.checkpoints.export import write_checkpoint

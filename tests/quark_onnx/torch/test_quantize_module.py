@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from quark_onnx import QuarkError, quantize_module
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 
 # torch and onnxscript use what they say is deprecated
 pytestmark = [

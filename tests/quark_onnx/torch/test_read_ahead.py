@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints import read_ahead
 from quark_onnx.torch.checkpoints.read_ahead import ReadAhead
 from quark_onnx.torch.checkpoints.safetensors_io import Reader

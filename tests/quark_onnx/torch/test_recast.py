@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.recast import recast
 from tests.torch_models import llama, logits, made, saved, tokens

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint

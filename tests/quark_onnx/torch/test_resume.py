@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.pipelines import file_run

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from quark_onnx.errors import ConfigError, QuarkError
-from quark_onnx.registry import ALGORITHMS
+from quark_onnx.common.errors import ConfigError, QuarkError
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS
 from quark_onnx.torch.config.algorithm_names import ALGORITHM_SETTINGS, check_algorithm

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quark_onnx.cli.dispatch import main
-from quark_onnx.errors import ConfigError, QuarkError
+from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language_recipes import EFFORTS, RECIPES, recipe_for

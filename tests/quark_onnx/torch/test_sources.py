@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint

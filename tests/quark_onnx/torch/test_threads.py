@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quark_onnx.registry import ALGORITHMS
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.torch.runtime.reductions import total
 from quark_onnx.torch.runtime.threads import one_thread
 

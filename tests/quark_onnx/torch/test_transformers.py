@@ -18,7 +18,7 @@ import transformers
 from transformers.quantizers import auto
 
 import quark_onnx.torch.transformers as loading
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.layouts.quark import QuarkLayout
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import SCHEMES, scheme

@@ -13,7 +13,7 @@ argument: docs/from_amd_quark_torch.md.
 import argparse
 import sys
 
-from quark_onnx.errors import QuarkError
+from quark_onnx.common.errors import QuarkError
 from quark_onnx.torch.quantize_quark.arguments import parse
 from quark_onnx.torch.quantize_quark.run import main
 

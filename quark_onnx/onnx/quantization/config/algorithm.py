@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from quark_onnx.common.containers import by_name, names_of
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known, require_one_of
-from quark_onnx.containers import by_name, names_of
-from quark_onnx.errors import ConfigError
 from quark_onnx.onnx import distances
 from quark_onnx.onnx.legacy import narrowed, pattern
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import Override
 from quark_onnx.config.checks import require
-from quark_onnx.errors import ConfigError
 from quark_onnx.onnx import legacy
 from quark_onnx.onnx.draft import Draft
 from quark_onnx.onnx.options import apply_options
@@ -24,7 +25,6 @@ from quark_onnx.onnx.quantization.config.algorithm import (
 from quark_onnx.onnx.quantization.config.data_type import DataType
 from quark_onnx.onnx.quantization.config.spec import QLayerConfig, QTensorConfig
 from quark_onnx.onnxruntime_spelling.request import name_of
-from quark_onnx.registry import DTYPES
 
 logger = logging.getLogger(__name__)
 

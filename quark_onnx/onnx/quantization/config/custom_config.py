@@ -6,8 +6,8 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from quark_onnx.common.errors import nearest
 from quark_onnx.config.checks import require_known
-from quark_onnx.errors import nearest
 from quark_onnx.onnx.quantization.config.algorithm import (
     AdaQuantConfig,
     AdaRoundConfig,

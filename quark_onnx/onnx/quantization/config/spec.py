@@ -17,14 +17,14 @@ from calibrators import (
     NonOverflow,
     Percentile,
 )
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.config.checks import require
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.onnx.quantization.config import data_type as types
 from quark_onnx.onnx.quantization.config.data_type import DataType, parse_data_type
 from quark_onnx.onnxruntime_spelling.request import name_of
-from quark_onnx.registry import DTYPES
 
 
 class CalibMethod(Enum):

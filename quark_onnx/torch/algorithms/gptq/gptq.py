@@ -22,11 +22,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from calibrators.base import is_number, is_whole
+from quark_onnx.common.containers import present
+from quark_onnx.common.errors import DataError
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require
-from quark_onnx.containers import present
-from quark_onnx.errors import DataError
 from quark_onnx.optimizers.base import require_flag
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.gptq.hessian import (

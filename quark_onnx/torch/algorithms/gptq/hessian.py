@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.errors import DataError
+from quark_onnx.common.errors import DataError
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.cost import Shapes, first_number
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, mirror

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from quark_onnx.common.errors import DataError
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require_one_of
-from quark_onnx.errors import DataError
 from quark_onnx.optimizers.base import require_flag, require_number, require_whole
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import BACKWARD, TRAINED, Cost, Shapes
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (

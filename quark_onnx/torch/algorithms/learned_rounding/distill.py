@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from quark_onnx.containers import flattened, present, values_at, without
-from quark_onnx.errors import DataError, ModelError
+from quark_onnx.common.containers import flattened, present, values_at, without
+from quark_onnx.common.errors import DataError, ModelError
+from quark_onnx.common.progress import Progress
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_number, require_whole
-from quark_onnx.progress import Progress
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import Outcome
 from quark_onnx.torch.algorithms.cost import BACKWARD, TRAINED, Cost, Shapes
 from quark_onnx.torch.algorithms.learned_rounding.autoround import (

@@ -15,7 +15,7 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from calibrators.grid import SMALLEST_SCALE
-from quark_onnx.containers import present
+from quark_onnx.common.containers import present
 from quark_onnx.dtypes import Integer, Scaled
 from quark_onnx.kernels.minifloat import E4M3, MiniFloat
 from quark_onnx.torch.algorithms.weight_rounding.levels import TensorLevels

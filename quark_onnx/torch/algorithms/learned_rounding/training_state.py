@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (
     TrainableWeight,
 )

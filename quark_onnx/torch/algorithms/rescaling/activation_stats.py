@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import flattened
-from quark_onnx.errors import DataError
+from quark_onnx.common.containers import flattened
+from quark_onnx.common.errors import DataError
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic_form
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
 from quark_onnx.torch.calibration.block_stream import Call

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_flag, require_whole
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.rescaling.rescale import (

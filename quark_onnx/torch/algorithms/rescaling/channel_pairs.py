@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.containers import excluding, flattened
+from quark_onnx.common.containers import excluding, flattened
 from quark_onnx.torch.algorithms.rescaling.probe import BlockProbe
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, ClassVar
 
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.optimizers.base import require_number, require_whole
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.base import UNREACHED, BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.gptq.hessian import HessianStats, collect_hessians

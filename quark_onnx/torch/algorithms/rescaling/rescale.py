@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import flattened
+from quark_onnx.common.containers import flattened
 from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.rescaling.activation_stats import (
     ActivationStats,

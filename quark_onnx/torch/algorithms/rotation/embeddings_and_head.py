@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.rotation.residual_stream import Part, floats_of
 from quark_onnx.torch.calibration.block_stream import call
 from quark_onnx.torch.models.names import joined, outside_of, replaced_forwards

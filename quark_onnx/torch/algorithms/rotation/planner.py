@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.containers import excluding, flattened, subset
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.containers import excluding, flattened, subset
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.embeddings_and_head import EmbeddingsAndHead
 from quark_onnx.torch.algorithms.rotation.residual_stream import (

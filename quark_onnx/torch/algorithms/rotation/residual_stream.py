@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.containers import among, excluding, of_type
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import among, excluding, of_type
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import pattern_of
 from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first
 

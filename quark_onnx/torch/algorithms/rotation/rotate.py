@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import subset, without
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.containers import subset, without
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.algorithms.rotation.planner import Rotator, apply, stream_blocks
 from quark_onnx.torch.algorithms.rotation.settings import Rotation
 from quark_onnx.torch.algorithms.rotation.spinquant import Trainee, Training, learn

@@ -15,10 +15,10 @@ from math import prod
 from typing import ClassVar
 
 from calibrators.base import is_whole
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import ALGORITHMS
 from quark_onnx.config.checks import require
-from quark_onnx.errors import ConfigError
 from quark_onnx.optimizers.base import require_flag
-from quark_onnx.registry import ALGORITHMS
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from quark_onnx.containers import of_type
-from quark_onnx.errors import DataError
-from quark_onnx.progress import Progress
+from quark_onnx.common.containers import of_type
+from quark_onnx.common.errors import DataError
+from quark_onnx.common.progress import Progress
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import through
 from quark_onnx.torch.algorithms.rotation.weight_rewrites import STREAM, WeightRewrites
 from quark_onnx.torch.config.spec import TensorSpec

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import present_values
+from quark_onnx.common.containers import present_values
 from quark_onnx.kernels.axes import along
 from quark_onnx.torch.algorithms.rotation.residual_stream import (
     Heads,

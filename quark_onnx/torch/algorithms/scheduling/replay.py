@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from quark_onnx.containers import excluding, flattened
+from quark_onnx.common.containers import excluding, flattened
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.cost import Shapes
 from quark_onnx.torch.algorithms.scheduling.meta_tensor import MetaTensor

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import Node
 
-from quark_onnx.containers import among, excluding, subset, values_at
+from quark_onnx.common.containers import among, excluding, subset, values_at
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.config.spec import LayerSpec as LayerSpec

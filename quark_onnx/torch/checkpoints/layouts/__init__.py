@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quark_onnx.common.containers import by_name, present_values
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.errors import nearest as nearest
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import by_name, present_values
-from quark_onnx.errors import ConfigError
-from quark_onnx.errors import nearest as nearest
 from quark_onnx.torch.checkpoints.entries import as_object
 from quark_onnx.torch.checkpoints.layouts.awq import AwqLayout
 from quark_onnx.torch.checkpoints.layouts.base import Layout as Layout

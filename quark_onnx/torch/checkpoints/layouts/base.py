@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from quark_onnx.containers import present
+from quark_onnx.common.containers import present
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError, ModelError
 from quark_onnx.torch.config.number_formats import TwoLevel
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from quark_onnx.containers import grouped, present_values
+from quark_onnx.common.containers import grouped, present_values
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints.entries import names_in
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from quark_onnx.containers import excluding
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import excluding
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts.base import (
     Layout,
     check_linear,

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from quark_onnx.common.errors import ModelError
 from quark_onnx.dtypes import Integer, Scaled
-from quark_onnx.errors import ModelError
 from quark_onnx.torch.checkpoints.quark_tensors import (
     check_parts,
     factors_of,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark_onnx.containers import present
-from quark_onnx.errors import ModelError, nearest
+from quark_onnx.common.containers import present
+from quark_onnx.common.errors import ModelError, nearest
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 
 if TYPE_CHECKING:

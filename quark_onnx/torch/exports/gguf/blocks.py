@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quark_onnx.containers import by_name
+from quark_onnx.common.containers import by_name
+from quark_onnx.common.errors import ModelError
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ModelError
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.formats.quantized_tensor import Quantized, quantize

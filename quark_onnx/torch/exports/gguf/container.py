@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from calibrators.scratch import ScratchFolder, followed
-from quark_onnx.errors import ModelError, system_reason
+from quark_onnx.common.errors import ModelError, system_reason
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quark_onnx.containers import by_name, flattened
-from quark_onnx.errors import ConfigError, MissingDependency, nearest
-from quark_onnx.extras import pip_install
+from quark_onnx.common.containers import by_name, flattened
+from quark_onnx.common.errors import ConfigError, MissingDependency, nearest
+from quark_onnx.common.extras import pip_install
 from quark_onnx.torch.checkpoints.meta_model import float_config_of
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.exports.gguf import blocks
 from quark_onnx.torch.exports.gguf.architectures import Target

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.containers import flattened, names_of
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.containers import flattened, names_of
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import Reader

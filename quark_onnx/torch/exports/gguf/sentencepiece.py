@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 
 # TrainerSpec.ModelType; a file without the entry is a unigram model.
 _BPE = 2

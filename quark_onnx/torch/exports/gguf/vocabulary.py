@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quark_onnx.containers import excluding, flattened
-from quark_onnx.errors import ModelError
+from quark_onnx.common.containers import excluding, flattened
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.exports.gguf import sentencepiece
 

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import FunctionProto, TensorProto
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.dtypes import Block, Half, Integer, Minifloat, Scaled
-from quark_onnx.errors import ConfigError
 from quark_onnx.functions import DOMAIN as VENDOR
 from quark_onnx.graph import Graph, Node
-from quark_onnx.steps.fusion_barriers import is_small
 from quark_onnx.torch.config.number_formats import is_float8
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.exports.onnx import bodies
 from quark_onnx.torch.exports.onnx.weights import array_of
 from quark_onnx.torch.formats.affine import explicit_zero
 from quark_onnx.torch.models.quantized_layer import Rounding
+from quark_onnx.writing.fusion_barriers import is_small
 
 if TYPE_CHECKING:
     import torch

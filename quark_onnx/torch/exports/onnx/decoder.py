@@ -22,10 +22,10 @@ from onnx import TensorProto
 from torch import nn
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.files.io import staged
 from quark_onnx.graph import Graph, Store
-from quark_onnx.graph.io import staged
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.exports.onnx.export import Exported, checked, store_for
 from quark_onnx.torch.exports.onnx.stand_in import standing_in

@@ -12,11 +12,11 @@ import torch
 from onnx import TensorProto
 from torch import nn
 
+from quark_onnx.common.errors import ModelError, nearest
 from quark_onnx.config.checks import require, require_one_of
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ModelError, nearest
+from quark_onnx.files.io import staged
 from quark_onnx.graph import Graph, Store
-from quark_onnx.graph.io import staged
 from quark_onnx.graph.store import LARGE_MODEL
 from quark_onnx.torch.calibration.block_stream import Sample, inference
 from quark_onnx.torch.exports.onnx.stand_in import standing_in

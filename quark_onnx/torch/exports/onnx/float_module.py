@@ -18,8 +18,8 @@ from torch import nn
 from calibrators.readers.open import CalibrationData, RandomData
 from calibrators.readers.samples import is_array
 from calibrators.scratch import ScratchFolder
-from quark_onnx.containers import excluding
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.containers import excluding
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.calibration.block_stream import Sample, inference
 from quark_onnx.torch.exports.onnx.trace import (
     Axes,

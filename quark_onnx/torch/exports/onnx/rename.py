@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx
 from onnx import GraphProto
 
-from quark_onnx.containers import names_of
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError
 
 
 def rename(path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> None:

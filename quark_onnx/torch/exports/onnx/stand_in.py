@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
 from quark_onnx.torch.models.structure import set_module

@@ -16,10 +16,15 @@ from onnx import ModelProto
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.containers import merged, present_values, without
-from quark_onnx.errors import ConfigError, DataError, MissingDependency, ModelError
-from quark_onnx.graph import inlined
-from quark_onnx.graph.io import read
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import merged, present_values, without
+from quark_onnx.common.errors import (
+    ConfigError,
+    DataError,
+    MissingDependency,
+    ModelError,
+)
+from quark_onnx.files.io import read
 from quark_onnx.torch.calibration.block_stream import Sample, call
 
 #: Opset of the graphs: the first with 4-bit tensors and block scales.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.exports.onnx.stand_in import StandIn
 from quark_onnx.torch.exports.onnx.trace import Batch, Flat
 

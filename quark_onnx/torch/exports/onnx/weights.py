@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.dtypes import DType, Integer, Scaled
-from quark_onnx.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.nbits import BLOCK_SIZES, NBitsWeight, from_codes
 from quark_onnx.torch.config.number_formats import FloatScaled, TwoLevel, format_named

@@ -8,19 +8,19 @@ from typing import Any
 
 from onnx import TensorProto
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.version import __version__
+from quark_onnx.common.wording import counted
 from quark_onnx.functions import DOMAIN as VENDOR
 from quark_onnx.functions import definitions
 from quark_onnx.fusions.base import CONTRIB
 from quark_onnx.fusions.gather import gather_codes
 from quark_onnx.graph import Graph, Node
-from quark_onnx.steps.provenance import write_producer
 from quark_onnx.torch.exports.onnx.activations import Roundings
 from quark_onnx.torch.exports.onnx.stand_in import DOMAIN, LINEAR, ROUNDING
 from quark_onnx.torch.exports.onnx.weights import nbits_weight, write_weight
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer, Rounding
-from quark_onnx.version import __version__
-from quark_onnx.wording import counted
+from quark_onnx.writing.provenance import write_producer
 
 #: Forms of weights.
 FORMS = ("auto", "operators", "qdq")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from quark_onnx.containers import (
+from quark_onnx.common.containers import (
     flattened,
     grouped,
     names_of,
@@ -22,7 +22,7 @@ from quark_onnx.containers import (
     values_at,
     without,
 )
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.config.torch_config import OPERATORS
 
 #: Operators that are layers, by the class of the module that calls them.

@@ -10,7 +10,7 @@ from torch import nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config

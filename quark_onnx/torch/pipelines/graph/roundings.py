@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from quark_onnx.errors import DataError
+from quark_onnx.common.errors import DataError
 from quark_onnx.torch.calibration.block_stream import batches, call, inference
 from quark_onnx.torch.calibration.observers import Observer
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec

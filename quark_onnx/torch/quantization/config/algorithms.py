@@ -9,9 +9,9 @@ from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
 from quark_onnx.config.spec import check_names
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.algorithms.gptq.gptq import GPTAQ, GPTQ, Qronos
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ

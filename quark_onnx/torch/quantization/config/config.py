@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from calibrators import MinMax
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TYPES, TorchConfig

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from quark_onnx.common.containers import excluding
+from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import excluding
-from quark_onnx.errors import ConfigError, nearest
 from quark_onnx.torch.config.schemes import SCHEMES, scheme
 from quark_onnx.torch.config.torch_config import DefaultExclude
 from quark_onnx.torch.quantization.config.algorithms import AlgoConfig, algorithm_named

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
+from quark_onnx.common.containers import of_type
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.config.checks import require_known
-from quark_onnx.containers import of_type
 from quark_onnx.dtypes import Integer
-from quark_onnx.errors import ConfigError
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.quantization.config.fields import Fields

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.rescaling import activation_stats
 from quark_onnx.torch.algorithms.rescaling.awq import AWQ

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch.algorithms.learned_rounding.autoround import SignedRounding
 from quark_onnx.torch.algorithms.learned_rounding.distill import Distillation
 from quark_onnx.torch.algorithms.learned_rounding.trainable_weight import (

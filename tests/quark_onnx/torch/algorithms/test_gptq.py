@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.gptq import Compensation
 from quark_onnx.kernels.levels import Levels
 from quark_onnx.torch.algorithms.base import BlockJob

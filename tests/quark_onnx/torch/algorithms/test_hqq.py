@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.kernels.hqq import quantize_hqq
 from quark_onnx.kernels.nbits import dequantize_nbits
 from quark_onnx.torch.algorithms.base import BlockJob

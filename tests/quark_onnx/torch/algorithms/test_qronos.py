@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.algorithms.gptq.gptq import GroupInputs, Qronos
 from quark_onnx.torch.algorithms.gptq.hessian import HessianStats
 from quark_onnx.torch.algorithms.gptq.solver import Solver

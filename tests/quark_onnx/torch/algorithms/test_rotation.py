@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.kernels.hadamard import balanced, random_hadamard
 from quark_onnx.torch.algorithms.rotation.rotate import rotate
 from quark_onnx.torch.algorithms.rotation.settings import Rotation

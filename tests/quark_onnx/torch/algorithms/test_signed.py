@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.gptq.gptq import GPTQ
 from quark_onnx.torch.algorithms.learned_rounding import autoround

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from quark_onnx.errors import ConfigError, DataError
+from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.torch.algorithms.base import BlockJob
 from quark_onnx.torch.algorithms.rescaling import rescale
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import Pair

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from quark_onnx.errors import QuarkError
+from quark_onnx.common.errors import QuarkError
 from quark_onnx.torch.algorithms.scheduling.replay import Replay
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig

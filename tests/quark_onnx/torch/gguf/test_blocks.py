@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.exports.gguf.blocks import (
     MXFP4,

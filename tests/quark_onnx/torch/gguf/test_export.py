@@ -21,7 +21,7 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 from quark_onnx.cli import main
-from quark_onnx.errors import (
+from quark_onnx.common.errors import (
     ConfigError,
     MissingDependency,
     ModelError,

@@ -26,7 +26,7 @@ from tokenizers import (
     trainers,
 )
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.exports.gguf import write_gguf
 from tests.quark_onnx.torch.gguf.tiny import llama, metadata, save
 

@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import load_file
 from torch import nn
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
 from quark_onnx.torch import (
     LLMTemplate,
     ModelExporter,

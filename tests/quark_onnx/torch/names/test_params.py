@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch import LLMTemplate, ModelQuantizer, load_params, save_params
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.config.torch_config import TorchConfig

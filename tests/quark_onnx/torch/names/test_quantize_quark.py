@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.schemes import scheme

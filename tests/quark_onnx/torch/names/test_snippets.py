@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch import (
     ModelExporter,
     ModelImporter,

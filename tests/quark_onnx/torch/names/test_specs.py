@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from calibrators import MinMSE, Percentile
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.quark_json import layer_to_json
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec

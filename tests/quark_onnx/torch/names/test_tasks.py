@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quark_onnx.cli import main
-from quark_onnx.errors import ConfigError, DataError, MissingDependency
+from quark_onnx.common.errors import ConfigError, DataError, MissingDependency
 from quark_onnx.torch.calibration import eval_tasks
 from quark_onnx.torch.calibration.eval_tasks import Tasks
 from quark_onnx.torch.checkpoints.load import load_checkpoint

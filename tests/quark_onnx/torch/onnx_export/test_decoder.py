@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.exports.onnx import export_decoder
 from quark_onnx.torch.pipelines.in_memory import quantize_model

@@ -15,7 +15,8 @@ from onnx import numpy_helper
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from quark_onnx.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.errors import ConfigError, DataError, ModelError
+from quark_onnx.common.version import __version__
 from quark_onnx.kernels.nbits import NBitsWeight, dequantize_nbits
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
@@ -29,7 +30,6 @@ from quark_onnx.torch.exports.onnx import (
 from quark_onnx.torch.exports.onnx.weights import nbits_weight
 from quark_onnx.torch.formats.quantized_tensor import quantize
 from quark_onnx.torch.pipelines.in_memory import quantize_model
-from quark_onnx.version import __version__
 
 # torch and transformers use what they say is deprecated
 pytestmark = [
@@ -119,7 +119,7 @@ def test_the_metadata_name_producer_and_formats(tmp_path: Path) -> None:
     texts = {entry.key: entry.value for entry in found.metadata_props}
     assert texts.pop("quark_onnx.float_producer").startswith("pytorch ")
     assert texts == {
-        "quark_onnx.version": __version__,
+        "quark_onnx.common.version": __version__,
         "quark_onnx.weight": f"1 x {scheme('int4_wo_32').weight}; 1 x {int8.weight}",
         "quark_onnx.activation": f"1 x float; 1 x {int8.input}",
     }

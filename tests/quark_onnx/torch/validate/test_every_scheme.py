@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quark_onnx.errors import QuarkError
+from quark_onnx.common.errors import QuarkError
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.validate import Validation, validate
 from tests.quark_onnx.torch.test_clients import peer

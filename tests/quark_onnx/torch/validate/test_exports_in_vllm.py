@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from quark_onnx.errors import ConfigError
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.layouts import LAYOUTS
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint

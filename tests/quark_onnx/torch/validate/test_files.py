@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.validate import Validation, validate
 from quark_onnx.torch.validate.header import read_header, values_of
 from tests.quark_onnx.torch.validate import drafts

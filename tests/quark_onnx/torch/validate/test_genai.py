@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from quark_onnx.errors import ModelError
+from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.finding import Validation
 from tests.models import conv_relu

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quark_onnx.errors import ConfigError, ModelError
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.validate import repair, validate
 from quark_onnx.torch.validate.header import read_header
 from tests.quark_onnx.torch.validate import drafts

@@ -1,0 +1,1 @@
+"""Check a given model before it is planned."""

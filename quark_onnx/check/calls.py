@@ -1,0 +1,116 @@
+"""Count the nodes in calls of model-local functions, before inlining.
+
+Thirty functions that each call the previous one twice expand to a billion nodes. onnx and
+onnxruntime expand them during shape inference or loading, and no signal ends that.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from onnx import FunctionProto, ModelProto, NodeProto
+
+from quark_onnx.common.containers import among
+from quark_onnx.common.errors import ModelError
+from quark_onnx.graph.node import nested_nodes
+
+#: A model may expand to so many nodes, or to so many times the number in its file.
+_NODES = 1_000_000
+_TIMES = 100
+
+#: Domain, name and overload of a function.
+_Key = tuple[str, str, str]
+
+
+def check_calls(model: ModelProto) -> None:
+    """Check that functions are not recursive, and fit memory when inlined.
+
+    Raises:
+        ModelError: a function calls itself, or there would be too many nodes; the message names the
+            function.
+    """
+    if not model.functions:
+        return
+    functions = {
+        (function.domain, function.name, function.overload): function
+        for function in model.functions
+    }
+    # Each function is counted once; calls are multiplied out below, callees first.
+    called = {key: _calls(function.node) for key, function in functions.items()}
+    graph_calls = _calls(model.graph.node)
+    in_file = graph_calls.total() + sum(map(Counter.total, called.values()))
+    limit = max(_NODES, _TIMES * in_file)
+    sizes = dict[_Key, int]()
+    for key in _callees_first(functions, called):
+        sizes[key] = _expanded(called[key], sizes)
+        if sizes[key] > limit:
+            raise ModelError(
+                f"function {key[1]!r} stands for {sizes[key]:,} nodes; at most"
+                f" {limit:,} are written out",
+            )
+    total = _expanded(graph_calls, sizes)
+    if total > limit:
+        raise ModelError(
+            f"with its functions the model has {total:,} nodes; at most {limit:,} are"
+            " written out",
+        )
+
+
+def _callees_first(
+    functions: dict[_Key, FunctionProto],
+    called: dict[_Key, Counter[_Key]],
+) -> Iterator[_Key]:
+    """Yield functions after their callees, without recursion: chains may be deep.
+
+    Args:
+        functions: the functions of a model.
+        called: for each function, how often it calls each operator or function.
+
+    Raises:
+        ModelError: a function calls itself, directly or through others.
+    """
+    # Ordered, so that the same function is named in an error in each run.
+    waiting = dict.fromkeys(functions)
+    open_ = set[_Key]()
+    for first in functions:
+        stack = [first]
+        while stack:
+            key = stack[-1]
+            callees = among(called[key], waiting)
+            if key not in waiting:
+                # Another caller was followed first.
+                stack.pop()
+            elif not callees:
+                stack.pop()
+                open_.discard(key)
+                del waiting[key]
+                yield key
+            else:
+                open_.add(key)
+                # A function that is open lies on the present path: a call to it closes a cycle.
+                if not open_.isdisjoint(callees):
+                    raise ModelError(
+                        f"function {key[1]!r} calls itself, directly or through"
+                        " others; no runtime ends that",
+                    )
+                stack += callees
+
+
+def _key(node: NodeProto) -> _Key:
+    return node.domain, node.op_type, node.overload
+
+
+def _calls(nodes: Iterable[NodeProto]) -> Counter[_Key]:
+    """Count the calls of each operator or function among nodes and in their bodies."""
+    return Counter(map(_key, nested_nodes(nodes)))
+
+
+def _expanded(calls: Counter[_Key], sizes: Mapping[_Key, int]) -> int:
+    """Return the number of nodes that calls stand for; an operator stands for itself.
+
+    Args:
+        calls: number of calls by operator or function.
+        sizes: number of nodes that a function stands for.
+    """
+    return sum(count * sizes.get(key, 1) for key, count in calls.items())

@@ -1,0 +1,1 @@
+"""Errors, the registry, progress and wording, for all rooms."""

@@ -1,0 +1,118 @@
+"""Progress with an ETA on stderr, and a time limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import monotonic
+from types import TracebackType
+
+from quark_onnx.common.errors import TimeLimitError
+from quark_onnx.common.progress_bars import Bar, Forecast, open_bar
+
+#: Deadline on the ``monotonic`` clock; None for no limit.
+_DEADLINE: ContextVar[float | None] = ContextVar("deadline", default=None)
+#: Estimate of the next loop.
+_FORECAST: ContextVar[Forecast | None] = ContextVar("forecast", default=None)
+
+
+@contextmanager
+def forecast(seconds: float, later: float = 0.0) -> Iterator[None]:
+    """Tell the first loop in the enclosed work how long it is estimated to run.
+
+    Args:
+        seconds: estimated runtime of the loop.
+        later: estimated runtime of the work after the loop.
+    """
+    token = _FORECAST.set(Forecast(seconds, later))
+    try:
+        yield
+    finally:
+        _FORECAST.reset(token)
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise an error in the enclosed work once the time is over.
+
+    Loops with progress end at their next step; work without progress is finished. Of nested
+    limits, the earliest counts.
+
+    Args:
+        seconds: the limit; None for no limit.
+
+    Raises:
+        TimeLimitError: the time is over.
+    """
+    # Context variables, so that threads and nested calls have limits of their own.
+    outer = _DEADLINE.get()
+    deadline = outer
+    if seconds is not None:
+        deadline = monotonic() + seconds
+        if outer is not None:
+            deadline = min(outer, deadline)
+    token = _DEADLINE.set(deadline)
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def check_time() -> None:
+    """Raise TimeLimitError if an enclosing ``time_limit`` is over."""
+    deadline = _DEADLINE.get()
+    if deadline is not None and monotonic() > deadline:
+        raise TimeLimitError("its time is over")
+
+
+class Progress:
+    """A context manager around a progress bar, or lines where stderr is no terminal.
+
+    Args:
+        show: True shows progress, False hides it, None shows it if stderr is a terminal, and in
+            the command line after some seconds. Without a stderr, nothing is shown.
+        total: number of steps; None if unknown, which leaves out the ETA.
+        name: the work.
+        unit: a step.
+    """
+
+    def __init__(
+        self,
+        show: bool | None,
+        total: int | None,
+        name: str,
+        unit: str,
+    ) -> None:
+        self._show = show
+        self._total = total
+        self._name = name
+        self._unit = unit
+        self._bar: Bar | None = None
+
+    def __enter__(self) -> Progress:
+        expected = _FORECAST.get()
+        _FORECAST.set(None)  # loops within this one are parts of the estimate
+        self._bar = open_bar(self._show, self._total, self._name, self._unit, expected)
+        return self
+
+    def update(self, done: float) -> None:
+        """Set the number of finished steps.
+
+        Args:
+            done: the number of finished steps, and the finished part of the current step.
+
+        Raises:
+            TimeLimitError: an enclosing ``time_limit`` is over.
+        """
+        # Before the bar: a loop without a display ends as well.
+        check_time()
+        if self._bar is not None:
+            self._bar.update(done)
+
+    def __exit__(
+        self,
+        *error: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,1 @@
+"""Open data, run the float model on it, and measure ranges."""

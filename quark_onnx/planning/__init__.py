@@ -1,0 +1,1 @@
+"""Prepare the float graph and plan what every tensor becomes."""

@@ -1,0 +1,297 @@
+"""The plan: rules and overrides decide the format of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+import quark_onnx.rules  # noqa: F401
+import quark_onnx.targets  # noqa: F401  (importing registers rules and targets)
+from quark_onnx.common.containers import flattened
+from quark_onnx.common.registry import RULES, TARGETS
+from quark_onnx.config import QConfig, TensorOverrides
+from quark_onnx.dtypes import INT16
+from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable, reach
+from quark_onnx.graph.states import State, states
+from quark_onnx.plan import (
+    OVERRIDABLE,
+    Asked,
+    BiasOf,
+    Keep,
+    Plan,
+    PlanBuilder,
+    Quantize,
+    SameAs,
+    Use,
+    looks_up,
+    select,
+)
+from quark_onnx.planning.composites import spare_composites
+from quark_onnx.planning.decoding import spare_decoding
+from quark_onnx.planning.joined_tokens import spare_joined_tokens
+from quark_onnx.planning.long_sums import spare_long_sums
+from quark_onnx.planning.spare_decisions import spare_decisions
+from quark_onnx.planning.states import spare_states
+from quark_onnx.rules import WEIGHTED
+from quark_onnx.rules.passthrough import HANDING_ON, REARRANGING
+
+_NO_RULE = "no quantization rule for this operator"
+
+
+def make_plan(  # noqa: PLR0913  what is known of a graph, or of a body
+    graph: Graph,
+    config: QConfig,
+    *,
+    strict: bool = True,
+    shapes: ShapeArithmetic | None = None,
+    recurrent: Sequence[State] | None = None,
+    measured: bool = True,
+) -> Plan:
+    """Return the plan of a graph, before calibration.
+
+    Args:
+        graph: the float graph.
+        config: the settings.
+        strict: require a match for every pattern of the config.
+        shapes: tensors that are shape arithmetic; None to compute them, which is correct for a
+            main graph, not for a body.
+        recurrent: states that persist from step to step; None for the states that the graph's
+            interface declares.
+        measured: activations can be measured; otherwise those that need a range stay float.
+    """
+    # The engine pools on codes, so that the scale of a pool's result is that of its input.
+    aligns = bool(config.target) and TARGETS[config.target].integer_engine
+    specs = select(graph, config, strict=strict, measured=measured)
+    plan = PlanBuilder(
+        graph,
+        specs,
+        safe=config.safe,
+        fuses=config.form == "operators",
+        aligns=aligns,
+        shapes=shapes,
+        asked=Asked(
+            TensorOverrides(config.tensors),
+            config.float_results,
+            config.clipping,
+            config.follow_inputs,
+        ),
+    )
+    # A caller may replace the value of such an initializer, which calibration has not seen.
+    for name in overridable(graph):
+        plan.keep(name, OVERRIDABLE)
+    # An engine without float arithmetic gains nothing from float tensors between integer operators.
+    if config.safe and not config.target:
+        spare_states(plan, states(graph) if recurrent is None else recurrent)
+        spare_long_sums(plan)
+        spare_composites(plan)
+        spare_joined_tokens(plan)
+    if config.safe:
+        spare_decoding(plan)
+    spare_decisions(plan)
+    for node in graph.nodes:
+        _apply_rule(plan, node, movers=config.movers)
+    # A rule sees what the nodes before its own have requested; the following steps need the
+    # requests of all. Scales are handed on before tensors are given back to float readers, which a
+    # scale that arrives later would quantize again.
+    _spare_tied(plan)
+    _hand_on(plan)
+    _read_floats(plan)
+    _store_biases(plan, config.bias)
+    _lift(plan)
+    _spare_float_readers(plan)
+    _spare_shapes(plan)
+    _spare_outputs(plan)
+    return plan.build()
+
+
+def _apply_rule(plan: PlanBuilder, node: Node, *, movers: bool) -> None:
+    """Let the rule of a node decide, or keep the node float.
+
+    Args:
+        plan: the plan under construction.
+        node: the node; the nodes before it are decided.
+        movers: request the input of an operator that only moves values.
+    """
+    excluded = plan.specs[node].keep
+    if excluded:
+        plan.keep_node(node, excluded)
+        return
+    # Kept by an earlier step, or by the rule of an earlier node, with the reason.
+    if node.name in plan.kept:
+        return
+    reason = _float_reason(plan, node)
+    if reason:
+        plan.keep_node(node, reason)
+        return
+    # By its rule, the operator hands on the format of its input, and requests none.
+    if movers and node.kind in HANDING_ON:
+        plan.activation(node, node.inputs[0])
+    RULES[node.kind](node, plan)
+
+
+def _float_reason(plan: PlanBuilder, node: Node) -> str:
+    """Return why no rule is applied to a node; empty if one is."""
+    if node.float_reason and not plan.rounds_results(node):
+        return node.float_reason
+    if RULES.get(node.kind) is None:
+        return _NO_RULE
+    return plan.shapes.computed_by(node)
+
+
+def _store_biases(plan: PlanBuilder, bias: bool | str) -> None:
+    """Store biases in the configured format, or as floats.
+
+    Args:
+        plan: the plan under construction; changed in place.
+        bias: ``QConfig.bias``: False for floats, True for int32, or the name "int16".
+    """
+    for use, entry in plan.entries.items():
+        if isinstance(entry, BiasOf):
+            # ``bias`` is a flag, or the name of a format.
+            dtype = INT16 if bias == INT16.name else entry.dtype
+            plan.entries[use] = replace(entry, stored=bool(bias), dtype=dtype)
+
+
+def _spare_tied(plan: PlanBuilder) -> None:
+    """Keep an embedding table float if a float layer multiplies by the table.
+
+    The table is then stored in float anyway.
+    """
+    graph = plan.graph
+    # A dictionary for its order: sets of texts have another order in each process.
+    tables = dict[str, None]()
+    for node in graph.nodes:
+        if node.kind == "Gather" and looks_up(graph, node):
+            tables[node.inputs[0]] = None
+    # Layers that stay float read the table in float, which an embedding in codes would store again.
+    floats = [
+        node for node in graph.nodes if node.kind in WEIGHTED and node.name in plan.kept
+    ]
+    for table in tables:
+        if not plan.quantized(table):
+            continue
+        for node in floats:
+            if any(_tied(graph, table, name) for name in node.inputs):
+                plan.keep(
+                    table,
+                    f"node {node.name!r} has the same values, and stays float",
+                )
+
+
+def _tied(graph: Graph, table: str, other: str) -> bool:
+    """Return whether a constant is a table, or the transpose of a table.
+
+    Args:
+        graph: the float graph.
+        table: name of a constant matrix.
+        other: name of any tensor.
+    """
+    if table == other:
+        return True
+    if not graph.is_constant(other):
+        return False
+    # Shapes are compared first, because constants may have to be read from a file.
+    shape = graph.shape(table)
+    if shape is None or graph.shape(other) != shape[::-1]:
+        return False
+    first, second = graph.constant(table), graph.constant(other)
+    assert first is not None and second is not None
+    # One row first: tables have tens of thousands.
+    return bool(
+        np.array_equal(first[0], second[:, 0]) and np.array_equal(first, second.T),
+    )
+
+
+def _hand_on(plan: PlanBuilder) -> None:
+    """Pass scales on again, as a later node may have requested an earlier tensor."""
+    for node in plan.graph.nodes:
+        if node.kind in HANDING_ON and node.name not in plan.kept:
+            RULES[node.kind](node, plan)
+
+
+def _read_floats(plan: PlanBuilder) -> None:
+    """Let nodes that a rewrite created for float arithmetic read unrounded values."""
+    for node in plan.graph.nodes:
+        if node.float_reason and plan.kept.get(node.name) == node.float_reason:
+            for tensor in node.inputs:
+                plan.keep_for(node, tensor, node.float_reason)
+                # A reader with another format would read the rounded values of a ``spoken`` tensor.
+                plan.spoken.discard(tensor)
+
+
+def _lift(plan: PlanBuilder) -> None:
+    """Quantize before a rearrangement that only a consumer requested.
+
+    The rearrangement then moves codes instead of floats.
+    """
+    graph = plan.graph
+    # From the end, so that a chain of rearrangements lifts the pair step by step to its start.
+    for node in reversed(graph.nodes):
+        if node.kind not in REARRANGING or node.name in plan.kept:
+            continue
+        source, result = Use(node.inputs[0]), Use(node.outputs[0])
+        entry = plan.entries.get(result)
+        # Channels have another axis after a Transpose or Reshape.
+        if not isinstance(entry, Quantize) or entry.axis is not None:
+            continue
+        if source in plan.entries or plan.ineligible(source.tensor):
+            continue
+        # With further readers, the pair before the rearrangement would round what they read in
+        # float.
+        alone = graph.consumers(source.tensor) == [node]
+        if alone and not graph.is_output(source.tensor):
+            plan.entries[source], plan.entries[result] = entry, SameAs(source)
+
+
+def _spare_float_readers(plan: PlanBuilder) -> None:
+    """Let a float node read the float value of a tensor if available."""
+    # A list, because the loop adds entries.
+    for use in [
+        use for use in plan.entries if use.node is None and plan.quantized(use.tensor)
+    ]:
+        producer = plan.graph.producer(use.tensor)
+        if plan.graph.is_constant(use.tensor) or (
+            producer is not None and producer.name not in plan.kept
+        ):
+            continue
+        for reader in plan.graph.consumers(use.tensor):
+            if reader.name in plan.kept:
+                plan.entries[Use(use.tensor, reader.name)] = Keep(
+                    "its reader is a float node and so is its producer",
+                )
+
+
+def _spare_shapes(plan: PlanBuilder) -> None:
+    """Let shape arithmetic read unrounded constants and pixels.
+
+    Further consumers of these tensors read rounded values.
+    """
+    for node in plan.graph.nodes:
+        for tensor, reason in plan.shapes.exact_inputs(node, plan.graph.opset).items():
+            plan.keep_exact(node, tensor, reason)
+
+
+def _spare_outputs(plan: PlanBuilder) -> None:
+    """Use the output calibrator of clipping calibrators after the last weighted layer.
+
+    No later layer sums over many of these values, and a classifier or detector is judged by the
+    greatest of them.
+    """
+    graph = plan.graph
+    weighted = graph.nodes_of(WEIGHTED)
+    # Weighted layers are no ancestors of themselves: the last ones are not in ``before``.
+    before = reach(
+        flattened(graph.leaders(node) for node in weighted),
+        graph.leaders,
+    )
+    for use, entry in plan.entries.items():
+        producer = graph.producer(use.tensor)
+        if not isinstance(entry, Quantize) or producer is None or producer in before:
+            continue
+        # Calibrators that clip nothing lack the attribute.
+        calibrator = getattr(entry.spec.calibrator, "at_outputs", None)
+        if calibrator is not None:
+            spec = entry.spec.with_(calibrator=calibrator)
+            plan.entries[use] = replace(entry, spec=spec)

@@ -1,0 +1,236 @@
+"""Cleanup of the float graph, verified by inference."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+from quark_onnx.check.static_shapes import fixed
+from quark_onnx.common.containers import excluding, values_at
+from quark_onnx.common.errors import QuarkError
+from quark_onnx.config import QConfig
+from quark_onnx.graph import Graph
+from quark_onnx.graph.bodies import in_bodies
+from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, LOWER, Pass
+from quark_onnx.running.run import Reference, Sample, agree, run
+
+logger = logging.getLogger(__name__)
+
+#: Rounds of passes after which a graph is taken as it is.
+_MOST_ROUNDS = 100
+
+
+def prepare(
+    graph: Graph,
+    config: QConfig,
+    reference: Reference,
+    sample: Sample | None,
+) -> tuple[Graph, list[str]]:
+    """Return the cleaned graph, and notes on rewrites and rolled-back passes.
+
+    Args:
+        graph: the float graph; not changed.
+        config: the settings, with the target and the choice of ``prepare``.
+        reference: the float model.
+        sample: a sample for the verification; without it, verification is impossible and the
+            graph is returned unchanged.
+
+    Raises:
+        ModelError: the float model does not run on the sample.
+    """
+    if sample is None:
+        return graph, [
+            (
+                "the model runs on no random sample: nothing could be verified, the"
+                " float graph was not cleaned"
+            ),
+        ]
+    if not config.prepare:
+        reference.outputs(sample)  # fail early if the float model does not run
+        return graph, []
+    if config.target:
+        graph, notes = settled(graph, LEGALIZING, reference, sample)
+        # Sizes that have become constants determine those of the outputs.
+        graph, sized = fixed(graph) if config.fix_sizes else (graph, [])
+        return graph, [*notes, *sized]
+    return rewritten(graph, CLEANING, reference, sample)
+
+
+def prepare_again(
+    graph: Graph,
+    config: QConfig,
+    sample: Sample | None,
+) -> tuple[Graph, list[str]]:
+    """Rewrite for the target what stages after ``prepare`` have added, and return notes.
+
+    Args:
+        graph: the float graph after optimizers and a change of the opset; not changed.
+        config: the settings, with the target.
+        sample: as for ``prepare``.
+
+    Returns:
+        The graph, the same one where nothing was to be rewritten, and notes.
+    """
+    if sample is None or not config.target or not config.prepare:
+        return graph, []
+    passes = (*LOWER, *CANONICALIZE)
+    if not clean(graph, passes)[1]:
+        return graph, []
+    # Optimizers may have changed the outputs, which the passes must keep as they are now.
+    return settled(graph, passes, Reference(graph.to_model()), sample)
+
+
+def settled(
+    graph: Graph,
+    passes: Sequence[Pass],
+    reference: Reference,
+    sample: Sample,
+) -> tuple[Graph, list[str]]:
+    """Return the graph after passes that are repeated until they rewrite nothing, and notes.
+
+    A folded constant determines further shapes, which determine further constants: arithmetic on
+    sizes of a chain of layers needs as many rounds as the chain has links. The arguments are those
+    of ``rewritten``.
+    """
+    return rewritten(graph, passes, reference, sample, _MOST_ROUNDS)
+
+
+def rewritten(
+    graph: Graph,
+    passes: Sequence[Pass],
+    reference: Reference,
+    sample: Sample,
+    rounds: int = 1,
+) -> tuple[Graph, list[str]]:
+    """Return the graph after rewriting passes, and notes.
+
+    All passes run at once and are verified together on ``sample``. If the outputs change, the
+    passes run again one by one, each verified, and the failing passes are left out.
+
+    Args:
+        graph: the float graph; not changed.
+        passes: the passes, in order.
+        reference: the float model.
+        sample: the sample for the verification.
+        rounds: as for ``clean``.
+
+    Raises:
+        ModelError: the reference does not run on the sample.
+    """
+    expected = reference.outputs(sample)
+    cleaned, notes = clean(graph, passes, rounds)
+    if not notes or unchanged(cleaned, sample, expected):
+        return cleaned, notes
+    # The outputs of random operators differ from run to run, and say nothing about a rewrite. The
+    # second run that finds them is made only where the first comparison fails.
+    expected = reference.repeatable(sample)
+    if unchanged(cleaned, sample, expected):
+        return cleaned, notes
+    notes = list[str]()
+    kept = list(passes)
+    for single in passes:
+        candidate, done = clean(graph, (single,))
+        if not done:
+            continue
+        if unchanged(candidate, sample, expected):
+            # The next pass starts from the accepted graph, so that passes that build on each other
+            # still work.
+            graph, notes = candidate, notes + done
+        else:
+            kept.remove(single)
+            notes.append(f"{single.__name__} changed the outputs and was rolled back")
+            logger.warning(
+                "pass %s changed the outputs of the model; it was rolled back",
+                single.__name__,
+            )
+    if rounds == 1:
+        return graph, notes
+    candidate, done = clean(graph, kept, rounds - 1)
+    if done and unchanged(candidate, sample, expected):
+        return candidate, notes + done
+    return graph, notes
+
+
+def clean(
+    graph: Graph,
+    passes: Sequence[Pass],
+    rounds: int = 1,
+) -> tuple[Graph, list[str]]:
+    """Return a rewritten copy, and notes.
+
+    A failing pass is left out without a trace.
+
+    Args:
+        graph: the graph; not changed.
+        passes: the passes, in order.
+        rounds: greatest number of repetitions; they end after a round without a rewrite.
+
+    Returns:
+        The copy, and a note for each pass that rewrote something or failed.
+    """
+    # Passes rewrite in place; the caller keeps the graph for a retry.
+    result, counts = graph.copy(), Counter[str]()
+    for _ in range(rounds):
+        before = counts.total()
+        for single in passes:
+            try:
+                # The other passes of LEGALIZING serve compilers of accelerators, and rewrite the
+                # main graph alone.
+                if single in CLEANING:
+                    count = _everywhere(result, single)
+                else:
+                    count = single(result)
+            except Exception as error:  # a defect of a pass must not fail the run
+                logger.warning(
+                    "pass %s failed (%s); it was left out",
+                    single.__name__,
+                    error,
+                )
+                # A pass that raises may have left the copy half rewritten: the others start from
+                # the original.
+                result, notes = clean(graph, excluding(passes, [single]), rounds)
+                return result, [*notes, f"{single.__name__} failed: {error}"]
+            if count:
+                result.drop_unused()
+                result.infer()
+                counts[single.__name__] += count
+        if counts.total() == before:
+            break
+    return result, [f"{name}: {count}" for name, count in counts.items()]
+
+
+def _everywhere(graph: Graph, single: Pass) -> int:
+    """Run a pass on a graph and on nested bodies.
+
+    Returns:
+        The number of rewritten places.
+    """
+    return single(graph) + in_bodies(graph, lambda body: _cleaned(body, single))
+
+
+def _cleaned(body: Graph, single: Pass) -> int:
+    count = _everywhere(body, single)
+    if count:
+        body.drop_unused()
+        body.infer()
+    return count
+
+
+def unchanged(graph: Graph, sample: Sample, expected: dict[str, object]) -> bool:
+    """Return whether a rewritten graph computes the expected values, up to rounding.
+
+    Args:
+        graph: the rewritten graph.
+        sample: the sample to run it on.
+        expected: outputs by name; further outputs of the graph are not compared.
+    """
+    try:
+        found = run(graph.to_model(), sample)
+    except QuarkError as error:
+        logger.warning("the rewritten model does not run: %s", error)
+        return False
+    # Only outputs with known values are compared: ``expected`` may lack random outputs.
+    if not found.keys() >= expected.keys():
+        return False
+    return all(map(agree, expected.values(), values_at(found, expected)))

@@ -1,0 +1,303 @@
+"""Plans for the bodies of If, Loop and Scan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from onnx import ModelProto, TensorProto, TypeProto
+
+from calibrators import Statistic
+from calibrators.onnx_runtime.control_flow import Control, Scope
+from quark_onnx.common.containers import excluding, flattened, names_of, of_type
+from quark_onnx.config import QConfig
+from quark_onnx.dtypes import BODY_OPSET
+from quark_onnx.graph import Graph, Node, ShapeArithmetic, overridable
+from quark_onnx.graph.bodies import Body, bodies
+from quark_onnx.graph.states import State, states
+from quark_onnx.plan import (
+    EXCLUDED,
+    OVERRIDABLE,
+    Entry,
+    Keep,
+    Plan,
+    PlanBuilder,
+    Quantize,
+    Use,
+    select,
+)
+from quark_onnx.planning.make_plan import make_plan
+from quark_onnx.planning.opsets import contributed
+from quark_onnx.planning.states import inner_states
+
+_CONTROL = frozenset({"If", "Loop", "Scan"})
+#: Scan had a batch axis before this opset.
+_SCAN_OPSET = 9
+#: Types that onnxruntime and numpy exchange.
+_EXCHANGED = frozenset(
+    {
+        TensorProto.FLOAT,
+        TensorProto.DOUBLE,
+        TensorProto.FLOAT16,
+        TensorProto.BOOL,
+        TensorProto.STRING,
+    }
+    | {TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64}
+    | {TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64},
+)
+
+
+@dataclass(frozen=True)
+class SubgraphPlan:
+    """A body with a plan.
+
+    Attributes:
+        body: location of the body.
+        graph: the body as a separate graph.
+        plan: decisions about its tensors.
+        insides: nested bodies.
+        played: whether the body can be run on its own, and therefore be measured.
+        ranges: the measured ranges of its tensors.
+    """
+
+    body: Body
+    graph: Graph
+    plan: Plan
+    insides: list[SubgraphPlan]
+    played: bool
+    ranges: dict[Use, Statistic] = field(default_factory=dict)
+
+
+def plan_insides(
+    graph: Graph,
+    config: QConfig,
+    shapes: ShapeArithmetic | None = None,
+    recurrent: Sequence[State] | None = None,
+    *,
+    measured: bool = True,
+) -> list[SubgraphPlan]:
+    """Return plans for the bodies of a graph's nodes.
+
+    A body that cannot be measured is planned without measured activations. The outputs of a
+    body keep their values: the consumers outside decide.
+
+    Args:
+        graph: the graph.
+        config: the settings.
+        shapes: tensors that are shape arithmetic; None to compute them, which is correct for a
+            main graph, not for a body.
+        recurrent: states that persist from step to step; None for the states that the graph's
+            interface declares.
+        measured: the graph can be run to be measured; the bodies in one that cannot are not run
+            either.
+    """
+    if not config.bodies or not any(node.has_subgraph for node in graph.nodes):
+        return []
+    # The shape arithmetic of a body continues that of the outer graph: captured sizes count as
+    # sizes.
+    shapes = shapes or ShapeArithmetic.of(graph)
+    outer = states(graph) if recurrent is None else recurrent
+    chosen, found = (
+        # The main graph has been checked for existing pairs; here they must not raise an error.
+        select(graph, config.with_(keep_existing=True), strict=False),
+        list[SubgraphPlan](),
+    )
+    for body in bodies(graph):
+        # Bodies of other operators, such as SequenceMap, are not run step by step.
+        if body.node.kind not in _CONTROL or chosen[body.node].keep == EXCLUDED:
+            continue
+        played = _playable(graph, body.node)
+        # New names must not hide those of the outer graph, as ONNX forbids.
+        inner = Graph(body.model)
+        inner.reserve(graph.names)
+        known = shapes.inside(body)
+        carried = inner_states(graph, outer, body)
+        decided = make_plan(
+            inner,
+            config.with_(keep_existing=True),
+            strict=False,
+            shapes=known,
+            recurrent=carried,
+            measured=measured and played,
+        )
+        plan = PlanBuilder.of(decided)
+        if config.safe:
+            _spare_carried(plan, body)
+        for name in body.borrowed.intersection(overridable(graph)):
+            plan.keep(name, OVERRIDABLE)
+        for value in inner.outputs:
+            # A second pair inside would round what the consumer outside rounds with its own scale.
+            if Use(value.name) in plan.entries:
+                plan.entries[Use(value.name)] = Keep("a body hands it out")
+        found.append(
+            SubgraphPlan(
+                body,
+                inner,
+                plan.build(),
+                plan_insides(
+                    inner,
+                    config,
+                    known,
+                    carried,
+                    measured=measured and played,
+                ),
+                played,
+            ),
+        )
+    return found
+
+
+def wanted(insides: Sequence[SubgraphPlan]) -> list[Quantize]:
+    """Return every tensor to quantize in bodies, nested bodies included."""
+    entries = flattened(inside.plan.entries.values() for inside in insides)
+    deeper = flattened(wanted(inside.insides) for inside in insides)
+    return of_type(entries, Quantize) + deeper
+
+
+def all_plans(insides: Sequence[SubgraphPlan]) -> list[Plan]:
+    """Return the plans of bodies, nested bodies included."""
+    return flattened((inside.plan, *all_plans(inside.insides)) for inside in insides)
+
+
+def give_up_late(
+    insides: Sequence[SubgraphPlan],
+    *,
+    vendor: bool,
+) -> list[SubgraphPlan]:
+    """Return plans with float tensors where the opset lacks a format and cannot be raised.
+
+    Args:
+        insides: the plans of bodies, at the final opset of the model; not changed.
+        vendor: the vendor's operators are written, which need function bodies.
+
+    Returns:
+        The plans in the same order, nested bodies included.
+    """
+    found = list[SubgraphPlan]()
+    for inside in insides:
+        opset = inside.graph.opset
+        changes: dict[Use, Entry] = {}
+        for use, entry in inside.plan.entries.items():
+            if not isinstance(entry, Quantize):
+                continue
+            # The vendor's operators need function bodies whatever the format.
+            least = max(entry.min_opset, BODY_OPSET * vendor)
+            if least > opset and (vendor or not contributed(entry)):
+                changes[use] = Keep(
+                    f"the model's opset is {opset}, the format needs {least}",
+                )
+        plan = inside.plan.revised(changes)
+        inner = give_up_late(inside.insides, vendor=vendor)
+        found.append(replace(inside, plan=plan, insides=inner))
+    return found
+
+
+def controls(
+    insides: Sequence[SubgraphPlan],
+    scopes: Sequence[Scope],
+) -> tuple[Control, ...]:
+    """Return the control-flow nodes to run, with bodies and observations.
+
+    Args:
+        insides: the bodies of a graph's nodes.
+        scopes: the observations in each of these bodies.
+
+    Returns:
+        The nodes with an observation in a body that can be run; others run in onnxruntime.
+    """
+    # Both branches of an If belong to one node.
+    nodes: dict[Node, dict[str, Scope]] = {}
+    for inside, scope in zip(insides, scopes, strict=True):
+        if inside.played:
+            nodes.setdefault(inside.body.node, {})[inside.body.attribute] = scope
+    watched = list[Control]()
+    for node, own in nodes.items():
+        # A node in whose bodies nothing is observed runs in onnxruntime, faster than step by step.
+        if flattened(scope.flat() for scope in own.values()):
+            watched.append(_control(node, own))
+    return tuple(watched)
+
+
+def shapeless(inside: SubgraphPlan) -> ModelProto:
+    """Return a body as a model with inputs of unknown shape.
+
+    The declared shapes of a body are sometimes wrong.
+
+    Args:
+        inside: the body; iteration number and condition of a Loop keep their shapes.
+    """
+    model, node = inside.graph.to_model(), inside.body.node
+    pinned = list[str]()
+    if node.kind == "Loop":
+        # The iteration number and the condition are scalars by definition.
+        pinned = excluding(names_of(model.graph.input), inside.body.borrowed)[:2]
+    for value in model.graph.input:
+        if value.name not in pinned and value.type.WhichOneof("value") == "tensor_type":
+            value.type.tensor_type.ClearField("shape")
+    return model
+
+
+def _spare_carried(plan: PlanBuilder, body: Body) -> None:
+    """Keep loop-carried values float, as steps of a Loop or Scan share a scale.
+
+    Args:
+        plan: the plan of the body; changed in place.
+        body: a body of any node; that of an If carries nothing.
+    """
+    own = excluding(names_of(body.model.graph.input), body.borrowed)
+    results = names_of(body.model.graph.output)
+    scanned = int(body.node.attribute("num_scan_inputs", 0))
+    if body.node.kind == "Loop":
+        # Body of Loop: inputs (iteration, condition, carried...), outputs (condition, carried...,
+        # scanned...), by the ONNX specification.
+        carried = own[2:] + results[1 : len(own) - 1]
+    elif body.node.kind == "Scan":
+        # Body of Scan: states first in inputs and outputs, then scanned elements.
+        carried = own[: len(own) - scanned] + results[: len(own) - scanned]
+    else:
+        return
+    # A dictionary for its order: sets have another order in each process.
+    for root in dict.fromkeys(map(plan.root, map(Use, carried))):
+        entry = plan.entries.get(root)
+        if isinstance(entry, Quantize) and entry.spec.measured:
+            plan.keep(
+                root.tensor,
+                "it is carried from step to step, and its range may change at each",
+            )
+
+
+def _playable(graph: Graph, node: Node) -> bool:
+    """Return whether the bodies of a node can be run step by step, outside of onnxruntime."""
+    if node.kind == "Scan" and graph.opset < _SCAN_OPSET:
+        return False
+    inputs = flattened(body.model.graph.input for body in bodies(graph, node))
+    return all(_is_exchanged(value.type) for value in inputs)
+
+
+def _is_exchanged(kind: TypeProto) -> bool:
+    """Return whether onnxruntime exchanges values of a type with numpy."""
+    value = kind.WhichOneof("value")
+    if value != "tensor_type":
+        # Sequences, maps and optionals arrive as lists, dictionaries or None.
+        return value is not None
+    return kind.tensor_type.elem_type in _EXCHANGED
+
+
+def _control(node: Node, scopes: dict[str, Scope]) -> Control:
+    """Return a control-flow node with bodies, for the run step by step.
+
+    Args:
+        node: the If, Loop or Scan.
+        scopes: the observations of its bodies, by attribute name.
+    """
+    if node.kind == "Loop":
+        # Trailing optional inputs (trip count, condition) may be missing; readers expect both.
+        inputs = node.inputs + ("",) * (2 - len(node.inputs))
+    else:
+        inputs = node.inputs
+    if node.kind != "Scan":
+        return Control(node.name, node.kind, inputs, scopes)
+    count = node.attribute("num_scan_inputs", 0)
+    axes = tuple(node.attribute("scan_input_axes", [0] * count))
+    backwards = tuple(map(bool, node.attribute("scan_input_directions", [0] * count)))
+    return Control(node.name, node.kind, inputs, scopes, count, axes, backwards)

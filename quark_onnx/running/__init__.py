@@ -1,0 +1,1 @@
+"""Run the float model as the reference."""

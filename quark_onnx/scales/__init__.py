@@ -1,0 +1,1 @@
+"""Scales and zero points from ranges, and the constraints of targets on them."""

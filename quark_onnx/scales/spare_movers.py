@@ -1,0 +1,144 @@
+"""A second plan after a crash of onnxruntime, with float operators that move values.
+
+onnxruntime moves DequantizeLinear nodes down and QuantizeLinear nodes up past Transpose,
+Reshape, Slice, MaxPool and similar operators before it creates integer operators. Releases
+differ in the nodes that they move and in the moves that crash the process (1.32: a moved
+DequantizeLinear whose result a subgraph captures). Nothing is moved if these operators read and
+write floats.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quark_onnx.common.wording import tally
+from quark_onnx.config import Override, QConfig
+from quark_onnx.graph import Graph
+from quark_onnx.measuring.calibrate import Ranges
+from quark_onnx.plan import Keep, Plan, PlanBuilder, Quantize, Use
+from quark_onnx.planning.make_plan import make_plan
+from quark_onnx.planning.subgraph_plans import SubgraphPlan, plan_insides
+from quark_onnx.rules.passthrough import HANDING_ON
+
+_REASON = "onnxruntime crashed with Q/DQ pairs around operators that move values"
+_UNMEASURED = "it was not measured before onnxruntime crashed"
+
+
+def spare_movers(
+    graph: Graph,
+    config: QConfig,
+    plan: Plan,
+    insides: Sequence[SubgraphPlan],
+    ranges: Ranges,
+) -> tuple[QConfig, Plan, list[SubgraphPlan], Ranges, str] | None:
+    """Return configuration, plans and ranges with float operators that move values.
+
+    Args:
+        graph: the planned graph.
+        config: the settings.
+        plan: the plan whose result crashed. Its ranges are used again, as moved values keep
+            their range.
+        insides: the plans of bodies.
+        ranges: the ranges of ``plan``.
+
+    Returns:
+        Configuration, plan, plans of bodies, ranges, and a note for the report. None if no
+            moving operator is quantized.
+    """
+    movers = _movers(plan, insides)
+    if not movers:
+        return None
+    config = config.with_(
+        overrides=(*config.overrides, Override(op_types=sorted(HANDING_ON), keep=True)),
+    )
+    again, ranges = _spared(make_plan(graph, config, strict=False), plan, ranges)
+    inner = _spare_bodies(plan_insides(graph, config), insides)
+    counts = tally(sorted(Counter(movers).items()))
+    note = (
+        "onnxruntime crashed on the quantized model; operators that move values were"
+        f" then left float: {counts}"
+    )
+    return config, again, inner, ranges, note
+
+
+def _movers(plan: Plan, insides: Sequence[SubgraphPlan]) -> list[str]:
+    """Return the types of operators moving quantized values, per node.
+
+    Args:
+        plan: the plan of a graph.
+        insides: the plans of the graph's bodies, whose nodes count, too.
+    """
+    found = [
+        node.op_type
+        for node in plan.graph.nodes
+        if node.kind in HANDING_ON and plan.touches(node)
+    ]
+    for inside in insides:
+        found += _movers(inside.plan, inside.insides)
+    return found
+
+
+def _spare_bodies(
+    again: Sequence[SubgraphPlan],
+    before: Sequence[SubgraphPlan],
+) -> list[SubgraphPlan]:
+    """Let moving operators of bodies read floats, nested bodies included.
+
+    Args:
+        again: the new plans of bodies.
+        before: the earlier plans of the same bodies, in the same order.
+    """
+    found = list[SubgraphPlan]()
+    # both plans have the same bodies
+    for new, old in zip(again, before, strict=True):
+        plan, ranges = _spared(new.plan, old.plan, old.ranges)
+        insides = _spare_bodies(new.insides, old.insides)
+        found.append(replace(new, plan=plan, ranges=ranges, insides=insides))
+    return found
+
+
+def _spared(decided: Plan, before: Plan, ranges: Ranges) -> tuple[Plan, Ranges]:
+    """Let moving operators read floats; return plan and ranges of the quantized tensors.
+
+    Args:
+        decided: the new plan; not changed.
+        before: the plan whose result crashed, for reasons and for the roots of moved tensors.
+        ranges: the statistics measured for ``before``.
+
+    Returns:
+        The plan, in which tensors without a known range are float, and the statistics, extended by
+        those of moved tensors, which have the range of their source.
+    """
+    plan = PlanBuilder.of(decided)
+    for node in plan.graph.nodes:
+        if node.kind in HANDING_ON:
+            # A reason from the first plan is more informative.
+            plan.keep_node(node, before.kept.get(node.name, _REASON))
+            for tensor in filter(None, node.inputs):
+                plan.entries[Use(tensor, node.name)] = Keep(_REASON)
+                plan.spoken.discard(
+                    tensor,
+                )  # otherwise they would read the producer's rounded values
+    found = dict(ranges)
+    for use, entry in list(plan.entries.items()):
+        if (
+            not isinstance(entry, Quantize)
+            or plan.graph.is_constant(use.tensor)
+            or use in found
+        ):
+            continue
+        # A moved tensor had the scale of its source, whose range holds for all values that were
+        # moved.
+        root = before.root(before.use(use.tensor))
+        kept = before.entry(root)
+        if root in ranges:
+            found[use] = ranges[root]
+        # Known bounds and dynamic scales need no measurement; other tensors are not measured again.
+        elif entry.spec.measured and entry.bounds is None:
+            plan.keep(
+                use.tensor,
+                kept.reason if isinstance(kept, Keep) else _UNMEASURED,
+            )
+    return plan.build(), found

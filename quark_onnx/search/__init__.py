@@ -1,0 +1,1 @@
+"""Search configurations: space, trials, journal and front."""

@@ -1,0 +1,733 @@
+"""search: the best configuration for a model, by trial.
+
+This module provides the space, the judge and the report. Optuna proposes, prunes and stores the
+candidates.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf, isnan
+from numbers import Real
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from onnx import ModelProto
+
+from calibrators.base import is_number, is_whole
+from calibrators.onnx_runtime.isolation import isolated
+from calibrators.onnx_runtime.session import model_bytes
+from calibrators.readers.open import CalibrationData
+from calibrators.readers.spool import MEMORY, Spool
+from quark_onnx.api import quantize
+from quark_onnx.check import inlined
+from quark_onnx.common.containers import names_of, present
+from quark_onnx.common.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    QuarkError,
+    TimeLimitError,
+    crash_errors,
+    data_errors,
+)
+from quark_onnx.common.progress import Progress, time_limit
+from quark_onnx.common.reported import Reported
+from quark_onnx.common.version import __version__
+from quark_onnx.common.wording import counted
+from quark_onnx.config import QConfig, to_dict
+from quark_onnx.config.checks import require
+from quark_onnx.files.io import load, staged
+from quark_onnx.files.overwrites import refuse_overwritten_arguments
+from quark_onnx.graph import Graph, gather_constants, model_key
+from quark_onnx.measuring.calibration import Calibration
+from quark_onnx.measuring.open_data import reader_for
+from quark_onnx.patterns.channel_pairs import Passed, pairs_of
+from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
+from quark_onnx.report import section
+from quark_onnx.running.run import Reference, sample_key
+from quark_onnx.search.checks import check_budget
+from quark_onnx.search.judge import Judge
+from quark_onnx.search.keys import config_key, function_key
+from quark_onnx.search.space import Space, Trial
+from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
+from quark_onnx.writing import destination
+from quark_onnx.writing.destination import keeps_weights_beside
+
+if TYPE_CHECKING:
+    import optuna
+
+logger = logging.getLogger(__name__)
+
+#: The second of every _EVERY samples is held out, _AT_MOST samples in total.
+_EVERY, _AT_MOST = 4, 64
+#: Maximum share of the budget for a candidate.
+_SHARE = 0.25
+#: Maximum number of successive duplicates from the sampler.
+_DUPLICATES = 4
+#: Default number of candidates.
+TRIALS = 24
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A tried configuration with its result.
+
+    Attributes:
+        name: the preset, and changes to the preset.
+        config: the configuration.
+        score: the user's metric, or the SQNR of the worst output on held-out samples in dB; None if
+            the candidate failed.
+        seconds: runtime of quantization and evaluation.
+        bytes: size of the quantized model; None if the candidate failed.
+        error: reason of the failure; empty without a failure.
+        judged: number of samples in the evaluation; 0 with a metric of the user's.
+        pruned: True if the evaluation ended early because the score was below the median.
+    """
+
+    name: str
+    config: QConfig
+    score: float | None
+    seconds: float
+    bytes: int | None
+    error: str = ""
+    judged: int = 0
+    pruned: bool = False
+
+
+@dataclass(frozen=True)
+class SearchResult(Reported):
+    """Result of a search.
+
+    Attributes:
+        candidates: candidates by falling score, of equal scores the smaller first; then pruned
+            candidates, then failed candidates.
+        calibrated: number of calibration samples.
+        judged: number of held-out samples for the evaluation.
+        left: names of candidates that did not fit into the budget.
+        total: number of configurations in the space.
+        reached: True if the target was met, or without a target.
+        study: Optuna's study, for its plots and its dashboard.
+    """
+
+    candidates: list[Candidate]
+    calibrated: int
+    judged: int
+    left: list[str]
+    total: int
+    reached: bool
+    study: optuna.Study
+
+    @property
+    def best(self) -> Candidate:
+        """Return the candidate with the highest score."""
+        return self.candidates[0]
+
+    @property
+    def front(self) -> list[Candidate]:
+        """Return the Pareto front of size and score.
+
+        A candidate is on the front if no other candidate is both smaller and better.
+        """
+        # One pass over candidates by falling score; O(n), as the last one on the front is the
+        # smallest so far.
+        front = list[Candidate]()
+        smallest: float = inf
+        for candidate in self.candidates:  # in falling order of scores
+            if candidate.bytes is None or candidate.pruned:
+                continue
+            # Each candidate on the front is smaller than all better ones.
+            if candidate.bytes < smallest:
+                front.append(candidate)
+                smallest = candidate.bytes
+        return front
+
+    def lines(self) -> list[str]:
+        """Return the Pareto front, best first, as lines of text."""
+        tried = f"{len(self.candidates)} of {counted(self.total, 'configuration')}"
+        lines = [f"tried     {tried}, on {counted(self.judged, 'held-out sample')}"]
+        found = [
+            f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes"
+            for each in self.front
+        ]
+        lines += section("best", found)
+        if not self.reached:
+            lines.append("verdict   the target was not met")
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain values."""
+        front = self.front
+        return {
+            "calibrated": self.calibrated,
+            "judged": self.judged,
+            "left": len(self.left),
+            "left_names": self.left,
+            "total": self.total,
+            "reached": self.reached,
+            "candidates": [
+                {**vars(each), "config": to_dict(each.config), "pareto": each in front}
+                for each in self.candidates
+            ],
+        }
+
+
+def search(  # noqa: PLR0913
+    model: str | Path | ModelProto,
+    data: CalibrationData,
+    *,
+    space: Space | dict[str, Any] | None = None,
+    metric: Callable[[ModelProto], float] | None = None,
+    target: float | None = None,
+    budget: float | None = None,
+    trials: int | None = TRIALS,
+    journal: str | Path | None = None,
+    progress: bool | None = False,
+    isolate: bool = False,
+) -> SearchResult:
+    """Try configurations on a model and rank them; requires the extra ``search``.
+
+    Each choice of the space is tried alone first, in the order of cost and promise. Optuna's TPE
+    sampler then combines the best choices. Failed candidates are part of the result, with the
+    reason.
+
+    Args:
+        model: the float model, a path or a ModelProto.
+        data: calibration data, as for ``quantize_static``; read once. Without a metric a quarter of
+            the samples is held out of calibration, and every candidate is evaluated on them.
+        space: the configurations to try; None for the default, see ``Space``.
+        metric: function of a quantized model that returns a number, higher is better; None for the
+            SQNR of the worst output in dB.
+        target: score at which the search stops.
+        budget: time limit in seconds. A candidate that is estimated to exceed the limit is not
+            started, and a candidate that takes more than a quarter of the budget is stopped. The
+            first one always finishes.
+        trials: maximum number of candidates; None for the whole space.
+        journal: path of a file that stores the measurements, as Optuna's journal storage. A
+            repeated search with the file continues where it ended, and several processes with a common file
+            share the work.
+        progress: as for ``quantize_static``.
+        isolate: run onnxruntime in another process, as for ``quantize``. A candidate that crashes it
+            has failed, and the search goes on.
+
+    Returns:
+        The candidates, best first.
+
+    Raises:
+        ConfigError: a setting is wrong, or the file is no journal.
+        DataError: the data does not fit the model, or there are fewer than two samples.
+        MissingDependency: Optuna is not installed.
+        ModelError: the model cannot be loaded or run, no output can be evaluated, or every
+            candidate failed.
+
+    >>> from onnx import parser
+    >>> dense = parser.parse_model('''<ir_version: 8, opset_import: ["" : 17]>
+    ...     g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 4}> { y = MatMul (x, w) }''')
+    >>> samples = ({"x": [[0.1 * i, 1.0 - 0.2 * i]]} for i in range(8))
+    >>> found = search(dense, samples, space={"presets": ["A8W8", "A16W8"], "calibrators": [], "optimizers": []})
+    >>> [candidate.name for candidate in found.candidates]
+    ['A16W8', 'A8W8']
+    """  # noqa: E501
+    with (
+        crash_errors(model),
+        isolated(isolate),
+        Search(
+            model,
+            data,
+            space=space,
+            metric=metric,
+            target=target,
+            budget=budget,
+            trials=trials,
+            journal=journal,
+            progress=progress,
+        ) as running,
+    ):
+        return running.run()
+
+
+class Search:
+    """A search with its samples, which are deleted at the end of the ``with``.
+
+    The arguments are those of ``search``.
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        model: str | Path | ModelProto,
+        data: Any,
+        *,
+        space: Space | dict[str, Any] | None = None,
+        metric: Callable[[ModelProto], float] | None = None,
+        target: float | None = None,
+        budget: float | None = None,
+        trials: int | None = TRIALS,
+        journal: str | Path | None = None,
+        progress: bool | None = False,
+    ) -> None:
+        self._start = perf_counter()
+        self._space = Space.of(space)
+        _check_numbers(target, budget, trials)
+        _check(metric, journal, progress)
+        refuse_overwritten_arguments(
+            {"model": model, "data": data, "space": space}, {"journal": journal}
+        )
+        self._model, self._metric = model, metric
+        self._target, self._budget = target, budget
+        self._progress = progress
+        self._best: tuple[str, ModelProto] | None = None
+        self._ranges = Calibration("")
+        original = load(model)
+        graph = Graph.of(inlined(original))
+        gather_constants(graph)
+        require_something_to_quantize(graph, QConfig())
+        # Equalization is tried second where SiLU or Relu6 separates layers.
+        early = "cle" if _has_gates(graph) else ""
+        self._probes, self._others = self._space.order(early)
+        self._total = len(self._probes) + len(self._others)
+        # Never more than the space has, so that the progress bar reaches its end.
+        self._most = self._total if trials is None else min(trials, self._total)
+        self._left: dict[str, Trial] = {}
+        self._reference = Reference(
+            original,
+            Path(model) if isinstance(model, str | Path) else None,
+        )
+        self._calibration = Spool(memory=MEMORY // 2)
+        self._judges = Spool(memory=MEMORY // 2)
+        try:
+            data_key = self._read(graph, data)
+            self._judge = None if metric else Judge(self._reference, self._judges)
+            # All that a record depends on besides the configuration: with another version, model,
+            # data or metric, the journal's records are not valid.
+            identity = {
+                "version": __version__,
+                "model": model_key(original),
+                "samples": len(self._calibration) + len(self._judges),
+                "data": data_key,
+                "score": f"metric {function_key(metric)}" if metric else "sqnr",
+            }
+            self._study = Study(
+                None if journal is None else Path(journal),
+                identity,
+                {axis: list(labels) for axis, labels in self._space.axes.items()},
+            )
+        # Spools hold files; a failed constructor has no with block that would close them.
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self) -> SearchResult:
+        """Run the search; return the candidates, best first.
+
+        Returns:
+            The result, with the candidates of other processes that share the journal.
+
+        Raises:
+            ModelError: every candidate failed.
+            ConfigError: the metric returned no number.
+        """
+        with Progress(self._progress, self._most, "searching", "candidate") as bar:
+            for asked in self._candidates():
+                # A record of an earlier search in the journal costs nothing.
+                record = self._study.known(asked.trial) or self._try(asked)
+                if record is not None:
+                    asked.keep(record)
+                    logger.info(
+                        "%s: %s", asked.trial.name, record.error or record.score
+                    )
+                bar.update(len(self._found()))
+        ranked = sorted(self._found(), key=_rank)
+        # Failed candidates rank last: the first failed, so all did.
+        if ranked[0][1].score is None:
+            trial, record = self._found()[0]
+            raise ModelError(
+                f"every candidate of the search failed; {trial.name}: {record.error}",
+            )
+        return SearchResult(
+            [
+                Candidate(trial.name, trial.config, **vars(record))
+                for trial, record in ranked
+            ],
+            len(self._calibration),
+            len(self._judges),
+            names_of(self._left.values()),
+            self._total,
+            self._target is None or self._is_reached(),
+            self._study.optuna,
+        )
+
+    def write(self, candidate: Candidate, output: str | Path) -> None:
+        """Write the model of a candidate.
+
+        The model is quantized again unless it is the best of this run.
+
+        Args:
+            candidate: the candidate.
+            output: path of the model.
+
+        Raises:
+            ConfigError: the output may not be written.
+            ModelError: the model cannot be written; no partial file is left.
+        """
+        # Only the best model is kept in memory. Another one is quantized again, on the ranges
+        # measured before.
+        if self._best is None or self._best[0] != config_key(candidate.config):
+            quantize(
+                self._model,
+                self._calibration,
+                candidate.config,
+                output,
+                ranges=self._ranges,
+            )
+            return
+        target = destination(self._model, output)
+        assert target is not None
+        with staged(
+            self._best[1],
+            target,
+            external=keeps_weights_beside(self._model, target),
+        ):
+            pass  # the result was checked and run when it was created
+
+    def close(self) -> None:
+        """Delete the samples and their files."""
+        self._calibration.close()
+        self._judges.close()
+
+    def __enter__(self) -> Search:
+        return self
+
+    def __exit__(
+        self,
+        *error: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read(self, graph: Graph, data: Any) -> str:
+        """Read the data once, hold samples out, and return the key of the data.
+
+        Args:
+            graph: the float model, to which the samples must fit.
+            data: samples, as the caller gave them.
+
+        Returns:
+            A key that depends on the content and the order of all samples.
+
+        Raises:
+            DataError: a sample does not fit, or there are too few.
+        """
+        reader = reader_for(graph, data)
+        key = ""
+        with (
+            data_errors(),
+            Progress(self._progress, reader.length, "reading", "sample") as bar,
+        ):
+            for index, sample in enumerate(reader):
+                wanted = self._metric is None and len(self._judges) < _AT_MOST
+                held_out = wanted and index % _EVERY == 1
+                (self._judges if held_out else self._calibration).append(sample)
+                # The key of all samples so far is chained into the next one: order matters, too.
+                key = sample_key(sample, key)
+                bar.update(index + 1)
+        if self._metric is None and not len(self._judges):
+            raise DataError(
+                "a search needs at least two samples, one to calibrate on and another"
+                " to judge by; the data has one",
+            )
+        return key
+
+    def _found(self) -> list[tuple[Trial, Record]]:
+        """Return the candidates and records of every process."""
+        return [
+            (self._space.trial(choices), record)
+            for choices, record in self._study.finished()
+        ]
+
+    def _is_reached(self) -> bool:
+        """Return True if a candidate meets the target."""
+        if self._target is None:
+            return False
+        scores = [record.score for _, record in self._found() if not record.pruned]
+        return any(score >= self._target for score in present(scores))
+
+    def _candidates(self) -> Iterator[Asked]:
+        """Yield candidates until the end of the search.
+
+        Yields:
+            Candidates that the caller must evaluate and end, one at a time: first the probes, then
+            proposals of the sampler.
+        """
+        duplicates = 0
+        while not self._is_reached():
+            # Read again in each round: other processes may add records to the journal.
+            found = self._found()
+            if len(found) >= self._most:
+                return
+            done = self._done(found)
+            probe = self._next(self._probes, done, found)
+            # The sampler is asked only after all probes, whose scores it learns from. Without it,
+            # and after repeated duplicates, the other combinations come in their order.
+            trial = probe or self._next(self._others, done, found)
+            if trial is None:
+                return
+            if probe is None and duplicates < _DUPLICATES:
+                trial = None  # the sampler chooses
+            asked = self._study.ask(trial, self._space.trial)
+            key = config_key(asked.trial.config)
+            # A proposal of the sampler may equal a configuration tried before, under other choices,
+            # or be too slow.
+            if key not in done and self._fits(asked.trial, found):
+                duplicates = 0
+                yield asked
+                continue
+            duplicates += 1
+            if key not in done:
+                self._left[key] = asked.trial
+            asked.drop()
+
+    def _done(self, found: list[tuple[Trial, Record]]) -> set[str]:
+        """Return the keys of configurations that must not be tried again.
+
+        Args:
+            found: the finished trials with their records.
+
+        Returns:
+            Keys of finished configurations, of those in evaluation by other processes, of those
+            that are too slow, and of those with a preset that has only failed.
+        """
+        done = {config_key(trial.config) for trial, _ in found}
+        # Other processes are busy with the running ones.
+        done.update(self._study.running(), self._left)
+        # a preset that fails alone also fails with optimizers or calibrators
+        working = {_preset(trial) for trial, record in found if not record.error}
+        broken = {_preset(trial) for trial, _ in found} - working
+        for trial in (*self._probes, *self._others):
+            if _preset(trial) in broken:
+                done.add(config_key(trial.config))
+        return done
+
+    def _next(
+        self,
+        trials: list[Trial],
+        done: set[str],
+        found: list[tuple[Trial, Record]],
+    ) -> Trial | None:
+        """Return the first new trial within the budget; trials beyond it are noted.
+
+        Args:
+            trials: the trials in their order.
+            done: keys of configurations that must not be tried again.
+            found: the finished trials with their records.
+        """
+        for trial in trials:
+            key = config_key(trial.config)
+            if key in done:
+                continue
+            if self._fits(trial, found):
+                return trial
+            self._left[key] = trial
+        return None
+
+    def _fits(self, trial: Trial, found: list[tuple[Trial, Record]]) -> bool:
+        """Return True if a trial is estimated to end within the budget.
+
+        Args:
+            trial: the trial.
+            found: the finished trials with their records; without any the trial fits.
+        """
+        # The first candidate always runs, and known records take no time.
+        if self._budget is None or not found or self._study.known(trial) is not None:
+            return True
+        return self._elapsed() + _estimate(trial, found) < self._budget
+
+    def _elapsed(self) -> float:
+        return perf_counter() - self._start
+
+    def _try(self, asked: Asked) -> Record | None:
+        """Quantize and evaluate a candidate; return None if its time ran out.
+
+        Args:
+            asked: the candidate; it is ended without a record if its time runs out or an error is
+                raised.
+
+        Returns:
+            The record, also of a failed candidate.
+        """
+        start = perf_counter()
+        limit = None
+        # The first candidate has no limit: a search returns at least one model.
+        if self._budget is not None and self._found():
+            remaining = max(self._budget - self._elapsed(), 0.0)
+            limit = min(_SHARE * self._budget, remaining)
+        try:
+            with time_limit(limit):
+                return self._measured(asked, start)
+        except TimeLimitError:
+            name = f"{asked.trial.name} (ended after {perf_counter() - start:.0f} s)"
+            # The name tells the report why the candidate is missing; the key keeps it from being
+            # tried again.
+            trial = Trial(name, asked.trial.config, asked.trial.choices)
+            self._left[config_key(trial.config)] = trial
+            asked.drop()
+            return None
+        # A candidate that stays "running" in the journal would block its configuration for other
+        # processes.
+        except BaseException:
+            asked.drop()
+            raise
+
+    def _measured(self, asked: Asked, start: float) -> Record:
+        """Quantize and judge a candidate; return its record.
+
+        Args:
+            asked: the candidate.
+            start: time at which the work on the candidate began, by ``perf_counter``.
+
+        Raises:
+            ConfigError: the metric returned no number.
+            TimeLimitError: the time of the candidate is over.
+        """
+        judged, pruned = 0, False
+        try:
+            config = asked.trial.config
+            model = quantize(
+                self._model,
+                self._calibration,
+                config,
+                ranges=self._ranges,
+            ).model
+            if self._judge is None:
+                assert self._metric is not None
+                score = self._metric(model)
+            else:
+                score, judged, pruned = self._judge.score(
+                    model,
+                    asked.report,
+                    WARM_SAMPLES,
+                )
+        # A subclass of QuarkError that _try handles.
+        except TimeLimitError:
+            raise
+        except QuarkError as error:
+            text = " ".join(str(error).split())
+            return Record(None, perf_counter() - start, None, text)
+        # numpy's scalars are Real, and float() of them is stored in JSON.
+        if not is_number(score, Real):
+            raise ConfigError(
+                f"the metric returned {score!r}; it must be a number that a float can"
+                " hold",
+            )
+        seconds = perf_counter() - start
+        if isnan(score):
+            return Record(None, seconds, None, "the metric is not a number (NaN)")
+        size = model_bytes(model)
+        record = Record(float(score), seconds, size, "", judged, pruned)
+        # Strictly better: of equal candidates the first stays, as in the sorted result.
+        if all(_rank((asked.trial, record)) < _rank(each) for each in self._found()):
+            self._best = config_key(asked.trial.config), model
+        return record
+
+
+def _has_gates(graph: Graph) -> bool:
+    """Return True if SiLU or Relu6, which equalization can pass, separate layers."""
+    return len(pairs_of(graph, Passed(True, True))) > len(
+        pairs_of(graph, Passed(False, False)),
+    )
+
+
+def _preset(trial: Trial) -> str:
+    return dict(trial.choices)["preset"]
+
+
+def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
+    """Estimate the runtime of a trial in seconds from earlier trials.
+
+    Args:
+        trial: the trial.
+        found: the finished trials with their records, at least one.
+    """
+    alike = [record.seconds for other, record in found if _takes_as_long(other, trial)]
+    if alike:
+        # The longest of equal work: a candidate that is too slow wastes the rest of the budget.
+        return max(alike)
+    plain = [pair for pair in found if not pair[0].kinds]  # trials without optimizers
+    closest = plain or found
+    # Seconds of a plain candidate, from the table of relative costs.
+    unit = max(record.seconds / other.relative_cost for other, record in closest)
+    return unit * trial.relative_cost
+
+
+def _takes_as_long(other: Trial, trial: Trial) -> bool:
+    """Return whether two candidates have a similar runtime.
+
+    Args:
+        other: a finished trial.
+        trial: a trial whose runtime is estimated.
+    """
+    # Optimizers have a similar runtime with all presets.
+    same_work = bool(trial.kinds) or _preset(other) == _preset(trial)
+    return same_work and other.kinds == trial.kinds
+
+
+def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
+    """Return the sort key of a result; equal results keep their order.
+
+    Args:
+        found: a trial with its record.
+
+    Returns:
+        A key that sorts by falling score, then by size. Candidates that ended early come after
+        complete ones, and failed ones last.
+    """
+    record = found[1]
+    return (
+        record.score is None,
+        record.pruned,
+        -(record.score or 0.0),
+        record.bytes or 0,
+    )
+
+
+def _check_numbers(target: object, budget: object, trials: object) -> None:
+    """Raise ConfigError for an impossible target, budget or number of trials."""
+    require(
+        target is None or _is_score(target),
+        "target",
+        target,
+        "a number, the least score that suffices",
+    )
+    check_budget(budget)
+    require(
+        trials is None or is_whole(trials, 1),
+        "trials",
+        trials,
+        "a number of candidates, 1 or more",
+    )
+
+
+def _is_score(value: Any) -> bool:
+    return is_number(value) and not isnan(value)
+
+
+def _check(metric: object, journal: object, progress: object) -> None:
+    """Raise ConfigError for settings of another type."""
+    if metric is not None and not callable(metric):
+        raise ConfigError(
+            f"metric is {metric!r}; it must take a model and return a number",
+        )
+    require(
+        journal is None or (isinstance(journal, str | Path) and bool(str(journal))),
+        "journal",
+        journal,
+        "a path",
+    )
+    require(
+        progress in (True, False, None),
+        "progress",
+        progress,
+        "True, False, or None for a terminal only",
+    )

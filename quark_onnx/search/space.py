@@ -1,0 +1,385 @@
+"""Space: the configurations of a search, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
+from pathlib import Path
+from re import split
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.registry import PRESETS, TARGETS
+from quark_onnx.config import QConfig
+from quark_onnx.config.qconfig import parse_optimizer
+from quark_onnx.config.spec import check_names, is_measured, parse_calibrator
+from quark_onnx.config.text import format_call
+from quark_onnx.search.keys import config_key
+from quark_onnx.targets import unfit
+
+#: Label of the choice that keeps the preset's setting.
+PLAIN = ""
+#: Assumed runtime by optimizer relative to a plain candidate, before any candidate was timed
+#: (measured on ResNet-20, MobileNetV2 and YOLOX-nano), and the value for other optimizers.
+_RELATIVE_COST = {"bias_correction": 2.5, "cle": 3.0, "smoothquant": 3.0, "gptq": 6.0}
+_OTHER_COST = 10.0
+#: Presets without a target: formats that onnxruntime supports on a CPU.
+_PRESETS = ("A8W8", "S8S8", "A16W8")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration and its choices on the axes.
+
+    Attributes:
+        name: the preset, and changes to the preset.
+        config: the configuration.
+        choices: label of the choice on each axis of the space.
+    """
+
+    name: str
+    config: QConfig
+    choices: tuple[tuple[str, str], ...]
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Return the names of the optimizers, which dominate the runtime."""
+        return frozenset(names_of(self.config.optimizers))
+
+    @property
+    def relative_cost(self) -> float:
+        """Estimate the runtime relative to a run without optimizers."""
+        costs = [_RELATIVE_COST.get(kind, _OTHER_COST) for kind in self.kinds]
+        # Each cost includes the plain run, which happens once.
+        return 1.0 + sum(cost - 1.0 for cost in costs)
+
+
+#: Labels of scales per channel, and per tensor.
+_GRANULARITIES = {True: "per_channel", False: "per_tensor"}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Search space: every preset with every calibrator, granularity and optimizer.
+
+    Attributes:
+        presets: names of presets, YAML files, dictionaries or QConfigs. Other choices start from
+            the first. None for the presets of the target that quantization writes, or, without a
+            target, for A8W8, S8S8 and A16W8. A target must take all of them.
+        calibrators: calibrators of activations, with settings as in
+            ``"percentile:percentile=99.9"``.
+        per_channel: choices for per-channel weights: True, False or both; empty to keep the
+            presets' granularity.
+        optimizers: optimizers to add after a preset's own optimizers, each a text such as
+            ``"cle+bias_correction"``, an optimizer, or a tuple of optimizers.
+        target: target of the result, as in ``QConfig.target``; empty for any runtime.
+
+    >>> Space(presets="A8W8", optimizers=["cle", "cle+adaquant:iterations=100"]).optimizers[1]
+    'cle+adaquant:iterations=100'
+    """
+
+    presets: tuple[Any, ...] | None = None
+    calibrators: tuple[Any, ...] = (
+        "mean_minmax",
+        "percentile",
+        "minmse",
+        "entropy",
+        "minmax",
+    )
+    per_channel: tuple[bool, ...] = ()
+    optimizers: tuple[Any, ...] = (
+        "bias_correction",
+        "cle+bias_correction",
+        "cle",
+        "adaquant",
+        "cle+adaquant",
+    )
+    target: str = ""
+
+    if TYPE_CHECKING:  # types of arguments; the fields store tuples
+
+        def __init__(
+            self,
+            presets: Any = ...,
+            calibrators: Any = ...,
+            per_channel: bool | Sequence[bool] = ...,
+            optimizers: Any = ...,
+            target: str = ...,
+        ) -> None: ...
+
+    def __post_init__(self) -> None:
+        if self.target and not isinstance(self.target, str):
+            raise ConfigError(
+                f"target of a space is {self.target!r}; it must be the name of a"
+                f" target{nearest('', TARGETS)}",
+            )
+        # The dataclass is frozen, so that fields are set through object.
+        if self.presets is None:
+            object.__setattr__(self, "presets", _default_presets(self.target))
+        for name in ("presets", "calibrators", "per_channel", "optimizers"):
+            object.__setattr__(self, name, _as_tuple(getattr(self, name)))
+        if not self.presets:
+            raise ConfigError(
+                "presets: there is none, so there is nothing to"
+                f" search{nearest('', PRESETS)}",
+            )
+        for choice in self.per_channel:
+            if not isinstance(choice, bool):
+                raise ConfigError(f"per_channel: {choice!r} is neither True nor False")
+        _ = self.axes  # raise errors early
+
+    @classmethod
+    def of(cls, space: object) -> Space:
+        """Return a Space from user input.
+
+        Args:
+            space: None for the default, a dictionary of attributes, or a Space.
+        """
+        if space is None:
+            return cls()
+        if isinstance(space, Mapping):
+            check_names(space, cls)
+            return cls(**space)
+        if isinstance(space, cls):
+            return space
+        raise ConfigError(
+            f"space is a {type(space).__name__}; it must be a Space, or a dictionary of"
+            " its settings",
+        )
+
+    @cached_property
+    def axes(self) -> dict[str, dict[str, Any]]:
+        """Return the choices of each axis by their labels, plain choices first.
+
+        Returns:
+            For each of the axes preset, calibrator, granularity and optimizers the values by label:
+            a QConfig, a calibrator or None, a bool or None, and a tuple of optimizers.
+
+        Raises:
+            ConfigError: a choice is no preset, calibrator or optimizer.
+        """
+        presets = {
+            _preset_name(preset, place): self._config(preset)
+            for place, preset in enumerate(self.presets or ())
+        }
+        calibrators = map(
+            partial(_naming, "calibrators", _calibrator), self.calibrators
+        )
+        chains = map(partial(_naming, "optimizers", _optimizers), self.optimizers)
+        return {
+            "preset": presets,
+            "calibrator": _by_label(None, format_call, calibrators),
+            "granularity": _by_label(
+                None, _GRANULARITIES.__getitem__, self.per_channel
+            ),
+            "optimizers": _by_label((), _chain_label, chains),
+        }
+
+    def _config(self, preset: Any) -> QConfig:
+        """Return the configuration of a preset, without default optimizers.
+
+        Args:
+            preset: anything that ``QConfig.of`` accepts.
+
+        Returns:
+            The configuration, for the target of the space if it has one.
+        """
+        # Equalization by default would hide the effect of the choice "cle".
+        config = _naming("presets", QConfig.of, preset).with_(equalize=False)
+        if not self.target:
+            return config
+        # Before the search: each candidate with such a preset would fail.
+        if why := unfit(TARGETS[self.target], config):
+            raise ConfigError(f"presets: {why}")
+        return config.with_(target=self.target)
+
+    def trial(self, choices: Mapping[str, str]) -> Trial:
+        """Return the configuration of a choice on each axis.
+
+        Choices that do not apply to the preset are left out of the name.
+
+        Args:
+            choices: a label of ``axes`` for each axis.
+        """
+        picked = {axis: self.axes[axis][label] for axis, label in choices.items()}
+        config: QConfig = picked["preset"]
+        name = [choices["preset"]]
+        if picked["calibrator"] and is_measured(config.activation):
+            config = config.with_(calibrator=picked["calibrator"])
+            name.append(choices["calibrator"])
+        per_channel = picked["granularity"]
+        if per_channel is not None and _has_other_granularity(config, per_channel):
+            config = config.with_(per_channel=per_channel)
+            name.append(choices["granularity"])
+        if picked["optimizers"]:
+            # The preset's own optimizers come first.
+            chain = (*config.optimizers, *picked["optimizers"])
+            config = config.with_(optimizers=chain)
+            name.append(choices["optimizers"])
+        return Trial(" ".join(name), config, tuple(choices.items()))
+
+    def order(self, early: str = "") -> tuple[list[Trial], list[Trial]]:
+        """Return configurations without duplicates, in the order of cost and promise.
+
+        Args:
+            early: a promising optimizer for the model; a candidate with it comes second.
+
+        Returns:
+            Variations of the first preset along a single axis, which show the value of each
+            choice, and all other combinations; cheap ones first.
+        """
+        labels = {axis: list(choices) for axis, choices in self.axes.items()}
+        probes, others = list[Trial](), list[Trial]()
+        seen = set[str]()  # a choice may equal a preset's own setting
+        # The default space has 108 combinations; a configuration is a value without a model.
+        for combination in product(*labels.values()):
+            trial = self.trial(dict(zip(labels, combination, strict=True)))
+            key = config_key(trial.config)
+            if key in seen:
+                continue
+            seen.add(key)
+            # The first label of an axis is the plain choice, or the first preset.
+            changes = sum(label != labels[axis][0] for axis, label in trial.choices)
+            (probes if changes <= 1 else others).append(trial)
+        # Stable sorts: of equal cost, the order of the axes stays.
+        probes.sort(key=lambda trial: trial.relative_cost)
+        others.sort(key=lambda trial: trial.relative_cost)
+        promising = [trial for trial in probes if early in trial.kinds]
+        if promising:
+            # bias correction is fast, and complements any optimizer before it
+            with_bias = [each for each in promising if "bias_correction" in each.kinds]
+            first = (with_bias or promising)[0]
+            probes.remove(first)
+            probes.insert(1, first)
+        return probes, others
+
+
+def _default_presets(target: str) -> tuple[str, ...]:
+    """Return the presets to try for a target; empty for any runtime."""
+    if not target:
+        return _PRESETS
+    # Formats that a compiler makes of the float model, such as BF16, are no candidates.
+    row = TARGETS[target]
+    return tuple(preset for preset in row.presets if not unfit(row, QConfig.of(preset)))
+
+
+def _by_label(
+    plain: Any, label_of: Callable[[Any], str], choices: Iterable[Any]
+) -> dict[str, Any]:
+    """Return the choices of an axis by their labels, after the plain choice.
+
+    Args:
+        plain: the choice that keeps the preset's setting.
+        label_of: function from a choice to its label.
+        choices: the other choices.
+    """
+    labelled: dict[str, Any] = {PLAIN: plain}
+    for choice in choices:
+        # Labels are keys: equal choices, written in two ways, fall together.
+        labelled[label_of(choice)] = choice
+    return labelled
+
+
+def _chain_label(chain: Iterable[Any]) -> str:
+    """Return the label of a chain of optimizers."""
+    return "+".join(map(format_call, chain))
+
+
+def _calibrator(choice: Any) -> Any:
+    """Return a calibrator from an object or a text."""
+    if isinstance(choice, str):
+        return parse_calibrator(choice)
+    return _checked(choice)
+
+
+def _checked(calibrator: Any) -> Any:
+    """Check a calibrator object by a configuration, and return the calibrator.
+
+    Args:
+        calibrator: an object, which need not be a calibrator.
+
+    Raises:
+        ConfigError: a configuration does not accept the object.
+    """
+    # QConfig checks its calibrator; the error then has the words of a configuration's error.
+    activation = QConfig().with_(calibrator=calibrator).activation
+    assert activation is not None
+    return activation.calibrator
+
+
+def _optimizers(choice: Any) -> tuple[Any, ...]:
+    """Return a chain of optimizers from a text, an object, or a tuple.
+
+    Args:
+        choice: a text such as "cle+bias_correction", an optimizer, or a list or tuple of
+            optimizers.
+
+    Raises:
+        ConfigError: a part is no optimizer.
+    """
+    if isinstance(choice, str):
+        # A plus before a digit is part of a number, such as 1e+3.
+        return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
+    chain = tuple(choice) if isinstance(choice, list | tuple) else (choice,)
+    return QConfig().with_(optimizers=chain).optimizers
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """Return a setting's values; a text, a dictionary or a path is a single value."""
+    if isinstance(value, str | bool | Path | Mapping) or not hasattr(value, "__iter__"):
+        return (value,)
+    return tuple(value)
+
+
+def _has_other_granularity(config: QConfig, per_channel: bool) -> bool:
+    """Return True if weights have a scale per tensor or channel, and not as given.
+
+    Args:
+        config: the configuration of a preset.
+        per_channel: the granularity to try.
+    """
+    weight = config.weight
+    # Blocks have a granularity of their own, and formats without scales have none.
+    if weight is None or weight.block_size or not weight.dtype.scaled:
+        return False
+    return weight.per_channel is not per_channel
+
+
+def _preset_name(preset: object, place: int) -> str:
+    """Return the name of a preset, a file or a configuration in a table.
+
+    Args:
+        preset: a name, a path, a dictionary or a QConfig.
+        place: index of the preset in the space, for configurations without a name.
+    """
+    if isinstance(preset, str | Path):
+        if str(preset).upper() in PRESETS:
+            return str(preset).upper()
+        return str(preset)
+    # A configuration that equals a preset has the name of the preset.
+    for name in PRESETS:
+        if PRESETS[name] == preset:
+            return name
+    return f"config{place + 1}"
+
+
+def _naming(setting: str, make: Callable[[Any], T], value: Any) -> T:
+    """Call a function; an error names the wrong setting of the space.
+
+    Args:
+        setting: name of the setting, with which the message begins.
+        make: function that parses or checks a value.
+        value: the value.
+
+    Raises:
+        ConfigError: the value is wrong.
+    """
+    try:
+        return make(value)
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error

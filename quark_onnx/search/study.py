@@ -1,0 +1,501 @@
+"""Study: the candidates and measurements of a search, stored by Optuna.
+
+Optuna (Akiba et al. 2019, "Optuna: A Next-generation Hyperparameter Optimization Framework")
+proposes combinations, prunes hopeless candidates, and stores the measurements in a journal. An
+interrupted search continues from the journal, and several processes may share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calibrators.json_file import Entry, parse_json
+from calibrators.shown import short
+from quark_onnx.common.errors import ConfigError, MissingDependency, system_reason
+from quark_onnx.common.extras import pip_install
+from quark_onnx.config import to_dict
+from quark_onnx.search.keys import config_key
+from quark_onnx.search.space import Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+#: User attributes of Optuna's trials and studies.
+_RECORD, _KEY, _OWNER, _IDENTITY = "record", "config_key", "owner", "identity"
+#: Number of candidates without pruning, and minimum number of samples before pruning.
+_WARM_TRIALS, WARM_SAMPLES = 6, 8
+#: Age at which a candidate of another machine counts as abandoned.
+_ABANDONED = timedelta(hours=1)
+#: What to do about a damaged journal.
+_REMEDY = "remove the line, or name another file to search anew"
+
+
+@dataclass(frozen=True)
+class Record:
+    """Measurements of a configuration.
+
+    Attributes:
+        score: the score, higher is better; None if the candidate failed.
+        seconds: runtime of quantization and evaluation.
+        bytes: size of the quantized model; None if the candidate failed.
+        error: reason of the failure; empty without a failure.
+        judged: number of samples in the evaluation; 0 with a metric of the user's.
+        pruned: True if the evaluation ended early because the score was below the median.
+    """
+
+    score: float | None
+    seconds: float
+    bytes: int | None
+    error: str = ""
+    judged: int = 0
+    pruned: bool = False
+
+
+class Study:
+    """A study of Optuna over the axes of a space.
+
+    Args:
+        journal: path of the study's file, created if missing; None to keep the study in memory.
+        identity: dependencies of the records besides the configuration. A journal holds any number
+            of searches, which differ in their identity.
+        axes: labels of the choices on each axis of the space.
+
+    Raises:
+        ConfigError: the file is no journal, is damaged, or cannot be read and written.
+        MissingDependency: Optuna is not installed.
+    """
+
+    def __init__(
+        self,
+        journal: Path | None,
+        identity: Mapping[str, Any],
+        axes: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._optuna = _import_optuna()
+        self._journal = journal
+        self._axes = {axis: list(labels) for axis, labels in axes.items()}
+        self._identity = dict(identity)
+        # Optuna fixes the choices of a parameter for a study's life, so that another space is
+        # another study.
+        text = json.dumps([self._identity, self._axes], sort_keys=True)
+        name = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        with self.quiet():
+            self._storage = None if journal is None else _open_journal(journal)
+            self.optuna = self._optuna.create_study(
+                study_name=f"quark_onnx {name}",
+                storage=self._storage,
+                # Scores are SQNR or a metric: higher is better.
+                direction="maximize",
+                pruner=self._optuna.pruners.MedianPruner(
+                    n_startup_trials=_WARM_TRIALS,
+                    n_warmup_steps=WARM_SAMPLES,
+                ),
+                load_if_exists=True,
+            )
+            if self.optuna.direction != self._optuna.study.StudyDirection.MAXIMIZE:
+                raise ConfigError(
+                    f"journal {journal}: the study {self.optuna.study_name!r} has another"
+                    f" direction; {_REMEDY}",
+                )
+            # The name is a hash; the identity itself is stored to be compared by later searches.
+            self.optuna.set_user_attr(_IDENTITY, self._identity)
+            # Before the first candidate: those of killed processes would count as running.
+            self._give_up_abandoned()
+            self._known = self._records_elsewhere()
+
+    def known(self, trial: Trial) -> Record | None:
+        """Return the record of a configuration from another search in the journal."""
+        return self._known.get(config_key(trial.config))
+
+    def finished(self) -> list[tuple[dict[str, str], Record]]:
+        """Return the choices and the record of each candidate, in starting order.
+
+        Returns:
+            Pairs of the labels by axis and the record, including candidates of other processes and
+            failed ones.
+        """
+        found = []
+        for trial in self._trials():
+            # The record is stored before the state, so that a trial with a record counts even if
+            # the process died between.
+            if _RECORD in trial.user_attrs:
+                found.append((self._choices(trial), self._record(trial)))
+        return found
+
+    def running(self) -> list[str]:
+        """Return the keys of configurations in evaluation by other processes."""
+        running = self._optuna.trial.TrialState.RUNNING
+        return [
+            self._attribute(trial, _KEY).text()
+            for trial in self._trials()
+            if trial.state == running and _KEY in trial.user_attrs
+        ]
+
+    def ask(
+        self,
+        wanted: Trial | None,
+        make: Callable[[Mapping[str, str]], Trial],
+    ) -> Asked:
+        """Return the next candidate.
+
+        Args:
+            wanted: the trial to run; None for a proposal of Optuna's sampler.
+            make: function from a choice on each axis to the configuration.
+        """
+        with self.quiet():
+            # the number of trials as seed makes an interrupted search reproducible
+            self.optuna.sampler = self._optuna.samplers.TPESampler(
+                n_startup_trials=1,
+                seed=len(self._trials()),
+                constant_liar=True,  # parallel processes avoid equal trials
+            )
+            if wanted is not None:
+                # The next ask() returns an enqueued trial instead of a proposal.
+                self.optuna.enqueue_trial(dict(wanted.choices))
+            asked = self.optuna.ask()
+            # Every axis is asked for, in one order: the sampler models all of them.
+            choices = {
+                axis: asked.suggest_categorical(axis, labels)
+                for axis, labels in self._axes.items()
+            }
+            trial = make(choices)
+            asked.set_user_attr("name", trial.name)
+            # A process number means something on its own machine alone.
+            asked.set_user_attr(_OWNER, f"{socket.gethostname()}:{os.getpid()}")
+            asked.set_user_attr(_KEY, config_key(trial.config))
+        return Asked(self, trial, asked)
+
+    def tell(self, asked: optuna.Trial, trial: Trial, record: Record) -> None:
+        """Store a record; the record is on the disk on return.
+
+        Args:
+            asked: the trial as Optuna knows it.
+            trial: the configuration.
+            record: the measurements.
+        """
+        states = self._optuna.trial.TrialState
+        with self.quiet():
+            # For readers of the journal and of the dashboard; this package reads the record.
+            asked.set_user_attr("config", to_dict(trial.config))
+            asked.set_user_attr(_RECORD, asdict(record))
+            if record.score is None:
+                self.optuna.tell(asked, state=states.FAIL)
+            elif record.pruned:
+                self.optuna.tell(asked, state=states.PRUNED)
+            else:
+                self.optuna.tell(asked, record.score)
+
+    def drop(self, asked: optuna.Trial) -> None:
+        """End a candidate without a record.
+
+        Args:
+            asked: the trial as Optuna knows it.
+        """
+        with self.quiet():
+            self.optuna.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        with self.quiet():
+            trials: list[optuna.trial.FrozenTrial] = self.optuna.get_trials(
+                # Copies of all trials would cost time in each round; the trials are only read.
+                deepcopy=False,
+            )
+        return trials
+
+    def _give_up_abandoned(self) -> None:
+        """End the running candidates of processes that ended."""
+        states = self._optuna.trial.TrialState
+        for trial in self.optuna.get_trials(deepcopy=False, states=[states.RUNNING]):
+            owner = str(trial.user_attrs.get(_OWNER, ""))
+            started = trial.datetime_start
+            # Optuna stores local times without a zone.
+            recent = started is None or datetime.now() - started < _ABANDONED
+            if not (recent and _is_alive(owner)):
+                self.optuna.tell(trial.number, state=states.FAIL)
+
+    def _records_elsewhere(self) -> dict[str, Record]:
+        """Return the records of studies in the journal with an equal identity."""
+        if self._storage is None:
+            return {}
+        found: dict[str, Record] = {}
+        for summary in self._optuna.get_all_study_summaries(self._storage):
+            # Another space on the same model, data and metric: equal configurations have equal
+            # records.
+            same = summary.user_attrs.get(_IDENTITY) == self._identity
+            if not same or summary.study_name == self.optuna.study_name:
+                continue
+            other = self._optuna.load_study(
+                study_name=summary.study_name,
+                storage=self._storage,
+            )
+            for trial in other.get_trials(deepcopy=False):
+                if _RECORD in trial.user_attrs:
+                    # The key is set by ask(), before any record.
+                    key = self._attribute(trial, _KEY).text()
+                    found[key] = self._record(trial)
+        return found
+
+    def _attribute(self, trial: optuna.trial.FrozenTrial, name: str) -> Entry:
+        """Return an attribute of a trial."""
+        return self._entry(trial, trial.user_attrs)[name]
+
+    def _entry(self, trial: optuna.trial.FrozenTrial, value: Any) -> Entry:
+        where = f"journal {self._journal}, trial {trial.number}"
+        return Entry(value, where, remedy=_REMEDY, error=ConfigError)
+
+    def _record(self, trial: optuna.trial.FrozenTrial) -> Record:
+        """Return the record of a trial.
+
+        Raises:
+            ConfigError: a value is missing or of another type.
+        """
+        record = self._attribute(trial, _RECORD)
+        score, size = record["score"], record["bytes"]
+        if score.value is not None and type(score.value) not in (int, float):
+            raise score.wrong("a number, or null")
+        return Record(
+            score.value,
+            record["seconds"].number(),
+            None if size.value is None else size.integer(),
+            record["error"].text(),
+            record["judged"].integer(),
+            record["pruned"].boolean(),
+        )
+
+    def _choices(self, trial: optuna.trial.FrozenTrial) -> dict[str, str]:
+        """Return the label on each axis of a trial.
+
+        Raises:
+            ConfigError: an axis is missing, or a label is none of its labels.
+        """
+        params = self._entry(trial, trial.params)
+        return {
+            axis: params[axis].one_of(labels) for axis, labels in self._axes.items()
+        }
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Hide Optuna's messages, and name the journal in its errors."""
+        logging = self._optuna.logging
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.WARNING)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore",
+                    self._optuna.exceptions.ExperimentalWarning,
+                )
+                yield
+        # Optuna's journal raises these for files that are unreadable or damaged.
+        except (OSError, ValueError, KeyError) as error:
+            if self._journal is None:
+                raise
+            reason = system_reason(error)
+            raise ConfigError(
+                f"journal {self._journal} cannot be read and written: {reason}",
+            ) from error
+        finally:
+            logging.set_verbosity(verbosity)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A candidate to evaluate.
+
+    Attributes:
+        trial: the candidate.
+    """
+
+    _study: Study
+    trial: Trial
+    _asked: optuna.Trial
+
+    def report(self, score: float, samples: int) -> bool:
+        """Report an intermediate score; return True if the evaluation should end.
+
+        Args:
+            score: score on the samples so far, higher is better.
+            samples: number of these samples.
+        """
+        with self._study.quiet():
+            self._asked.report(score, samples)
+            return bool(self._asked.should_prune())
+
+    def keep(self, record: Record) -> None:
+        """Store the measurements; the record is on the disk on return."""
+        self._study.tell(self._asked, self.trial, record)
+
+    def drop(self) -> None:
+        """End the candidate without measurements."""
+        self._study.drop(self._asked)
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingDependency(
+            f"{error.name or error} is not installed; a search needs Optuna:"
+            f" {pip_install('search')}",
+        ) from error
+    return optuna
+
+
+def _open_journal(path: Path) -> Any:
+    """Open a journal, and remove the partial line of a killed process.
+
+    Args:
+        path: path of the file, which is created if missing. A partial last line is removed.
+
+    Returns:
+        Optuna's ``JournalStorage``.
+
+    Raises:
+        ConfigError: the file is no journal, or is damaged.
+    """
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+    lock = JournalFileOpenLock(str(path))
+    if path.exists():
+        # Before the lock, so that a file of another kind gets no lock file beside it.
+        _check_journal(path, path.read_bytes())
+        lock.acquire()
+        try:
+            # Read again under the lock: another process may have appended a line.
+            content = path.read_bytes()
+            with path.open("ab") as file:
+                # rfind is -1 without a line, which empties the file: the first line was partial.
+                file.truncate(content.rfind(b"\n") + 1)
+        finally:
+            lock.release()
+    try:
+        # Reads and applies all lines.
+        return JournalStorage(JournalFileBackend(str(path), lock))
+    # Lines that contradict each other fail in whatever Optuna does first.
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"journal {path}: its lines contradict each other"
+            f" ({type(error).__name__}: {short(str(error))}); {_REMEDY}",
+        ) from error
+
+
+def _check_journal(path: Path, content: bytes) -> None:
+    """Raise ConfigError if a file is no journal of Optuna, or is damaged.
+
+    Args:
+        path: path of the file, for messages.
+        content: content of the file; a last line without a line break is not checked.
+
+    Raises:
+        ConfigError: the first line is no entry, or a later line is damaged.
+    """
+    lines = content[: content.rfind(b"\n") + 1].splitlines()
+    # An empty file, or the beginning of a journal's first line (11 bytes), is a journal of a killed
+    # process.
+    if not lines and not b'{"op_code":'.startswith(content[:11]):
+        raise _no_journal(path)
+    for number, line in enumerate(lines, 1):
+        try:
+            where = f"journal {path}, line {number}"
+            _check_operation(parse_json(line, where, ConfigError, _REMEDY))
+        except ConfigError:
+            if number == 1:
+                raise _no_journal(path) from None
+            raise
+
+
+def _check_operation(entry: Entry) -> None:
+    """Raise ConfigError if a line is no operation of Optuna's journal."""
+    operation = entry["op_code"].integer(most=len(_OPERATIONS) - 1)
+    entry["worker_id"].text()
+    for key, check in _OPERATIONS[operation].items():
+        check(entry[key])
+
+
+def _one_attribute(entry: Entry) -> None:
+    if len(entry.object()) != 1:
+        raise entry.wrong("an object with one key")
+
+
+def _scores(entry: Entry) -> None:
+    # A trial that failed has none; that of a search has one.
+    if entry.value is not None:
+        scores = entry.array()
+        if len(scores) != 1:
+            raise entry.wrong("null, or an array of one number")
+        _score(scores[0])
+
+
+def _score(entry: Entry) -> None:
+    # Python's JSON has infinity and NaN, which scores may be.
+    if type(entry.value) not in (int, float):
+        raise entry.wrong("a number")
+
+
+#: Checks of the keys of each operation, by its number (optuna.storages.journal, JournalOperation).
+_OPERATIONS: list[dict[str, Callable[[Entry], object]]] = [
+    {"study_name": Entry.text, "directions": Entry.array},
+    {"study_id": Entry.integer},
+    {"study_id": Entry.integer, "user_attr": _one_attribute},
+    {"study_id": Entry.integer, "system_attr": _one_attribute},
+    {"study_id": Entry.integer},
+    {
+        "trial_id": Entry.integer,
+        "param_name": Entry.text,
+        "param_value_internal": _score,
+        "distribution": Entry.text,
+    },
+    {"trial_id": Entry.integer, "state": Entry.integer, "values": _scores},
+    {"trial_id": Entry.integer, "step": Entry.integer, "intermediate_value": _score},
+    {"trial_id": Entry.integer, "user_attr": _one_attribute},
+    {"trial_id": Entry.integer, "system_attr": _one_attribute},
+    # Of another implementation, and without effect here.
+    {},
+]
+
+
+def _no_journal(path: Path) -> ConfigError:
+    return ConfigError(
+        f"journal {path} exists and is no journal of a search; it is not overwritten",
+    )
+
+
+def _is_alive(owner: str) -> bool:
+    """Return True if the process that started a candidate may still be running.
+
+    Args:
+        owner: host and process number, joined by a colon; empty if unknown.
+
+    Returns:
+        False if the process has ended, if the owner is unknown, or if it is this process. True for
+        processes of other machines and, on Windows, for any owner.
+    """
+    host, _, number = owner.rpartition(":")
+    # On Windows, os.kill ends a process. There, and for other machines, the age alone decides.
+    if host != socket.gethostname() or not number.isdigit() or os.name != "posix":
+        return bool(owner)
+    if int(number) == os.getpid():  # an earlier search of this process
+        return False
+    try:
+        # Signal 0 only asks whether the process exists.
+        os.kill(int(number), 0)
+    # OverflowError: no process has so large a number.
+    except (ProcessLookupError, OverflowError):
+        return False
+    # The process exists, and belongs to another user.
+    except PermissionError:
+        return True
+    return True

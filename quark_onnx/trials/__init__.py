@@ -1,0 +1,1 @@
+"""Build, open and measure the model that would be written."""

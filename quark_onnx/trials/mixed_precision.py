@@ -1,0 +1,806 @@
+"""Mixed precision: nodes with more or fewer bits, ranked by output error.
+
+The output error of a node is the error when the node alone is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from calibrators import QParams, Statistic
+from calibrators.onnx_runtime.session import open_session
+from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
+from quark_onnx.check.static_shapes import fixed
+from quark_onnx.common.containers import by_name, excluding, names_of, of_type, subset
+from quark_onnx.common.errors import ConfigError, nearest
+from quark_onnx.common.progress import Progress
+from quark_onnx.common.wording import counted
+from quark_onnx.config import Override, QConfig
+from quark_onnx.graph import Graph, Node
+from quark_onnx.measuring.calibrate import Ranges, calibrate_each
+from quark_onnx.measuring.calibration import Keyed
+from quark_onnx.optimizers import AutoMixedPrecision, Samples
+from quark_onnx.patterns.runtime import raised_runtime
+from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use, matching, select
+from quark_onnx.planning.make_plan import make_plan
+from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.running.function_bodies import define_functions
+from quark_onnx.running.run import Sample
+from quark_onnx.scales.compute_qparams import (
+    Params,
+    ResolvedPlan,
+    compute_bias_qparams,
+    compute_qparams,
+)
+from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
+from quark_onnx.trials.quantized_session import open_equivalent
+from quark_onnx.writing.insert import insert
+
+#: Maximum number of changed nodes to try to restore, and of further nodes to try to lower.
+_TRIES = 24
+#: Maximum number of deciding and held-out samples, in addition to the ranking samples.
+_OTHERS = 48
+#: Least and greatest number of runs for a runtime, and seconds after which the least number
+#: suffices.
+_LEAST_RUNS, _MOST_RUNS, _SECONDS = 5, 50, 1.0
+#: The least significant runtime in seconds, and the slowdown against the float model from which
+#: the report mentions it.
+_LEAST_RUNTIME, _SLOWER = 1e-3, 1.05
+#: The least time that the report names, in milliseconds.
+_LEAST_SHOWN = 0.001
+
+
+@dataclass(frozen=True)
+class Runtimes:
+    """Minimum runtimes of one sample on this CPU, in seconds.
+
+    Attributes:
+        floating: runtime of the float model.
+        plain: runtime of the quantized model without raised nodes.
+        mixed: runtime of the quantized model with raised nodes.
+    """
+
+    floating: float
+    plain: float
+    mixed: float
+
+
+@dataclass
+class Sensitivity:
+    """The result of the mixed-precision search.
+
+    Attributes:
+        noise: the output error of each node when it alone is quantized, or lowered: SQNR in dB,
+            the user's metric, or a negative distance.
+        changed: the nodes with more bits, the worst first; or with fewer bits, the least
+            harmful first.
+        before, after: the goal without and with changed nodes, on the deciding samples.
+        reached: whether ``after`` meets the target.
+        into: format of a changed node.
+        decided: number of deciding samples, distinct from the ranking samples if the data
+            suffices.
+        held_out: the goal with changed nodes on held-out samples; None without held-out
+            samples.
+        checked: number of held-out samples.
+        prices: estimated additional runtime of each raised node, in nanoseconds per sample.
+        runtimes: measured runtimes; None if not measured. No decision depends on them, so that
+            equal input gives an equal model.
+    """
+
+    noise: dict[str, float] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
+    before: float = np.inf
+    after: float = np.inf
+    reached: bool = True
+    into: str = "float"
+    decided: int = 0
+    held_out: float | None = None
+    checked: int = 0
+    prices: dict[str, float] = field(default_factory=dict)
+    runtimes: Runtimes | None = None
+
+
+def mix(  # noqa: PLR0913
+    graph: Graph,
+    config: QConfig,
+    samples: Samples,
+    *,
+    held_out: Sequence[Sample] = (),
+    keyed: Keyed | None = None,
+    show: bool | None = False,
+) -> tuple[QConfig, Sensitivity | None]:
+    """Return the configuration with overrides for the changed nodes, and the findings.
+
+    Without the optimizer in the configuration, the configuration is returned unchanged.
+
+    Args:
+        graph: the float graph.
+        config: the settings.
+        samples: calibration samples; the first few rank nodes, others decide.
+        held_out: samples that no decision depends on.
+        keyed: earlier statistics; new statistics are added.
+        show: whether to show progress.
+
+    Returns:
+        The configuration, and the findings; None without the optimizer.
+
+    Raises:
+        ConfigError: the optimizer is given twice, there are no samples, or a setting of the
+            optimizer does not fit the configuration or the model.
+    """
+    found = of_type(config.optimizers, AutoMixedPrecision)
+    if not found:
+        return config, None
+    if len(found) > 1:
+        raise ConfigError(
+            "auto_mixed_precision is given twice; one target is all that can be met",
+        )
+    if not len(samples):
+        raise ConfigError(
+            "auto_mixed_precision needs calibration data, to measure what each node"
+            " does to the outputs",
+        )
+    found[0].check(config)
+    search = _Search(graph, config, found[0], samples, held_out, keyed, show)
+    return search.run()
+
+
+class _Search:
+    def __init__(  # noqa: PLR0913
+        self,
+        graph: Graph,
+        config: QConfig,
+        settings: AutoMixedPrecision,
+        samples: Samples,
+        held_out: Sequence[Sample],
+        keyed: Keyed | None,
+        show: bool | None,
+    ) -> None:
+        """Measure the ranges under both formats.
+
+        Args:
+            graph: the float graph.
+            config: the settings, without overrides for changed nodes.
+            settings: the optimizer's target and limits.
+            samples: calibration samples.
+            held_out: samples that no decision depends on.
+            keyed: earlier statistics; new statistics are added; None for none.
+            show: whether to show progress bars, as ``Progress`` takes it.
+        """
+        self._graph, self._config, self._settings, self._show = (
+            graph,
+            config,
+            settings,
+            show,
+        )
+        self._few, self._deciding, self._checking = _split(
+            samples,
+            settings.samples,
+            held_out,
+        )
+        # Runtimes are measured in turns with the quantized models.
+        self._float = open_session(graph.to_model(), in_turns=True)
+        self._expected: dict[int, list[list[Any]]] = {}
+        self._candidates = _candidates(graph, settings)
+        # The user's decision to keep a node float stands.
+        chosen = select(graph, config, strict=False)
+        every = tuple(node.name for node in graph.nodes if not chosen[node].keep)
+        # Activations of both formats are measured in one pass; weights need no measurement.
+        either = (config,) if settings.of_weights else (config, self._with(every))
+        plans = [make_plan(graph, each, strict=False) for each in either]
+        with Progress(show, len(samples), "measuring ranges", "sample") as bar:
+            measured = calibrate_each(graph, plans, samples, bar.update, keyed=keyed)
+        self._ranges = [each.ranges for each in measured]
+        self._plans = [each.plan for each in measured]
+        # None for a scale that cannot be stored.
+        self._solved: dict[tuple[Use, Quantize], QParams | None] = {}
+        # By the names of changed nodes; the bisections ask for some sets twice.
+        self._goals: dict[tuple[str, ...], float] = {}
+
+    def run(self) -> tuple[QConfig, Sensitivity]:
+        """Rank the nodes, choose the nodes to change, and measure the result.
+
+        Returns:
+            The configuration with an override for the chosen nodes, or the given one if none is
+            changed; and the findings.
+        """
+        settings, result = self._settings, Sensitivity()
+        result.into = settings.word(self._config)
+        names = [node.name for node in self._graph.nodes if self._changeable(node)]
+        result.before = result.after = self._goal(())
+        bound = settings.target
+        if settings.metric is not None:
+            # The target of a metric is a loss against the float model.
+            bound = self._metric(self._graph.to_model()) - settings.target
+        elif settings.distance is not None:
+            # Distances are negated, so that greater is better for every goal.
+            bound = -settings.target
+        result.reached = result.before >= bound
+        # raise nodes if the target is missed, lower nodes if it is met
+        # Nothing to do: the target is met and nodes were to be raised, or missed and to be lowered.
+        if result.reached != settings.lowers or not names:
+            return self._config, result
+        with Progress(self._show, len(names), "measuring nodes", "node") as bar:
+            for done, name in enumerate(names, 1):
+                result.noise[name] = self._alone(name)
+                bar.update(done)
+        # ties in graph order
+        order = sorted(names, key=result.noise.__getitem__, reverse=settings.lowers)
+        # The share refers to nodes with such weights, or to all nodes.
+        whole = len(names) if settings.of_weights else len(self._graph.nodes)
+        most = max(1, int(settings.share * whole))
+        if settings.lowers:
+            chosen = self._most(order, bound, most)
+        else:
+            chosen = self._raised(order, result.noise, bound, most)
+        result.changed, result.after = chosen, self._goal(tuple(chosen))
+        result.reached = result.after >= bound
+        self._check(result)
+        return self._with(tuple(chosen)), result
+
+    def _raised(
+        self,
+        order: list[str],
+        noise: dict[str, float],
+        bound: float,
+        most: int,
+    ) -> list[str]:
+        """Return the nodes to raise, by the choice with less estimated runtime.
+
+        The first choice takes the noisiest nodes, the second the nodes with the most noise per
+        runtime.
+
+        Args:
+            order: nodes, the noisiest first.
+            noise: the goal where each node alone is quantized.
+            bound: the minimum goal.
+            most: maximum number of nodes.
+
+        Returns:
+            The names, the noisiest or the most profitable first; the goal may miss ``bound``.
+        """
+        plain = self._needed(self._fewest(order[:most], bound), bound)
+        settings = self._settings
+        if settings.metric or settings.distance or settings.of_weights:
+            return plain  # noise is not additive there, or runtime does not change
+        costs = self._prices(order)
+
+        # Noise power relative to the signal, per nanosecond; at least 1 ns, because a node may cost
+        # nothing.
+        def worth(name: str) -> float:
+            return float(10 ** (-noise[name] / 10) / max(costs[name], 1.0))
+
+        by_worth = sorted(order, key=worth, reverse=True)[:most]
+        other = self._needed(self._fewest(by_worth, bound), bound)
+        # One choice meets the target where the other one may not.
+        if self._goal(tuple(other)) < bound:
+            return plain
+        if self._goal(tuple(plain)) < bound:
+            return other
+        shorter = sum(map(costs.__getitem__, other)) < sum(
+            map(costs.__getitem__, plain),
+        )
+        return other if shorter else plain
+
+    def _check(self, result: Sensitivity) -> None:
+        """Measure runtime and held-out accuracy of the chosen model.
+
+        Args:
+            result: the findings with the changed nodes; the measurements are added in place.
+        """
+        result.decided = len(self._deciding)
+        settings = self._settings
+        model = self._built(self._plan_of(self._with(tuple(result.changed))))
+        # A metric has data of its own.
+        if self._checking and settings.metric is None:
+            result.held_out = self._compared(model, self._checking)
+            result.checked = len(self._checking)
+        # Prices are those of raised nodes; weights of more bits do not change the runtime.
+        if result.changed and not settings.lowers and not settings.of_weights:
+            result.prices = self._prices(result.changed)
+            plain = self._built(self._plan_of(self._config))
+            result.runtimes = _runtimes(
+                (
+                    self._float,
+                    open_session(plain, in_turns=True),
+                    open_session(model, in_turns=True),
+                ),
+                self._deciding[0],
+            )
+
+    def _prices(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the estimated additional runtime of raised nodes, in nanoseconds per sample.
+
+        Args:
+            names: names of the nodes.
+        """
+        nodes = by_name(self._sized_graph.nodes)
+        return {name: raised_runtime(self._sized_graph, nodes[name]) for name in names}
+
+    @cached_property
+    def _sized_graph(self) -> Graph:
+        """The graph with the sizes of a sample."""
+        return _sized(self._graph, self._deciding[0])
+
+    def _most(self, order: list[str], bound: float, most: int) -> list[str]:
+        """Return the longest prefix of ``order`` that meets the bound, by bisection.
+
+        A few later nodes are tried in addition.
+
+        Args:
+            order: nodes, the least harmful first.
+            bound: the minimum goal.
+            most: maximum number of nodes.
+        """
+        # Invariant: the prefix of ``low`` nodes meets the bound, that of ``high`` does not, or is
+        # too long.
+        low, high = 0, min(len(order), most) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._goal(tuple(order[:middle])) >= bound:
+                low = middle
+            else:
+                high = middle
+        chosen = order[:low]
+        # The node at ``low`` is the one that missed the bound.
+        for name in order[low + 1 : low + 1 + _TRIES]:
+            if len(chosen) < most and self._goal((*chosen, name)) >= bound:
+                chosen.append(name)
+        return chosen
+
+    def _fewest(self, order: list[str], bound: float) -> list[str]:
+        """Return the shortest prefix of ``order`` that meets the bound, by bisection.
+
+        The whole list if no prefix does.
+
+        Args:
+            order: nodes, in the order in which they are raised.
+            bound: the minimum goal.
+        """
+        # Invariant: the prefix of ``low`` nodes misses the bound. The error is assumed to fall with
+        # each node.
+        low, high = 0, len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._goal(tuple(order[:middle])) >= bound:
+                high = middle
+            else:
+                low = middle
+        return order[:high]
+
+    def _needed(self, chosen: list[str], bound: float) -> list[str]:
+        """Return the nodes that the bound needs, trying the least noisy first.
+
+        Args:
+            chosen: nodes in the order of the bisection, the least needed last.
+            bound: the minimum goal; if ``chosen`` misses it, ``chosen`` is returned.
+        """
+        if self._goal(tuple(chosen)) < bound:
+            return chosen
+        # Without the last node, the bisection has missed the bound already.
+        for name in list(reversed(chosen))[1 : 1 + _TRIES]:
+            rest = tuple(excluding(chosen, (name,)))
+            if self._goal(rest) >= bound:
+                chosen = list(rest)
+        return chosen
+
+    def _with(self, names: tuple[str, ...]) -> QConfig:
+        """Return the configuration with an override for named nodes; unchanged without names."""
+        config = self._config
+        if not names:
+            return config
+        return config.with_(
+            overrides=(*config.overrides, self._settings.override(names, config)),
+        )
+
+    def _alone(self, name: str) -> float:
+        """Return the goal with a single node quantized, or lowered, on ranking samples.
+
+        For weight-only formats, only the weight of the node changes.
+
+        Args:
+            name: name of the node.
+        """
+        if self._settings.lowers:
+            return self._measured(self._plan_of(self._with((name,))), self._few)
+        # ``nodes`` limits quantization to one node; all others compute in float.
+        config = self._config.with_(nodes=(name,))
+        config = config.with_(activation=None) if self._settings.of_weights else config
+        return self._measured(self._plan_of(config), self._few)
+
+    def _changeable(self, node: Node) -> bool:
+        """Return whether a node has a tensor to change."""
+        if node not in self._candidates:
+            return False
+        plan = self._plans[0]
+        if not self._settings.of_weights:
+            return plan.touches(node)
+        # A node may read a weight of 8 bits or float already.
+        for name in filter(self._graph.is_constant, node.inputs):
+            entry = plan.entry(plan.use(name, node))
+            if isinstance(entry, Quantize) and self._settings.narrow(entry.spec):
+                return True
+        return False
+
+    def _goal(self, names: tuple[str, ...]) -> float:
+        """Return the goal with changed nodes, on the deciding samples.
+
+        Args:
+            names: names of the changed nodes. A set of names is measured once per order.
+        """
+        if names not in self._goals:
+            plan = self._plan_of(self._with(names))
+            self._goals[names] = self._measured(plan, self._deciding)
+        return self._goals[names]
+
+    def _plan_of(self, config: QConfig) -> Plan:
+        return make_plan(
+            self._graph,
+            config,
+            strict=False,
+            # Shape arithmetic depends on the graph alone, and takes long on large ones.
+            shapes=self._plans[0].shapes,
+        )
+
+    def _measured(self, plan: Plan, samples: Sequence[Sample]) -> float:
+        """Return the goal of a plan: the user's metric, a negated distance, or SQNR in dB."""
+        model = self._built(plan)
+        if self._settings.metric is not None:
+            return self._metric(model)
+        return self._compared(model, samples)
+
+    def _compared(self, model: ModelProto, samples: Sequence[Sample]) -> float:
+        """Return the goal of a model, computed from outputs on samples.
+
+        Args:
+            model: the quantized model.
+            samples: one of the sample lists of this search, whose float outputs are kept.
+
+        Returns:
+            The least SQNR over the outputs in dB, or the negated distance of the user's function.
+        """
+        session = open_equivalent(model)
+        if self._settings.distance is not None:
+            key = id(samples)  # the list outlives this object, so its id is unique
+            if key not in self._expected:
+                self._expected[key] = _outputs(self._float, samples)
+            found = self._settings.distance(
+                self._expected[key],
+                _outputs(session, samples),
+            )
+            return -_number(found, "distance")
+        # A model without measurable error counts as perfect.
+        return least_sqnr(measure(self._float, session, samples), np.inf)
+
+    def _metric(self, model: ModelProto) -> float:
+        assert self._settings.metric is not None
+        return _number(self._settings.metric(model), "metric")
+
+    def _built(self, plan: Plan) -> ModelProto:
+        """Return the quantized model of a plan.
+
+        Args:
+            plan: a plan of the graph. Tensors whose range is not measured under their format stay
+                float.
+        """
+        ranges: Ranges = {}
+        changes: dict[Use, Entry] = {}
+        for use, entry in plan.entries.items():
+            if not isinstance(entry, Quantize) or self._graph.is_constant(use.tensor):
+                continue
+            # A scale is measured once, whatever the combination of formats that a plan asks for.
+            known = self._measured_as(use, entry)
+            if known is not None:
+                changes[use], ranges[use] = known
+            # A tensor may be quantized under a combination only, which neither of the two plans
+            # has.
+            elif entry.spec.measured:
+                changes[use] = Keep("its range was not measured")
+        plan = plan.revised(changes)
+        if self._config.safe:
+            plan, _ = keep_sensitive_ops_float(self._graph, plan, ranges)
+        plan, params = self._solve(plan, ranges)
+        plan = compute_bias_qparams(self._graph, plan, params)
+        result = insert(self._graph, plan, params)
+        define_functions(result)
+        return result.to_model()
+
+    def _measured_as(
+        self,
+        use: Use,
+        entry: Quantize,
+    ) -> tuple[Quantize, Statistic] | None:
+        """Return an equal decision with a range, from the two plans.
+
+        Decisions that differ only in bounds count as equal.
+
+        Args:
+            use: the use of an activation.
+            entry: the decision for the use.
+
+        Returns:
+            The decision of the measured plan and the statistic; None if the tensor was not
+            measured in this format.
+        """
+        for plan, ranges in zip(self._plans, self._ranges, strict=True):
+            alike = [other for other in ranges if other.tensor == use.tensor]
+            # The use itself first, then the one of all readers, then those of single readers.
+            for other in dict.fromkeys((use, Use(use.tensor), *alike)):
+                planned = plan.entries.get(other) if other in ranges else None
+                if isinstance(planned, Quantize) and planned.spec == entry.spec:
+                    return planned, ranges[other]
+        return None
+
+    def _solve(self, plan: Plan, ranges: Ranges) -> ResolvedPlan:
+        """Return scales, computed once per decision and tensor.
+
+        Args:
+            plan: a plan of the graph; not changed.
+            ranges: the statistics of its measured activations.
+
+        Returns:
+            The scales, and the plan in which tensors whose scale cannot be stored are float.
+        """
+        params = Params()
+        changes: dict[Use, Entry] = {}
+        for use, entry in plan.entries.items():
+            if not isinstance(entry, Quantize) or not entry.spec.measured:
+                continue
+            # Readers with equal decisions have equal scales.
+            key = (Use(use.tensor), entry)
+            if key not in self._solved:
+                single = Plan(
+                    self._graph,
+                    plan.specs,
+                    shapes=plan.shapes,
+                    entries={use: entry},
+                )
+                # A plan with a single entry: weights of large models are solved once in the whole
+                # search.
+                own = {use: ranges[use]} if use in ranges else {}
+                found = compute_qparams(self._graph, single, own).params.table
+                self._solved[key] = found.get(use)
+            solved = self._solved[key]
+            if solved is not None:
+                params.table[use] = solved
+            else:
+                changes[use] = Keep("its scale cannot be stored")
+        return ResolvedPlan(plan.revised(changes), params)
+
+
+def _split(
+    samples: Samples,
+    few: int,
+    held_out: Sequence[Sample],
+) -> tuple[list[Sample], list[Sample], list[Sample]]:
+    """Split samples into ranking, deciding and held-out samples.
+
+    The first ``few`` rank. Two of three of the rest decide; if too few remain, the ranking
+    samples decide as well.
+
+    Args:
+        samples: the calibration samples, read once and at most up to a limit.
+        few: number of ranking samples.
+        held_out: samples held out before, which are added to the third list.
+    """
+    # An iterator, so that each sample is read once, in order.
+    every = iter(samples)
+    ranking = list(islice(every, few))
+    others = list(islice(every, _OTHERS))
+    checking = others[2::3]
+    deciding = list(others)
+    del deciding[2::3]
+    # Few decisions would be made by chance otherwise.
+    if len(deciding) < len(ranking):
+        deciding = [*ranking, *deciding]
+    return ranking, deciding, [*checking, *held_out]
+
+
+def _outputs(session: Any, samples: Sequence[Sample]) -> list[list[Any]]:
+    """Return the outputs of a model for every sample.
+
+    Args:
+        session: a session on the model.
+        samples: the samples; entries that are no inputs of the model are ignored.
+
+    Returns:
+        For each sample, the outputs in the order of the model.
+    """
+    names = names_of(session.get_inputs())
+    return [session.run(None, subset(sample, names)) for sample in samples]
+
+
+def _sized(graph: Graph, sample: Sample) -> Graph:
+    """Return the graph with the sizes of a sample in place of dynamic dimensions.
+
+    Args:
+        graph: the graph; returned unchanged if it is static, or if the sizes contradict it.
+        sample: the sample.
+    """
+    shapes = dict[str, tuple[int, ...]]()
+    for name in names_of(graph.inputs):
+        array = sample.get(name)
+        if isinstance(array, np.ndarray) and not graph.has_static_shape(name):
+            shapes[name] = array.shape
+    if not shapes:
+        return graph
+    try:
+        return fixed(graph, shapes)[0]
+    except ConfigError:  # dimensions of one name with different sizes
+        return graph
+
+
+def _runtimes(sessions: tuple[Any, Any, Any], sample: Sample) -> Runtimes | None:
+    """Return the runtimes of three models on a sample, each the minimum of alternating runs.
+
+    Other processes can only lengthen a run, so the minimum is the least disturbed.
+
+    Args:
+        sessions: the float model, the quantized model, and the one with raised nodes.
+        sample: the sample.
+
+    Returns:
+        The runtimes in seconds; None where the float model is too fast for a clock.
+    """
+    models = [partial(_seconds_of_runs, session, sample) for session in sessions]
+    seconds = seconds_in_turns(models, single_runs(_SECONDS, _LEAST_RUNS, _MOST_RUNS))
+    # In the order of ``sessions``.
+    floating, plain, mixed = map(min, seconds)
+    if floating <= _LEAST_RUNTIME:
+        return None
+    return Runtimes(floating, plain, mixed)
+
+
+def _seconds_of_runs(session: Any, sample: Sample, runs: int) -> list[float]:
+    """Return the seconds of some runs of a model on a sample.
+
+    Args:
+        session: a session on the model.
+        sample: the sample.
+        runs: number of runs, timed one by one.
+    """
+    seconds = []
+    for _ in range(runs):
+        start = perf_counter()
+        _outputs(session, [sample])
+        seconds.append(perf_counter() - start)
+    return seconds
+
+
+def _candidates(graph: Graph, settings: AutoMixedPrecision) -> dict[Node, None]:
+    """Return the nodes that may be changed, as an ordered set.
+
+    Args:
+        graph: the float graph.
+        settings: the optimizer, with the nodes or types to change and those to exclude.
+
+    Raises:
+        ConfigError: no node has a configured name or operator type.
+    """
+    found = dict.fromkeys(graph.nodes)
+    if settings.nodes or settings.op_types:
+        named = Override(settings.nodes, settings.op_types, keep=True)
+        found = matching(graph, named, strict=False)
+        if not found:
+            present = names_of(graph.nodes) if settings.nodes else []
+            wanted = (*settings.nodes, *settings.op_types)
+            raise ConfigError(
+                f"no node of the model is one of {', '.join(wanted)}, which"
+                f" {settings.name} may change{nearest(wanted[0], present)}",
+            )
+    if not settings.exclude:
+        return found
+    # Patterns of exclusions may match nothing.
+    excluded = matching(graph, Override(settings.exclude, keep=True), strict=False)
+    return dict.fromkeys(excluding(found, excluded))
+
+
+def _number(found: Any, what: str) -> float:
+    """Return the result of a user's function as a float.
+
+    Args:
+        found: the result.
+        what: the setting with the function, "metric" or "distance", for the message.
+
+    Raises:
+        ConfigError: the result is not a number.
+    """
+    try:
+        number = float(found)
+    except (TypeError, ValueError):
+        number = np.nan
+    # NaN compares as neither better nor worse, and would end the bisections anywhere.
+    if np.isnan(number):
+        raise ConfigError(
+            f"{what} of auto_mixed_precision returned {found!r}; it must return a"
+            " number",
+        )
+    return number
+
+
+def describe(found: Sensitivity, settings: AutoMixedPrecision, nodes: int) -> list[str]:
+    """Return the notes for the report.
+
+    Args:
+        found: the findings.
+        settings: the optimizer, which decides the unit and the sign of the goal.
+        nodes: number of nodes of the model.
+    """
+    unit = " dB"
+    if settings.metric is not None or settings.distance is not None:
+        unit = ""
+    verb = "lowered" if settings.lowers else "raised"
+    missed = "" if found.reached else ", missed"
+    # Distances were negated for the search.
+    sign = -1 if settings.distance is not None else 1
+    lines = [
+        (
+            f"auto_mixed_precision: {len(found.changed)} of {counted(nodes, 'node')} {found.into},"
+            f" {sign * found.before:.2f} -> {sign * found.after:.2f}{unit} (target"
+            f" {settings.target:g}{unit}{missed})"
+        ),
+    ]
+    if found.held_out is not None:
+        lines.append(
+            f"auto_mixed_precision: {sign * found.held_out:.2f}{unit} on"
+            f" {counted(found.checked, 'sample')} that nothing was decided by;"
+            f" {found.decided} decided",
+        )
+    lines += _runtime_notes(found, settings)
+    for name in found.changed:
+        figure = f"alone {sign * found.noise[name]:.2f}{unit}"
+        if name in found.prices:
+            figure += f"; {_milliseconds(found.prices[name])} more, estimated"
+        lines.append(f"{verb} to {found.into}: {name} ({figure})")
+    return lines
+
+
+def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str]:
+    """Return the measured price of raised nodes, and a warning where floats are faster.
+
+    Args:
+        found: the findings.
+        settings: the optimizer.
+
+    Returns:
+        The notes; empty without measured runtimes.
+    """
+    runtimes = found.runtimes
+    if runtimes is None:
+        return []
+    lines = [
+        f"auto_mixed_precision: a sample takes {_milliseconds(1e9 * runtimes.mixed)} with"
+        f" the raised nodes and {_milliseconds(1e9 * runtimes.plain)} without, measured"
+        " on this CPU",
+    ]
+    slowdown = runtimes.mixed / runtimes.floating
+    if slowdown > _SLOWER:
+        reason = ""
+        if settings.to != "float":
+            reason = (
+                "; 16-bit nodes run on floats there, and pay on processors with 16-bit"
+                " integers alone"
+            )
+        lines.append(
+            f"auto_mixed_precision: the model with {found.into} takes about"
+            f" {slowdown:.1f} times as long as the float model on this CPU{reason}",
+        )
+    return lines
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    """Return a time with two digits, of 0.001 ms at least."""
+    milliseconds = nanoseconds / 1e6
+    if milliseconds < _LEAST_SHOWN:
+        return f"{_LEAST_SHOWN} ms"
+    if milliseconds < 100:
+        return f"{milliseconds:.2g} ms"
+    return f"{milliseconds:,.0f} ms"

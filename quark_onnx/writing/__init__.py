@@ -1,0 +1,1 @@
+"""Write the quantized model: pairs, fused operators, provenance and files."""

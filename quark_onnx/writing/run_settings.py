@@ -1,0 +1,194 @@
+"""Settings of a run for advice, from its configuration or from a quantized model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto
+from onnx.numpy_helper import to_array
+
+from quark_onnx.common.containers import names_of, present
+from quark_onnx.common.registry import PRESETS
+from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
+from quark_onnx.graph import scopes_of
+from quark_onnx.report.verdict import Settings
+from quark_onnx.writing.provenance import PRODUCER
+
+#: Minimum SQNR of every output that advice aims at, in dB.
+GOAL = 20.0
+#: Bits of the integer types of codes. Biases have 32 bits.
+_BITS: dict[int, int] = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.INT8: 8,
+    TensorProto.UINT8: 8,
+    TensorProto.INT16: 16,
+    TensorProto.UINT16: 16,
+}
+#: Calibrators of the presets for activations, by bits; for an NPU or power-of-two scales, and for
+#: any processor.
+_USUAL_ON_NPU, _USUAL = {8: "minmse", 16: "minmax"}, {8: "best", 16: "minmax"}
+
+
+def settings_of_config(config: QConfig, samples: int) -> Settings:
+    """Return the settings of a run.
+
+    Args:
+        config: the settings as requested.
+        samples: number of calibration samples.
+    """
+    activation, weight = config.activation, config.weight
+    calibrator = usual = ""
+    if activation is not None and activation.measured:
+        calibrator = format_calibrator(activation.calibrator)
+        usual = usual_calibrator(activation)
+    return Settings(
+        activation.dtype.bits if activation is not None else None,
+        weight.dtype.bits if weight is not None else None,
+        weight is None or weight.per_channel,
+        frozenset(names_of(config.optimizers)),
+        config.target or None,
+        samples,
+        max(GOAL, config.min_sqnr or 0.0),
+        calibrator,
+        usual,
+        activation is not None and activation.pow2,
+    )
+
+
+def usual_calibrator(spec: QuantizationSpec) -> str:
+    """Return the calibrator of the first preset with equal activations; empty without one.
+
+    >>> usual_calibrator(QConfig.of("A8W8").with_(calibrator="minmax").activation)
+    'best'
+    """
+    for preset in PRESETS.values():
+        usual = preset.activation
+        if usual is not None and usual.with_(calibrator=spec.calibrator) == spec:
+            return format_calibrator(usual.calibrator)
+    return ""
+
+
+def settings_of_model(model: ModelProto) -> Settings | None:
+    """Return the settings of a quantized model, of any tool; None if it has no Q/DQ pairs.
+
+    Bits and granularity are those of the Q/DQ pairs. Optimizers, target and calibrator are those
+    of the metadata, which models of this package have.
+
+    Args:
+        model: the quantized model.
+    """
+    pairs = _pairs_of(model)
+    # The fewest bits decide, because advice is about the coarsest tensors.
+    activation = min(pairs.activations - {0}, default=None)
+    weight = min(pairs.weights - {0}, default=None)
+    if activation is None and weight is None:
+        return None
+    known = {entry.key: entry.value for entry in model.metadata_props}
+    optimizers = known.get(f"{PRODUCER}.optimizers", "").split()
+    target = known.get(f"{PRODUCER}.target") or None
+    powers_of_two = bool(pairs.scales) and all(map(_is_power_of_two, pairs.scales))
+    # Models of other tools have no target in their metadata, but scales of an NPU are powers of
+    # two.
+    usual = _USUAL_ON_NPU if target or powers_of_two else _USUAL
+    return Settings(
+        activation,
+        weight,
+        pairs.per_channel or weight is None,
+        frozenset(text.partition(":")[0] for text in optimizers),
+        target,
+        calibrator=known.get(f"{PRODUCER}.calibrator", ""),
+        usual_calibrator=usual.get(activation or 0, ""),
+        powers_of_two=powers_of_two,
+    )
+
+
+@dataclass
+class _Pairs:
+    """The Q/DQ pairs of a quantized model.
+
+    Attributes:
+        activations: bits of the activations; 0 stands for types without an entry in ``_BITS``, such
+            as float8, which do not count as integers.
+        weights: bits of the weights, likewise.
+        scales: the scales of the activations.
+        per_channel: whether a weight has several scales.
+    """
+
+    activations: set[int] = field(default_factory=set)
+    weights: set[int] = field(default_factory=set)
+    scales: list[TensorProto] = field(default_factory=list)
+    per_channel: bool = False
+
+    def add(self, node: NodeProto, constants: Mapping[str, TensorProto]) -> None:
+        """Record a QuantizeLinear of an activation, or a DequantizeLinear of a constant.
+
+        Args:
+            node: a node of any kind.
+            constants: constants by name.
+        """
+        stored = bool(node.input) and node.input[0] in constants
+        if node.op_type == "QuantizeLinear" and not stored:
+            self.add_activation(node, constants)
+        elif node.op_type == "DequantizeLinear" and stored:
+            self.add_weight(node, constants)
+
+    def add_activation(
+        self,
+        node: NodeProto,
+        constants: Mapping[str, TensorProto],
+    ) -> None:
+        """Record a QuantizeLinear.
+
+        Args:
+            node: the node; its input is no constant.
+            constants: constants by name.
+        """
+        # Without a zero point, QuantizeLinear writes the type of ``output_dtype``, by default uint8
+        # (ONNX specification of QuantizeLinear).
+        kind: int = TensorProto.UINT8
+        if len(node.input) > 2 and node.input[2] in constants:
+            kind = constants[node.input[2]].data_type
+        else:
+            types = [item.i for item in node.attribute if item.name == "output_dtype"]
+            kind = next(filter(None, types), kind)
+        self.activations.add(_BITS.get(kind, 0))
+        self.scales += present([constants.get(node.input[1])])
+
+    def add_weight(
+        self,
+        node: NodeProto,
+        constants: Mapping[str, TensorProto],
+    ) -> None:
+        """Record a DequantizeLinear of constant codes.
+
+        Args:
+            node: the node.
+            constants: constants by name, with the codes among them.
+        """
+        bits = _BITS.get(constants[node.input[0]].data_type, 0)
+        self.weights.add(bits)
+        scale = constants.get(node.input[1])
+        # Biases of 32 bits are not in _BITS. Their scale has a value per channel without meaning
+        # that the weights have one.
+        if bits and scale is not None:
+            self.per_channel |= math.prod(scale.dims) > 1
+
+
+def _pairs_of(model: ModelProto) -> _Pairs:
+    """Return the Q/DQ pairs of a model and of its bodies."""
+    pairs = _Pairs()
+    for graph, constants in scopes_of(model):
+        for node in graph.node:
+            pairs.add(node, constants)
+    return pairs
+
+
+def _is_power_of_two(scale: TensorProto) -> bool:
+    """Return whether all values of a scale are powers of two."""
+    # frexp returns a mantissa in [0.5, 1), which is 0.5 for powers of two alone; 0 has mantissa 0.
+    mantissas = np.frexp(to_array(scale).astype(np.float64))[0]
+    return bool((mantissas == 0.5).all())

@@ -1,0 +1,188 @@
+"""Progress: a bar on stderr if asked for, and only for a person by default."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+
+from quark_onnx import QConfig, quantize
+from quark_onnx.common.errors import TimeLimitError
+from quark_onnx.common.progress import Progress, check_time, forecast, time_limit
+from quark_onnx.common.progress_bars import plain_progress
+from tests.models import conv_relu, residual, samples
+from tests.quark_onnx.optimizers.networks import attentive
+
+
+@pytest.mark.parametrize(
+    ("show", "seen"), [(True, True), (False, False), (None, False)]
+)
+def test_it_is_shown_when_asked_for(
+    capsys: pytest.CaptureFixture[str], show: bool | None, seen: bool
+) -> None:
+    with Progress(show, 3, "counting", "sheep") as bar:
+        for done in (1, 2, 3):
+            bar.update(done)
+    printed = capsys.readouterr()
+    assert printed.out == "" and ("counting" in printed.err) == seen
+
+
+class Terminal(StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("show", [True, None])
+def test_bars_within_each_other_share_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, show: bool | None
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for _ in range(2):  # the display of the first round has ended
+        with Progress(show, 2, "outer", "herd") as outer:
+            with Progress(show, None, "inner", "sheep") as inner:
+                inner.update(5)
+            outer.update(1)
+    printed = terminal.getvalue()
+    assert "outer" in printed and "inner" in printed and "ETA" in printed
+    shown = "\x1b[?25l", "\x1b[?25h"  # the cursor is hidden, and comes back
+    assert printed.count(shown[0]) == printed.count(shown[1]) == 2
+
+
+def test_an_error_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with pytest.raises(KeyboardInterrupt), Progress(True, 2, "outer", "herd"):
+        raise KeyboardInterrupt
+    assert terminal.getvalue().rstrip("\r\n").count("\x1b[?25h") == 1
+
+
+def test_without_a_stderr_there_is_no_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    with Progress(True, 3, "counting", "sheep") as bar:
+        bar.update(1)
+    assert capsys.readouterr().out == ""
+
+
+def test_nobody_prints_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    model = conv_relu()
+    quantize(model, samples(model), "XINT8")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    quantize(model, samples(model), "XINT8", progress=True)
+    printed = capsys.readouterr()
+    assert (
+        printed.out == ""
+        and "calibrating" in printed.err
+        and "searching scales" in printed.err
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["cle", "smoothquant:insert=true", "gptq", "auto_mixed_precision:target=99"]
+)
+def test_every_pass_of_an_optimizer_over_the_data_is_shown(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    bars = {"gptq": "optimizing layers", "auto_mixed_precision": "measuring nodes"}
+    model = attentive() if name.startswith("smooth") else residual()
+    quantize(
+        model, samples(model), QConfig.of("A8W8").with_(optimizers=name), progress=True
+    )
+    optimizer = name.split(":")[0]
+    assert bars.get(optimizer, optimizer) in capsys.readouterr().err
+
+
+def test_work_ends_with_the_first_step_behind_its_time_limit() -> None:
+    steps = []
+    with (
+        pytest.raises(TimeLimitError, match="its time is over"),
+        time_limit(3600),
+        time_limit(0),
+        time_limit(3600),  # of limits within each other the shortest counts
+        Progress(False, 3, "counting", "sheep") as bar,
+    ):
+        for done in (1, 2, 3):
+            steps.append(done)
+            bar.update(done)
+    assert steps == [1]
+    check_time()  # outside there is none
+
+
+@pytest.mark.parametrize("optimizers", ["", "adaround", "cle"])
+def test_quantizing_ends_at_its_time_limit(optimizers: str) -> None:
+    model = residual()
+    config = QConfig.of("A8W8").with_(optimizers=tuple(filter(None, [optimizers])))
+    with pytest.raises(TimeLimitError), time_limit(0):
+        quantize(model, samples(model), config)
+    quantize(model, samples(model), config)
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that shows the last element."""
+    shown = [0.0]
+    monkeypatch.setattr("quark_onnx.common.progress_bars.monotonic", lambda: shown[-1])
+    return shown
+
+
+def test_a_log_has_lines_now_and_then(
+    capsys: pytest.CaptureFixture[str], seconds: list[float]
+) -> None:
+    """At most one in ten seconds, with the remaining time by the steps that are complete."""
+    with plain_progress(), Progress(None, 6, "quantizing", "block") as bar:
+        for now, done in ((4, 0.5), (9, 1), (12, 1.5), (13, 1.8), (27, 3), (54, 6)):
+            seconds.append(now)
+            bar.update(done)
+    assert capsys.readouterr().err.splitlines() == [
+        "quark-onnx: quantizing: block 1 of 6, 0:12 elapsed, about 0:42 remaining",
+        "quark-onnx: quantizing: block 3 of 6, 0:27 elapsed, about 0:27 remaining",
+        "quark-onnx: quantizing: block 6 of 6, 0:54 elapsed, about 0:00 remaining",
+    ]
+    with Progress(None, 6, "quantizing", "block") as bar:  # not in the command line
+        seconds.append(100)
+        bar.update(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_estimate_is_corrected_by_what_is_measured(
+    capsys: pytest.CaptureFixture[str], seconds: list[float]
+) -> None:
+    """A minute and ten seconds for the work after it, at half of the estimated speed."""
+    with plain_progress(), forecast(60, 10):
+        with Progress(None, 6, "quantizing", "block") as bar:
+            for now, done in ((12, 0.5), (20, 1), (40, 2)):
+                seconds.append(now)
+                bar.update(done)
+                if done == 1:
+                    with Progress(None, None, "inner", "step") as inner:
+                        seconds.append(30)
+                        inner.update(5)
+        with Progress(None, 2, "comparing", "window") as bar:
+            seconds.append(51)
+            bar.update(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "quark-onnx: quantizing: block 0 of 6, 0:12 elapsed, about 1:12 remaining",
+        "quark-onnx: inner: step 5, 0:10 elapsed",
+        "quark-onnx: quantizing: block 2 of 6, 0:40 elapsed, about 1:40 remaining",
+        "quark-onnx: comparing: window 1 of 2, 0:11 elapsed, about 0:11 remaining",
+    ]
+
+
+def test_a_closed_log_ends_no_work(
+    monkeypatch: pytest.MonkeyPatch, seconds: list[float]
+) -> None:
+    log = StringIO()
+    log.close()
+    monkeypatch.setattr("sys.stderr", log)
+    monkeypatch.setattr(log, "isatty", lambda: False, raising=False)
+    with Progress(True, 3, "counting", "sheep") as bar:
+        seconds.append(20)
+        bar.update(1)

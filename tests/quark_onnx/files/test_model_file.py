@@ -1,0 +1,167 @@
+"""Large initializers of a file come into arrays, and the rest of the model as protobuf reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from calibrators.onnx_runtime.external_tensors import is_held, values
+from calibrators.onnx_runtime.session import loaded, model_bytes, open_session
+from quark_onnx.common.errors import ModelError
+from quark_onnx.files import model_file
+from quark_onnx.files.io import load, write_external
+from quark_onnx.files.model_file import mentions, read_model
+from quark_onnx.graph import Graph, model_key
+from tests.models import parse, weight
+
+SIDE = 256
+
+
+@pytest.fixture(autouse=True)
+def _no_file_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_file, "LEAST_FILE", 0)
+
+
+def large() -> ModelProto:
+    """Return a model with three large constants and a small one."""
+    w = weight(SIDE, SIDE)
+    return parse(
+        f"""g (float[N,{SIDE}] x) => (float[N,{SIDE}] y) {{
+            a = MatMul (x, w) b = Add (a, c) d = MatMul (b, v) y = MatMul (d, w)
+        }}""",
+        w=w,
+        c=weight(SIDE),
+        v=weight(SIDE, SIDE, seed=1),
+    )
+
+
+def saved(model: ModelProto, folder: Path) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_the_model_is_the_same(tmp_path: Path) -> None:
+    model = large()
+    found = read_model(saved(model, tmp_path))
+    assert found is not None
+    light, arrays = found
+    held = {tensor.name for tensor in light.graph.initializer if is_held(tensor)}
+    assert held == {"w", "v"}
+    assert len(arrays) == 2
+    assert len(light.SerializeToString()) < 4096
+    assert loaded(light) == model
+    assert model_key(light) == model_key(model)
+    np.testing.assert_array_equal(
+        values(light.graph.initializer[0]),
+        numpy_helper.to_array(model.graph.initializer[0]),
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.float16, np.int8, np.uint8, np.int64, np.bool_, ml_dtypes.int4],
+    ids=lambda dtype: np.dtype(dtype).name,
+)
+def test_every_type(dtype: type, tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 2, (401, 397)).astype(dtype)
+    model = large()
+    model.graph.initializer.append(numpy_helper.from_array(array, "more"))
+    found = read_model(saved(model, tmp_path))
+    assert found is not None
+    tensor = found[0].graph.initializer[3]
+    assert is_held(tensor) == (dtype is not ml_dtypes.int4)
+    assert loaded(found[0]) == model
+    np.testing.assert_array_equal(values(tensor), array)
+
+
+def test_values_in_other_fields_stay(tmp_path: Path) -> None:
+    model = large()
+    numbers = np.arange(30_000, dtype=np.float32)
+    typed = helper.make_tensor("typed", TensorProto.FLOAT, [30_000], numbers)
+    model.graph.initializer.append(typed)
+    found = read_model(saved(model, tmp_path))
+    assert found is not None
+    assert not is_held(found[0].graph.initializer[3])
+    assert loaded(found[0]) == model
+
+
+def test_a_graph_in_two_parts(tmp_path: Path) -> None:
+    """Fields of a message may come in parts, which protobuf merges."""
+    first, second = large(), ModelProto()
+    second.graph.initializer.append(numpy_helper.from_array(weight(300, 300), "more"))
+    path = tmp_path / "model.onnx"
+    path.write_bytes(first.SerializeToString() + second.SerializeToString())
+    found = read_model(path)
+    assert found is not None
+    assert is_held(found[0].graph.initializer[3])
+    assert loaded(found[0]) == onnx.load(path)
+
+
+@pytest.mark.parametrize("dims", [[SIDE, SIDE + 1], [-SIDE, -SIDE], []])
+def test_a_shape_that_does_not_fit_is_refused(dims: list[int], tmp_path: Path) -> None:
+    model = large()
+    del model.graph.initializer[0].dims[:]
+    model.graph.initializer[0].dims.extend(dims)
+    with pytest.raises(ModelError, match="'w'"):
+        load(saved(model, tmp_path), [])
+
+
+@pytest.mark.parametrize("length", [1, 1000, -1])
+def test_what_is_damaged_is_left_to_protobuf(length: int, tmp_path: Path) -> None:
+    path = saved(large(), tmp_path)
+    path.write_bytes(path.read_bytes()[:length])
+    assert read_model(path) is None
+    with pytest.raises(ModelError, match="truncated or not an ONNX model"):
+        load(path, [])
+
+
+def test_a_small_file_is_read_as_always(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(model_file, "LEAST_FILE", 1 << 30)
+    path = saved(large(), tmp_path)
+    assert read_model(path) is None
+    arrays: list[np.ndarray] = []
+    assert load(path, arrays) == large()
+    assert arrays == []
+
+
+def test_texts_are_not_sought_in_weights(tmp_path: Path) -> None:
+    model = large()
+    text = b"a text of the weights and of nothing else"
+    raw = model.graph.initializer[0].raw_data
+    model.graph.initializer[0].raw_data = text + raw[len(text) :]
+    path = saved(model, tmp_path)
+    assert mentions(path, b"MatMul")
+    assert not mentions(path, text)
+    assert not mentions(tmp_path / "absent.onnx", b"MatMul")
+
+
+def test_a_graph_keeps_the_arrays(tmp_path: Path) -> None:
+    model, arrays = read_model(saved(large(), tmp_path)) or (ModelProto(), [])
+    graph = Graph.of(model).copy()
+    del model
+    arrays.clear()
+    x = np.ones((1, SIDE), np.float32)
+    (expected,) = open_session(large()).run(None, {"x": x})
+    (found,) = open_session(graph.to_model()).run(None, {"x": x})
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_held_values_are_written(tmp_path: Path) -> None:
+    model, arrays = read_model(saved(large(), tmp_path)) or (ModelProto(), [])
+    write_external(model, tmp_path / "out.onnx", tmp_path / "out.data")
+    assert len(arrays) == 2
+    written = onnx.load(tmp_path / "out.onnx").graph
+    assert written.node == large().graph.node
+    for tensor, original in zip(
+        written.initializer, large().graph.initializer, strict=True
+    ):
+        np.testing.assert_array_equal(values(tensor), values(original))
+    assert model_bytes(model) == model_bytes(large())

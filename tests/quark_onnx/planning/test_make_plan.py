@@ -1,0 +1,183 @@
+"""make_plan: the plan follows from the graph alone, not from the order in which a file lists
+independent nodes.
+"""
+
+from __future__ import annotations
+
+import random
+
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper
+
+from quark_onnx import Override, QConfig, QuantizationSpec
+from quark_onnx.graph import Graph
+from quark_onnx.plan import Quantize, SameAs, Use
+from quark_onnx.planning import make_plan
+from tests.settings import ALL, TENSOR
+
+UNARY = (
+    ("MaxPool", {"kernel_shape": [1, 1]}),
+    ("Transpose", {"perm": [0, 1, 3, 2]}),
+    ("Identity", {}),
+    ("Relu", {}),
+    ("Sigmoid", {}),
+    ("LeakyRelu", {}),
+    ("GlobalAveragePool", {}),
+    ("Tanh", {}),
+    ("Flatten", {}),
+)
+BINARY = ("Add", "Mul", "MatMul", "Div")
+
+
+def random_nodes(generator: random.Random, count: int = 14) -> list[onnx.NodeProto]:
+    """Operators on tensors of 4 dimensions, each reading any earlier ones."""
+    tensors, nodes = ["x"], list[onnx.NodeProto]()
+    for index in range(count):
+        result = f"t{index}"
+        if generator.random() < 0.65:
+            kind, attributes = generator.choice(UNARY)
+            nodes.append(
+                helper.make_node(
+                    kind,
+                    [generator.choice(tensors)],
+                    [result],
+                    f"n{index}",
+                    **attributes,
+                )
+            )
+            if kind == "Flatten":
+                continue  # of two dimensions: nobody goes on from it
+        else:
+            pair = [generator.choice(tensors), generator.choice(tensors)]
+            nodes.append(
+                helper.make_node(generator.choice(BINARY), pair, [result], f"n{index}")
+            )
+        tensors.append(result)
+    return nodes
+
+
+def shuffled(
+    nodes: list[onnx.NodeProto], generator: random.Random
+) -> list[onnx.NodeProto]:
+    """Another topological order of the nodes."""
+    known, left, result = {"x"}, list(nodes), list[onnx.NodeProto]()
+    while left:
+        ready = [node for node in left if known.issuperset(node.input)]
+        node = generator.choice(ready)
+        left.remove(node)
+        known.update(node.output)
+        result.append(node)
+    return result
+
+
+def model_of(nodes: list[onnx.NodeProto]) -> ModelProto:
+    used = {name for node in nodes for name in node.input}
+    ends = [name for node in nodes for name in node.output if name not in used]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])],
+        [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+            for name in sorted(ends)
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def decisions(nodes: list[onnx.NodeProto], config: QConfig) -> dict[str, str]:
+    """What becomes of each tensor as each node reads it, at its root."""
+    plan = make_plan(Graph.of(model_of(nodes)), config)
+    return {
+        f"{tensor} in {node.name}": str(plan.entry(plan.use(tensor, node)))
+        for node in plan.graph.nodes
+        for tensor in (*node.inputs, *node.outputs)
+    }
+
+
+@pytest.mark.parametrize("config", ["tensor", "pow2"])
+@pytest.mark.parametrize("seed", range(60))
+def test_the_order_of_independent_nodes_does_not_matter(seed: int, config: str) -> None:
+    generator = random.Random(seed)
+    nodes = random_nodes(generator)
+    expected = decisions(nodes, ALL[config])
+    for _ in range(4):
+        assert decisions(shuffled(nodes, generator), ALL[config]) == expected
+
+
+def parse(body: str) -> Graph:
+    return Graph.of(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}')
+    )
+
+
+def test_a_scale_is_handed_on_that_a_later_sibling_asked_for() -> None:
+    """The pool stands before the LeakyRelu that wants their common input quantized."""
+    graph = parse(
+        """g (float[1, 3, 4, 4] x) => (float[?, ?, ?, ?] p, float[?, ?, ?, ?] r) {
+        h = Cos (x)
+        p = MaxPool <kernel_shape = [2, 2]> (h)
+        r = LeakyRelu (h)
+    }"""
+    )
+    plan = make_plan(graph, TENSOR)
+    assert isinstance(plan.entries[Use("h")], Quantize)
+    assert plan.entries[Use("p")] == SameAs(Use("h"))
+
+
+def test_an_override_of_a_layer_reaches_the_result_that_an_activation_is_fused_into() -> (
+    None
+):
+    graph = parse(
+        """g (float[1, 3, 4, 4] x) => (float[?, ?, ?, ?] y) <float[2, 3, 1, 1] w = {1, 2, 3, 4, 5, 6}> {
+        c = Conv (x, w)
+        y = Relu (c)
+    }"""  # noqa: E501
+    )
+    conv, relu = (node.name for node in graph.nodes)
+    wide, narrow = (
+        QuantizationSpec("uint16", symmetric=False),
+        QuantizationSpec("int16"),
+    )
+
+    def dtype(*overrides: Override) -> str:
+        entry = make_plan(graph, TENSOR.with_(overrides=overrides)).entry(Use("y"))
+        assert isinstance(entry, Quantize)
+        return entry.spec.dtype.name
+
+    assert dtype() == "uint8"
+    assert dtype(Override(conv, activation=wide)) == "uint16"
+    assert dtype(Override(relu, activation=wide)) == "uint16"
+    assert (
+        dtype(Override(conv, activation=wide), Override(relu, activation=narrow))
+        == "int16"
+    )
+
+
+CLASSIFIER = """<ir_version: 8, opset_import: ["" : 17]> g (float[N, 2, 4, 4] x) => (float[N, 2] y)
+    <float[2, 2, 1, 1] v = {1, 2, 3, 4}, float[2, 2, 1, 1] w = {1, 2, 3, 4}>
+    { h = Conv (x, v) l = Conv (h, w) r = Relu (l) p = GlobalAveragePool (r) y = Flatten (p) }"""
+
+
+@pytest.mark.parametrize("calibrator", ["mean_minmax", "best"])
+def test_behind_the_last_weighted_layer_nothing_is_clipped(calibrator: str) -> None:
+    config = QConfig.of("A8W8").with_(calibrator=calibrator)
+    entries = make_plan(Graph.of(onnx.parser.parse_model(CLASSIFIER)), config).entries
+    names = {
+        use.tensor: entry.spec.calibrator.name  # type: ignore[attr-defined]
+        for use, entry in entries.items()
+        if isinstance(entry, Quantize) and use.tensor not in ("v", "w")
+    }
+    assert names.pop("x") == names.pop("h") == calibrator
+    assert names and set(names.values()) == {"minmax"}
+
+
+def test_a_calibrator_that_says_nothing_of_outputs_is_used_there_too() -> None:
+    config = QConfig.of("A8W8").with_(calibrator="percentile")
+    entries = make_plan(
+        Graph.of(onnx.parser.parse_model(CLASSIFIER)), config
+    ).entries.values()
+    assert {"percentile"} < {
+        entry.spec.calibrator.name for entry in entries if isinstance(entry, Quantize)
+    }  # type: ignore[attr-defined]

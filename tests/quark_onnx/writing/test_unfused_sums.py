@@ -1,0 +1,168 @@
+"""unfuse_sums: no sum before a normalization becomes a slower operator in onnxruntime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import QConfig, quantize
+from quark_onnx.graph import Graph
+from quark_onnx.writing.unfused_sums import unfuse_sums
+from tests.models import normal, parse, run, samples, weight
+from tests.optimized import optimized_kinds
+
+WIDTH = 16
+#: Presets whose models run in onnxruntime.
+COMMON = ("A8W8", "U8U8", "S8S8", "DYNAMIC", "W8", "INT4")
+NORM = "n = LayerNormalization (s, scale, shift)"
+DECOMPOSED = """
+    m = ReduceMean <axes = [-1]> (s)  d = Sub (s, m)  q = Pow (d, two)
+    v = ReduceMean <axes = [-1]> (q)  e = Add (v, small)  r = Sqrt (e)  k = Div (d, r)
+    f = Mul (k, scale)  n = Add (f, shift)
+"""
+#: Texts between the product p and the normalized tensor n, whose sum is written as Sum.
+FUSED = {
+    "operator": f"s = Add (p, x)  {NORM}",
+    "decomposed": f"s = Add (p, x)  {DECOMPOSED}",
+    "positions": f"s = Add (p, places)  {NORM}",
+}
+#: Each of these texts with an opset; ReduceMean has an attribute of axes up to 17.
+CASES = [*((name, 17) for name in FUSED), ("operator", 22)]
+#: Texts with an Add that stays.
+KEPT = {
+    "bias": f"s = Add (p, bias)  {NORM}",
+    "two readers": f"s = Add (p, x)  {NORM}  o = Relu (s)",
+    "another axis": "s = Add (p, x)  n = LayerNormalization <axis = 1> (s, wide)",
+    "root mean square": (
+        "s = Add (p, x)  q = Mul (s, s)  v = ReduceMean <axes = [-1]> (q)  e = Add"
+        " (v, small)  r = Sqrt (e)  n = Div (s, r)"
+    ),
+}
+
+
+def block(text: str, opset: int = 17) -> ModelProto:
+    """A layer, a sum with its input, a normalization and a layer."""
+    extra = f", float[1,6,{WIDTH}] o" if "o =" in text else ""
+    model = parse(
+        f"""g (float[1,6,{WIDTH}] x) => (float[1,6,8] y{extra}) {{
+            p = MatMul (x, w)  {text}  y = MatMul (n, u)
+        }}""",
+        w=weight(WIDTH, WIDTH),
+        u=weight(WIDTH, 8, seed=1),
+        places=normal(1, 6, WIDTH, seed=2),
+        bias=normal(WIDTH, seed=3),
+        scale=1 + normal(WIDTH, seed=4, scale=0.1),
+        shift=normal(WIDTH, seed=5, scale=0.1),
+        wide=np.ones((6, WIDTH), np.float32),
+        small=np.float32(1e-6),
+        two=np.float32(2),
+    )
+    model.opset_import[0].version = opset
+    return model
+
+
+@pytest.mark.parametrize("preset", COMMON)
+@pytest.mark.parametrize(("name", "opset"), CASES)
+def test_onnxruntime_does_not_fuse_the_sum(
+    name: str, opset: int, preset: str, tmp_path: Path
+) -> None:
+    model = block(FUSED[name], opset)
+    data = samples(model) if QConfig.of(preset).measures else None
+    result = quantize(model, data, preset)
+    found = optimized_kinds(result.model, tmp_path)
+    assert "SkipLayerNormalization" not in found
+    assert "LayerNormalization" in found
+    assert any("written as Sum" in note for note in result.report.notes)
+
+
+@pytest.mark.parametrize(("name", "opset"), CASES)
+def test_the_float_model_is_fused(name: str, opset: int, tmp_path: Path) -> None:
+    """Without this the tests above would not say anything."""
+    found = optimized_kinds(block(FUSED[name], opset), tmp_path)
+    assert "SkipLayerNormalization" in found
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_sums_stay(name: str) -> None:
+    model = block(KEPT[name])
+    result = quantize(model, samples(model), "A8W8").model
+    assert "Sum" not in {node.op_type for node in result.graph.node}
+
+
+@pytest.mark.parametrize("preset", ["XINT8", "BF16", "BFP16", "MX6", "MXFP4E2M1"])
+def test_formats_of_accelerators_keep_the_operator(preset: str) -> None:
+    assert not unfuse_sums(Graph(block(FUSED["operator"])), QConfig.of(preset))
+
+
+def test_a_target_keeps_the_operator() -> None:
+    graph = Graph(block(FUSED["operator"]))
+    assert not unfuse_sums(graph, QConfig.of("A8W8").with_(target="npu"))
+
+
+def wide(model: ModelProto) -> list[dict[str, np.ndarray]]:
+    """Samples with an outlier channel, as residual streams have."""
+    scale = np.where(np.arange(WIDTH) == 3, 40, 1).astype(np.float32)
+    return [
+        {name: value * scale for name, value in each.items()} for each in samples(model)
+    ]
+
+
+def sqnr(model: ModelProto, other: ModelProto) -> float:
+    expected, found = (
+        np.concatenate([run(each, feeds)[0] for feeds in wide(model)])
+        for each in (model, other)
+    )
+    error = np.square(expected - found).sum()
+    return float(10 * np.log10(np.square(expected).sum() / error))
+
+
+def sums_read_floats(model: ModelProto) -> bool:
+    """Whether the sum before the normalization and its result have no pair."""
+    [total] = [node for node in model.graph.node if node.op_type == "Sum"]
+    [norm] = [node for node in model.graph.node if "LayerNorm" in node.op_type]
+    return norm.input[0] == total.output[0] and total.input[0] == "p"
+
+
+@pytest.mark.parametrize("first", ["A8W8", "W8", "DYNAMIC"])
+def test_a_second_run_keeps_the_residual_stream_float(first: str) -> None:
+    model = block(FUSED["operator"])
+    once = quantize(model, wide(model) if first == "A8W8" else None, first).model
+    again = QConfig.of("A8W8").with_(keep_existing=True)
+    twice = quantize(once, wide(model), again).model
+    assert sums_read_floats(twice)
+    assert sqnr(model, twice) > sqnr(model, quantize(model, wide(model)).model) - 0.5
+
+
+def test_a_residual_sum_of_an_exporter_stays_float() -> None:
+    found = {
+        kind: quantize(model, wide(model), "A8W8").model
+        for kind in ("Add", "Sum")
+        for model in [block(FUSED["operator"].replace("Add", kind))]
+    }
+    assert all(map(sums_read_floats, found.values()))
+    model = block(FUSED["operator"])
+    assert sqnr(model, found["Sum"]) == sqnr(model, found["Add"])
+
+
+def test_the_users_own_model_is_returned_without_a_note() -> None:
+    model = block(FUSED["operator"])
+    config = QConfig.of("A8W8").with_(exclude=("*",))
+    result = quantize(model, samples(model), config)
+    assert [node.op_type for node in result.model.graph.node] == [
+        node.op_type for node in model.graph.node
+    ]
+    assert not any("Sum" in note for note in result.report.notes)
+
+
+def test_values_are_the_same() -> None:
+    model = block(FUSED["operator"])
+    graph = Graph(block(FUSED["operator"]))  # takes the nodes of the model
+    assert unfuse_sums(graph, QConfig.of("A8W8"))
+    for feeds in samples(model):
+        for expected, found in zip(
+            run(model, feeds), run(graph.to_model(), feeds), strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
