@@ -46,8 +46,7 @@ from quark_onnx.optimizers import (
     QuaRot,
     SmoothQuant,
 )
-from quark_onnx.search import search
-from quark_onnx.search.search import SearchResult
+from quark_onnx.search.search import SearchResult, search
 from quark_onnx.search.space import Space
 from quark_onnx.torch.exports.quantize_module import quantize_module
 

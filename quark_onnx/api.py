@@ -20,7 +20,7 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import open_session
 from calibrators.readers.open import CalibrationData
 from calibrators.shown import short
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import excluding
 from quark_onnx.common.errors import ConfigError, crash_errors, nearest
 from quark_onnx.common.wording import counted
@@ -51,7 +51,7 @@ from quark_onnx.onnxruntime_spelling import (
 )
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Plan, select
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.prepare import clean
 from quark_onnx.report.verdict import check_task
 

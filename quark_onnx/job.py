@@ -17,7 +17,7 @@ from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import short
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import (
@@ -44,17 +44,18 @@ from quark_onnx.graph import (
 )
 from quark_onnx.graph.shapes import without_all_parameters
 from quark_onnx.graph.states import states
-from quark_onnx.measuring import calibrate, random_sample
 from quark_onnx.measuring.calibrate import (
     Calibrated,
     HoldOut,
     Ranges,
+    calibrate,
     missing,
     stretch,
     unmeasured,
 )
 from quark_onnx.measuring.calibration import Calibration, Keyed
 from quark_onnx.measuring.open_data import first_sample, reader_for
+from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.measuring.range_files import GivenRanges
 from quark_onnx.measuring.run_data import Planned, RunData
 from quark_onnx.optimizers import with_equalization
@@ -62,10 +63,11 @@ from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
 from quark_onnx.plan import Plan, Quantize, select
 from quark_onnx.plan.blocks import describe_blocks
-from quark_onnx.planning import make_plan, plan_at_opset, prepare
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
 from quark_onnx.planning.opsets import lower_opset
-from quark_onnx.planning.prepare import prepare_again
+from quark_onnx.planning.plan_at_opset import plan_at_opset
+from quark_onnx.planning.prepare import prepare, prepare_again
 from quark_onnx.planning.subgraph_plans import all_plans, give_up_late
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.refine import (
@@ -85,22 +87,28 @@ from quark_onnx.report.verdict import (
 )
 from quark_onnx.running.function_bodies import define_functions
 from quark_onnx.running.run import Reference, Sample
-from quark_onnx.scales import apply_target_constraints, compute_qparams, spare_movers
-from quark_onnx.scales.apply_target_constraints import Limits
-from quark_onnx.scales.compute_qparams import ResolvedPlan, compute_bias_qparams
+from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints
+from quark_onnx.scales.compute_qparams import (
+    ResolvedPlan,
+    compute_bias_qparams,
+    compute_qparams,
+)
 from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
+from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
 from quark_onnx.trials.acceptance import Snapshot, min_output_sqnr
 from quark_onnx.trials.clipping import measure_clipping
 from quark_onnx.trials.mixed_precision import describe, mix
 from quark_onnx.trials.scale_search import search
-from quark_onnx.writing import destination, finish, fuse, insert, tie_transposed_weights
-from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.destination import destination, keeps_weights_beside
 from quark_onnx.writing.dynamic import quantized_before, read_floats
-from quark_onnx.writing.finish import Finished, Judging, hand_back
+from quark_onnx.writing.finish import Finished, Judging, finish, hand_back
+from quark_onnx.writing.fuse import fuse
+from quark_onnx.writing.insert import insert
 from quark_onnx.writing.insert_subgraphs import quantize_insides
 from quark_onnx.writing.provenance import write_provenance
 from quark_onnx.writing.run_settings import settings_of_config
+from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
 from quark_onnx.writing.unfused_sums import unfuse_sums
 
 logger = logging.getLogger(__name__)

@@ -9,14 +9,16 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig
 from quark_onnx.graph import Graph
-from quark_onnx.measuring import calibrate
-from quark_onnx.measuring.calibrate import Ranges
+from quark_onnx.measuring.calibrate import Ranges, calibrate
 from quark_onnx.plan import Plan
-from quark_onnx.planning import make_plan
-from quark_onnx.scales import compute_qparams
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.scales.apply_target_constraints import Limits
-from quark_onnx.scales.compute_qparams import Params, compute_bias_qparams
-from quark_onnx.writing import insert
+from quark_onnx.scales.compute_qparams import (
+    Params,
+    compute_bias_qparams,
+    compute_qparams,
+)
+from quark_onnx.writing.insert import insert
 from tests.models import Feeds, samples
 from tests.settings import TENSOR
 

@@ -18,7 +18,7 @@ from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.analysis.compare import Comparison, compare
 from quark_onnx.api import quantize
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (
     ConfigError,
     DataError,
@@ -44,8 +44,7 @@ from quark_onnx.recipes import Choice, choose
 from quark_onnx.report import section
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.checks import check_budget
-from quark_onnx.writing import destination
-from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 256

@@ -21,7 +21,7 @@ from quark_onnx.analysis.output_steps import output_steps
 from quark_onnx.analysis.reading import Grid, Reading, quantizes
 from quark_onnx.analysis.statistics import TensorStatistic
 from quark_onnx.analysis.weights import bins, weight_errors, with_histogram
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import among, excluding, flattened, names_of, present
 from quark_onnx.common.errors import ModelError, crash_errors, data_errors
 from quark_onnx.files.io import load

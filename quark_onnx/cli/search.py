@@ -30,8 +30,7 @@ from quark_onnx.common.wording import counted
 from quark_onnx.report import decibels
 from quark_onnx.search.search import TRIALS, Candidate, Search, SearchResult
 from quark_onnx.search.space import Space
-from quark_onnx.writing import destination
-from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 NAME = "search"
 SUMMARY = "try configurations on a model, and rank them by error and size"

@@ -15,7 +15,7 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import loaded, model_bytes
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.common.errors import ConfigError, ModelError, crash_errors
 from quark_onnx.common.registry import CONVERSIONS
@@ -29,8 +29,7 @@ from quark_onnx.graph.node import inner_nodes
 from quark_onnx.report import OutputError
 from quark_onnx.running.function_bodies import OLD_DOMAIN, define_functions
 from quark_onnx.running.run import Reference
-from quark_onnx.writing import destination
-from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.destination import destination, keeps_weights_beside
 from quark_onnx.writing.finish import check
 
 logger = logging.getLogger(__name__)

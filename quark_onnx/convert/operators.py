@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quark_onnx.convert.base import Settings, conversion
 from quark_onnx.graph import Graph
-from quark_onnx.writing import fuse
+from quark_onnx.writing.fuse import fuse
 
 
 @conversion("qdq-to-qoperator", keeps="but for rounding")

@@ -14,7 +14,7 @@ from quark_onnx.common.wording import counted
 from quark_onnx.convert.base import Conversion
 from quark_onnx.files.half_precision import HALVES, cast_interface, upcast_to_float32
 from quark_onnx.graph import Graph
-from quark_onnx.measuring import random_sample
+from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.report import OutputError, measure
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.running.function_bodies import with_bodies

@@ -16,7 +16,7 @@ from pathlib import Path
 from onnx import ModelProto, ValueInfoProto, helper
 
 from calibrators.shown import printable
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import (
     among,
     by_name,
@@ -32,12 +32,11 @@ from quark_onnx.common.wording import counted
 from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, Node, reach
-from quark_onnx.measuring import random_sample
+from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.npu.named import producers_of
 from quark_onnx.patterns.conv_and_gemm import LAYERS
 from quark_onnx.running.run import Reference, agree
-from quark_onnx.writing import destination
-from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 
 @dataclass(frozen=True)

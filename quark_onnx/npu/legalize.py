@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import loaded
 from calibrators.shown import printable
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ModelError
@@ -20,13 +20,12 @@ from quark_onnx.files.io import load, staged
 from quark_onnx.graph import Graph, channels_last
 from quark_onnx.graph.channels import LAST
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
-from quark_onnx.measuring import random_sample
+from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.passes import CANONICALIZE, CLEANING, LEGALIZING, fold_shapes, fuse_gelu
 from quark_onnx.planning.opsets import lower_opset
 from quark_onnx.planning.prepare import settled
 from quark_onnx.running.run import Reference, Sample, agree, run
-from quark_onnx.writing import destination
-from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from onnx import ModelProto, TensorProto
 
 from calibrators.shown import printable
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import excluding, values_at
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import TARGETS

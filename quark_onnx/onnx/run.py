@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from calibrators.readers.open import CalibrationData, RandomData, open_reader
 from quark_onnx.api import quantize
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import (
     by_name,
     excluding,

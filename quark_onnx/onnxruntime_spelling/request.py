@@ -11,7 +11,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import nearest
 from quark_onnx.config import QuantizationSpec, TensorOverride

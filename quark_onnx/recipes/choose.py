@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import QConfig
 from quark_onnx.files.io import load

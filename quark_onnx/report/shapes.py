@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from onnx import ModelProto
 
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, ShapeArithmetic
 from quark_onnx.report.measure import OutputError

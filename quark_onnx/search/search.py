@@ -24,7 +24,7 @@ from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.api import quantize
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import names_of, present
 from quark_onnx.common.errors import (
     ConfigError,
@@ -55,8 +55,7 @@ from quark_onnx.search.judge import Judge
 from quark_onnx.search.keys import config_key, function_key
 from quark_onnx.search.space import Space, Trial
 from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
-from quark_onnx.writing import destination
-from quark_onnx.writing.destination import keeps_weights_beside
+from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 if TYPE_CHECKING:
     import optuna

@@ -23,7 +23,7 @@ from quark_onnx import QConfig, analyze, quantize
 from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
 from quark_onnx.patterns.weight_axes import BY_INPUT, weight_axes
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.refine.layer_problems import lattice_of, places_in
 from quark_onnx.scales.compute_qparams import compute_qparams
 from quark_onnx.writing.insert import insert

@@ -18,7 +18,7 @@ from quark_onnx.analysis import analyze, compare
 from quark_onnx.api import plan_for
 from quark_onnx.common.errors import ConfigError, DataError
 from quark_onnx.plan import OVERRIDABLE, Quantize, Use
-from quark_onnx.search import search
+from quark_onnx.search.search import search
 from tests.models import Feeds, normal, parse, weight
 
 CONSTANTS: dict[str, NDArray[Any]] = {

@@ -21,7 +21,7 @@ from quark_onnx import QConfig, compare, quantize
 from quark_onnx.common.errors import AccuracyError
 from quark_onnx.files import io
 from quark_onnx.graph import store
-from quark_onnx.writing import finish
+from quark_onnx.writing.finish import finish
 
 LIMIT = 1_000_000
 WIDTH = 512

@@ -19,7 +19,7 @@ from quark_onnx import GPTQ, AdaRound, QConfig, compare, quantize
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph, ShapeArithmetic
 from quark_onnx.plan import Plan
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from tests.models import Array, Feeds, normal, parse, weight
 
 PRESETS = ["A8W8", "XINT8"]

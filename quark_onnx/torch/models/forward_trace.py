@@ -97,7 +97,7 @@ class _Watch(TorchDispatchMode):
     """Record calls of layers, and operators that read a layer's weight outside of its call."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch does not annotate it
         #: A dictionary keeps the order of the first calls.
         self.called = dict[str, None]()
         self.read = set[str]()
@@ -188,7 +188,8 @@ def _stand_in(stack: Any) -> Any:
     # a stack of one projection has its number of outputs, whole experts return hidden states
     outputs = 0
     if isinstance(stack, ParallelExperts):
-        outputs = len(stack.get_submodule("0").weight)
+        weight: torch.Tensor = stack.get_parameter("0.weight")
+        outputs = len(weight)
 
     def forward(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         return hidden.new_zeros((*hidden.shape[:-1], outputs or hidden.shape[-1]))

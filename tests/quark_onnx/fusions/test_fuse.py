@@ -10,7 +10,7 @@ from onnx import ModelProto
 from quark_onnx import QConfig
 from quark_onnx.fusions import FUSIONS, Fusion
 from quark_onnx.graph import Graph, Node
-from quark_onnx.writing import fuse
+from quark_onnx.writing.fuse import fuse
 from tests.models import kinds, parse, residual, run, samples, weight
 from tests.pipeline import Stages
 from tests.settings import SIGNED, TENSOR

@@ -12,7 +12,7 @@ from quark_onnx import QConfig, QuantizationSpec
 from quark_onnx.api import quantize
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.graph import Graph
-from quark_onnx.writing import fuse
+from quark_onnx.writing.fuse import fuse
 from tests.models import kinds, normal, parse, run, samples, weight
 from tests.pipeline import Stages
 

@@ -15,7 +15,7 @@ from quark_onnx import Override, QConfig, QuantizationSpec, TensorOverride, quan
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import DEQUANTIZE, QUANTIZE
 from quark_onnx.plan import select
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.report import summarize
 from tests.models import normal, parse, samples, weight
 from tests.settings import TENSOR

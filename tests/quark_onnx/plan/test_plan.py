@@ -19,7 +19,7 @@ from quark_onnx.plan import (
     Use,
     explain,
 )
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from tests.models import (
     MODELS,
     Factory,

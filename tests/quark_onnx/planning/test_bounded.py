@@ -22,7 +22,7 @@ from calibrators.grid import Range
 from quark_onnx import QConfig
 from quark_onnx.plan import Use
 from quark_onnx.planning.bounded import params
-from quark_onnx.scales import apply_target_constraints
+from quark_onnx.scales.apply_target_constraints import apply_target_constraints
 from tests.models import Array, parse
 from tests.pipeline import Stages
 from tests.settings import POW2, SIGNED, TENSOR

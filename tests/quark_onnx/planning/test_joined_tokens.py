@@ -8,7 +8,7 @@ from onnx import ModelProto
 
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from tests.models import normal, parse, run, weight
 from tests.settings import POW2, TENSOR, WIDE
 

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from quark_onnx import Override, QConfig, QuantizationSpec
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, SameAs, Use
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from tests.settings import ALL, TENSOR
 
 UNARY = (

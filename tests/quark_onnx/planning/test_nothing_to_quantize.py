@@ -30,7 +30,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.npu import preflight
 from quark_onnx.passes import CLEANING
 from quark_onnx.plan import Quantize
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
 from quark_onnx.planning.prepare import clean
 from tests.models import MODELS, parse, weight

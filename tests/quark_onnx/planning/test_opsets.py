@@ -12,7 +12,8 @@ from onnx import ModelProto, TensorProto
 from quark_onnx import QConfig, npu, quantize, quantize_static
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.graph import Graph
-from quark_onnx.planning import make_plan, opsets
+from quark_onnx.planning import opsets
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.opsets import lower_opset, newest_with_pairs, raise_opset_for
 from quark_onnx.running.run import Reference
 from tests.models import Feeds, interface, normal, old_ir, parse, run, samples, weight

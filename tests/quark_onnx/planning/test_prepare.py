@@ -15,7 +15,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.passes import CLEANING, Pass, fold_batch_norm
-from quark_onnx.planning import prepare
+from quark_onnx.planning.prepare import prepare
 from quark_onnx.running.run import Reference, agree
 from tests.models import (
     MODELS,

@@ -16,7 +16,7 @@ from quark_onnx.check.inlined import inlined
 from quark_onnx.common.registry import PRESETS
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.subgraph_plans import all_plans, plan_insides
 from tests.cases import loop_over
 from tests.models import Array, Feeds, normal, parse, run, weight

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from quark_onnx import quantize
 from quark_onnx.graph import Graph
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.report import OutputError, Report, summarize
 from tests.models import (
     detector_head,

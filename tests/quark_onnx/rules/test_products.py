@@ -13,7 +13,7 @@ from quark_onnx import QConfig, quantize
 from quark_onnx.config import Override
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, Use
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from tests.models import normal, parse, run, weight
 from tests.quark_onnx.rules.test_rules import check, plan_text
 from tests.settings import CHANNEL, POW2, WIDE

@@ -16,7 +16,7 @@ from quark_onnx import QConfig
 from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
 from quark_onnx.plan import explain
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from tests.models import Array, normal, parse, weight
 from tests.settings import CHANNEL, POW2, TENSOR, WIDE
 

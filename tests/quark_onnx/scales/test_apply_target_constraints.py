@@ -12,8 +12,7 @@ from onnx import ModelProto, numpy_helper
 from quark_onnx import QConfig, quantize
 from quark_onnx.npu import check
 from quark_onnx.plan import Use
-from quark_onnx.scales import apply_target_constraints
-from quark_onnx.scales.apply_target_constraints import Limits
+from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints
 from quark_onnx.trials.scale_search import search
 from tests.models import Feeds, parse, run, weight
 from tests.pipeline import Stages

@@ -11,9 +11,9 @@ import numpy as np
 
 from quark_onnx import QConfig
 from quark_onnx.graph import Graph
-from quark_onnx.measuring import calibrate
+from quark_onnx.measuring.calibrate import calibrate
 from quark_onnx.plan import Plan, Use
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
 from tests.models import (
     Array,

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.writing import tie_transposed_weights
+from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
 
 WIDTH = 24
 

@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.graph import Graph
-from quark_onnx.measuring import calibrate
-from quark_onnx.planning import make_plan
+from quark_onnx.measuring.calibrate import calibrate
+from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.subgraph_plans import plan_insides
 from tests.models import conv_relu, in_a_branch, samples
 from tests.settings import portable

@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, numpy_helper
 from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_dynamic
 from quark_onnx.graph import Graph
 from quark_onnx.plan import explain
-from quark_onnx.planning import make_plan
+from quark_onnx.planning.make_plan import make_plan
 from tests.endtoend.random_graphs import draw
 from tests.models import MODELS, Array, normal, parse, run, samples, weight
 from tests.settings import portable

@@ -16,7 +16,7 @@ from quark_onnx.common.errors import AccuracyError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.report.measure import OutputError
 from quark_onnx.running.run import Reference
-from quark_onnx.writing import finish
+from quark_onnx.writing.finish import finish
 from tests.models import conv_relu, parse, residual, run, samples
 from tests.pipeline import Stages
 

@@ -15,7 +15,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx import Override, QConfig, QuantizationSpec
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Quantize, Use
-from quark_onnx.writing import fuse
+from quark_onnx.writing.fuse import fuse
 from quark_onnx.writing.insert import insert, insert_live
 from tests.models import (
     MODELS,

@@ -16,7 +16,7 @@ from onnx import ModelProto
 from torch import nn
 
 from calibrators.scratch import ScratchFolder
-from quark_onnx.check import inlined
+from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import merged, present_values, without
 from quark_onnx.common.errors import (
     ConfigError,
