@@ -452,7 +452,7 @@ def llm_clients() -> str:
     for scheme in SCHEMES:
         cells = [f"`{scheme}`"]
         for client in clients:
-            cells.append(_loading(rows[scheme][client]))
+            cells.append(_loading(rows[scheme].get(client, {})))
         lines.append(cells)
     return table(("scheme", *clients), lines)
 
