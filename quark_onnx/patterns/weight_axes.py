@@ -179,7 +179,7 @@ def weight_axes(graph: Graph, node: Node, place: int) -> WeightAxes | None:
 
     Returns:
         The axes; None where the input has no output channels: the operator reads no weight there,
-        or a vector.
+        or a vector, or a constant of fewer axes than its weights have.
     """
     if place >= len(node.inputs):
         return None
@@ -187,7 +187,11 @@ def weight_axes(graph: Graph, node: Node, place: int) -> WeightAxes | None:
     if find is None:
         return None
     rank = len(graph.sizes(node.inputs[place]))
-    return find(node, place, rank)
+    axes = find(node, place, rank)
+    if axes is None or not graph.is_constant(node.inputs[place]):
+        return axes
+    named = (*axes.channels, -1 if axes.summed is None else axes.summed)
+    return axes if max(named) < rank else None
 
 
 def _fixed(channels: tuple[int, ...], summed: int) -> _Find:
