@@ -139,7 +139,7 @@ def open_session(  # noqa: PLR0913  the options of a session are independent
     if integers is None and saturates():
         try:
             return _Unsaturated(opened(PRECISE), lambda: opened(DEFINED))
-        except (RuntimeCrash, UnknownOperator):
+        except CalibrationError:
             # An application would fail, too: another way of loading would only hide that.
             raise
         except Exception as error:  # onnxruntime raises several unrelated types
@@ -323,8 +323,9 @@ class _Unsaturated:
         self._reopen = None
         try:
             return run(self._session)
-        # A crash is the model's: the other session would crash, or hide it.
-        except RuntimeCrash:
+        # A crash is the model's, and an ended process is the caller's: the other session would
+        # hide both.
+        except CalibrationError:
             raise
         except Exception as error:
             if reopen is None:

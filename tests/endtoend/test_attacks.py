@@ -479,7 +479,9 @@ def test_weights_beside_the_output_that_are_not_its_own(tmp_path: Path) -> None:
 def test_a_gate_on_nothing_is_missed() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N, 4] x) => (int64[N, 1] y) { r = Sigmoid (x)  y = ArgMax <axis = 1> (r) }"""
+        g (float[N, 4] x) => (int64[N, 1] y)
+        <float[4, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}>
+        { r = MatMul (x, w)  y = ArgMax <axis = 1> (r) }"""
     )
     data = [{"x": gaussian(3, 4)}]
     with pytest.raises(
