@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from calibrators.errors import RuntimeCrash, UnknownOperator
+from calibrators.errors import CalibrationError, UnknownOperator
 from calibrators.names import names_of
 from calibrators.onnx_runtime import extensions
 from calibrators.onnx_runtime.cpu_features import saturates
