@@ -452,7 +452,7 @@ def test_the_bias_behind_a_matmul_becomes_that_of_the_operator(shape: str) -> No
         w=weight(8, 6),
         b=normal(6),
     )
-    pairs = quantize(model, samples(model), "A8W8").model
+    pairs = quantize(model, samples(model), portable(QConfig.of("A8W8"))).model
     done = convert(pairs, "qdq-to-qoperator").model
     assert kinds(done) == ["QuantizeLinear", "MatMulIntegerToFloat"]
     for feeds in samples(model, 3, seed=5):

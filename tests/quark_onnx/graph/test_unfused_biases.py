@@ -88,7 +88,7 @@ def with_pairs(
 def test_biases_get_three_axes_and_the_same_sum(bias: str) -> None:
     model = with_pairs(bias)
     with pytest.raises(Exception, match="output_dtype"):
-        open_session(model)
+        open_session(model, integers=True)
     graph = Graph.of(model)
     assert unfuse_biases(graph) == 1
     feeds = {"x": normal(2, 3, 8)}
