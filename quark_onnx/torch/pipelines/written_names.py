@@ -1,6 +1,6 @@
-"""Names of the float tensors that a run from file to file writes.
+"""Rules by which a run from file to file writes or copies float tensors.
 
-The run and the check before it decide by the same rules.
+The run, the check before it and the prediction of its size decide by the same rules.
 """
 
 from __future__ import annotations
@@ -52,6 +52,28 @@ def untouched_names(
         ):
             names.append(key)
     return names
+
+
+def mark_written(
+    name: str,
+    module: nn.Module,
+    sources: Sources,
+    chosen: Container[str],
+    config: TorchConfig,
+) -> None:
+    """Mark the stored tensors of a module and its children as written, except copied tensors.
+
+    Args:
+        name: full name of the module.
+        module: the module.
+        sources: tensors of the checkpoint.
+        chosen: names of the quantized layers.
+        config: the quantization configuration.
+    """
+    for end, _ in module.named_parameters():
+        key = f"{name}.{end}"
+        if key in sources and not is_copied(key, sources, chosen, config):
+            sources.mark(key)
 
 
 def is_copied(
