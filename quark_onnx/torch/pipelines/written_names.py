@@ -24,7 +24,7 @@ def untouched_names(
     chosen: Container[str],
     config: TorchConfig,
 ) -> list[str]:
-    """Return the full names of the parameters and buffers that a float module writes.
+    """Return the full names of the parameters and buffers that are written for a float module.
 
     A tied parameter is written once, if its twin stays float. Tensors that are copied from file to
     file and buffers that the checkpoint lacks are left out.
@@ -92,8 +92,7 @@ def is_copied(
     Returns:
         True or False; False for parameters that are stored under their own names.
     """
-    # all parameters that are made of the same stored tensors
-    made = sources.made_with(name)
-    if not made or at_stage(config.algorithms, "model", "block"):
+    converted = sources.made_with(name)
+    if not converted or at_stage(config.algorithms, "model", "block"):
         return False
-    return not any(each.rpartition(".")[0] in chosen for each in made)
+    return not any(each.rpartition(".")[0] in chosen for each in converted)
