@@ -183,11 +183,11 @@ def search_schemes(  # noqa: PLR0913
     # what is wrong for all candidates is an error here, and no trial in the journal
     device_named(device)
     text_windows(text, tokenizer_of(source.folder, source.trust_code), source.model)
-    # the clock of the system may be set back
-    start = time.monotonic()
     mark = _mark(source, text)
     trials = _read(journal, mark)
     fitting = _fitting(source, candidates, bits)
+    # the clock of the system may be set back
+    start = time.monotonic()
     done = set(map(attrgetter("candidate"), trials))
     untried = list[Candidate]()
     for candidate in fitting:
