@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from calibrators.scratch import ScratchFolder
+from quark_onnx.cli.next_command import shell_line
 from quark_onnx.cli.output import Answer
 from quark_onnx.cli.parsing import (
+    PROGRAM,
     Parser,
     UsageError,
     count,
@@ -61,6 +63,20 @@ def oga_options(parser: Parser) -> None:
         metavar="TEXT",
         type=input_name,
         help="calibration data, as for 'llm ptq'",
+    )
+    parser.add_argument(
+        "--samples",
+        type=count,
+        default=128,
+        metavar="N",
+        help="calibration samples",
+    )
+    parser.add_argument(
+        "--length",
+        type=count,
+        default=512,
+        metavar="N",
+        help="tokens per sample",
     )
     parser.add_argument(
         "--kv-cache",
@@ -122,6 +138,8 @@ def oga(options: Namespace) -> Answer:
         "logit_difference": found.difference,
         "kv_cache": found.kv_cache,
         "cache_difference": found.cache_difference,
+        "float_cache_tokens": found.float_cache_tokens,
+        "float_cache_equal_tokens": found.float_cache_equal,
     }
     return Answer("\n".join(lines), document)
 
@@ -130,7 +148,8 @@ def _text(options: Namespace) -> Any:
     """Return the calibration data, or None."""
     if options.data is None:
         return None
-    return torch_side("quark_onnx.torch.pipelines.ptq").Text(options.data)
+    module = torch_side("quark_onnx.torch.pipelines.ptq")
+    return module.Text(options.data, options.samples, options.length)
 
 
 def _check_scheme(name: str) -> None:
@@ -183,13 +202,36 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
     place = stack.enter_context(
         ScratchFolder(options.output.parent, f"{options.output.name}-checkpoint"),
     )
-    flow.ptq(
-        source,
-        _text(options),
-        config,
-        # ptq() makes the folder itself.
-        place / "checkpoint",
-        writing=flow.Writing(layout="oga", trust_code=options.trust_code),
-        progress=progress_of(options),
-    )
+    try:
+        flow.ptq(
+            source,
+            _text(options),
+            config,
+            # ptq() makes the folder itself.
+            place / "checkpoint",
+            writing=flow.Writing(layout="oga", trust_code=options.trust_code),
+            progress=progress_of(options),
+        )
+    except ConfigError as error:
+        # The advice may be an option of 'llm ptq', such as to exclude a layer.
+        raise ConfigError(
+            f"{error}. With further options, quantize by '{_ptq_command(options)}', and"
+            " give its output to 'llm oga'",
+        ) from error
     return place / "checkpoint"
+
+
+def _ptq_command(options: Namespace) -> str:
+    """Return the command that writes the checkpoint of a float model in the layout oga."""
+    output: Path = options.output
+    words = [PROGRAM, "llm", "ptq", str(options.model)]
+    words += ["-o", str(output.with_name(f"{output.name}-checkpoint"))]
+    words += ["--scheme", options.scheme or _SCHEME, "--layout", "oga"]
+    if options.algorithm:
+        words += ["--algorithm", *options.algorithm]
+    if options.data is not None:
+        words += ["--data", str(options.data)]
+        words += ["--samples", str(options.samples), "--length", str(options.length)]
+    if options.trust_code:
+        words.append("--trust-code")
+    return shell_line(words)

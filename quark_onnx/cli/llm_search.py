@@ -105,7 +105,7 @@ def search(options: Namespace) -> Answer:
     options.journal.mkdir(parents=True, exist_ok=True)
     found = module.search_schemes(
         source,
-        module.candidates_for(options.client, options.bits),
+        module.candidates_for(options.client),
         flow.Text(options.data, options.samples, options.length),
         options.journal / "search.json",
         bits=options.bits,
@@ -162,12 +162,15 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         sizes = [trial.bits for trial in found.trials if trial.divergence is not None]
         if found.trials and not sizes:
             raise ConfigError(f"all trials failed; the first: {found.trials[0].error}")
-        smallest = min(sizes, default=0.0)
-        # No trial is small enough: the measurements are shown, and no checkpoint is written.
-        failure = AccuracyError(
-            f"none of {counted(len(found.trials), 'trial')} has at most {options.bits:g} bits a"
-            f" weight; the smallest has {smallest:.2f}. Layers that stay float count, too"
-        )
+        message = "no candidate was tried within --budget"
+        if sizes:
+            message = (
+                f"none of {counted(len(found.trials), 'trial')} has at most"
+                f" {options.bits:g} bits a weight; the smallest has {min(sizes):.2f}."
+                " Layers that stay float count, too"
+            )
+        # The measurements are shown, and no checkpoint is written.
+        failure = AccuracyError(message)
         return Answer("\n".join(lines), document, failure)
     _write_best(options, found.best, source, flow)
     lines.append(f"{options.output}: {found.best}; {page} has the plot")

@@ -153,7 +153,7 @@ class FloatCheckpoint:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Names of the layers that compute logits, float in every scheme."""
+        """Names of the heads, which stay float unless a user selects them."""
         return heads_of(self.model)
 
     def usually_float(self, asked: Iterable[str] = ()) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,11 +65,15 @@ class OgaModel:
         folder: folder with genai_config.json and model.onnx.
         bytes: size of the model's files.
         tokens: number of tokens generated for all prompts.
-        equal: number of generated tokens that equal those of transformers.
+        equal: number of generated tokens that equal those of transformers, which rounds keys and
+            values alike if the cache is quantized.
         difference: maximum difference of the prompts' logits from transformers, relative to the
             greatest logit. If the cache is quantized, transformers rounds keys and values alike.
         kv_cache: format of keys and values: "float", "int8" or "int4".
         cache_difference: the same difference in transformers between a rounded and a float cache.
+        float_cache_equal: number of generated tokens that equal those of transformers with a float
+            cache; ``equal`` if the cache is float.
+        float_cache_tokens: number of tokens in that comparison.
     """
 
     folder: Path
@@ -78,17 +83,21 @@ class OgaModel:
     difference: float
     kv_cache: str = "float"
     cache_difference: float = 0.0
+    float_cache_equal: int = 0
+    float_cache_tokens: int = 0
 
     def __str__(self) -> str:
-        text = (
-            f"onnxruntime-genai generates {self.equal} of {self.tokens} tokens as"
-            f" transformers does; logits differ by {self.difference:.1g}, relative"
-        )
+        logits = f"logits differ by {self.difference:.1g}, relative"
         if self.kv_cache == "float":
-            return text
+            return (
+                f"onnxruntime-genai generates {self.equal} of {self.tokens} tokens as"
+                f" transformers does; {logits}"
+            )
         return (
-            f"{text}; the {self.kv_cache} KV cache changes logits by"
-            f" {self.cache_difference:.1g}"
+            f"onnxruntime-genai generates {self.float_cache_equal} of"
+            f" {self.float_cache_tokens} tokens as transformers does with a float KV cache,"
+            f" and {self.equal} of {self.tokens} with the same {self.kv_cache} KV cache;"
+            f" there {logits}. The cache changes logits by {self.cache_difference:.1g}"
         )
 
 
@@ -162,10 +171,25 @@ def write_oga(  # noqa: PLR0913
         _build(checkpoint, built, place / "cache", options)
         # Before the copy of the checkpoint, which is no part of the model.
         size = sum(each.stat().st_size for each in built.iterdir())
-        found = _compared(model, built, new_tokens, scales)
-        result = OgaModel(output, size, *found, kv_cache or "float")
+        prompts = _prompts(model)
+        generated = _generated(built, prompts.tolist(), new_tokens)
+        found = _compared(model, prompts, generated, new_tokens, scales)
+        result = OgaModel(
+            output,
+            size,
+            *found,
+            kv_cache or "float",
+            float_cache_equal=found[1],
+            float_cache_tokens=found[0],
+        )
         if scales is not None:
-            result = replace(result, cache_difference=_cache_difference(model, scales))
+            tokens, equal, _ = _compared(model, prompts, generated, new_tokens, None)
+            result = replace(
+                result,
+                cache_difference=_cache_difference(model, scales),
+                float_cache_equal=equal,
+                float_cache_tokens=tokens,
+            )
         # Rounding may swap two almost equal logits: other tokens with equal logits are no error.
         if result.equal < result.tokens and result.difference > _TOLERANCE:
             raise AccuracyError(f"{output}: {result}. Nothing was written")
@@ -231,8 +255,8 @@ def _check_layout(checkpoint: Path) -> None:
     if method not in ("quark", "awq"):
         raise ConfigError(
             f"{checkpoint} has the quant_method {method!r}; onnxruntime-genai's model"
-            " builder reads checkpoints of the layouts oga and awq: quantize with"
-            " --layout oga",
+            " builder reads checkpoints of the layouts oga and awq: give the float model, or"
+            " quantize with 'quark-onnx llm ptq --layout oga'",
         )
     if not (checkpoint / "tokenizer_config.json").is_file():
         raise ModelError(
@@ -290,20 +314,25 @@ def _cache_difference(model: Any, scales: CacheScales) -> float:
 
 def _compared(
     model: Any,
-    built: Path,
+    prompts: Any,
+    generated: Sequence[tuple[list[int], list[float]]],
     new_tokens: int,
     scales: CacheScales | None,
 ) -> tuple[int, int, float]:
-    """Generate greedily from equal prompts with transformers and onnxruntime-genai.
+    """Compare generated tokens with those that transformers generates greedily.
+
+    Args:
+        model: the model of transformers.
+        prompts: token ids of shape (prompts, tokens).
+        generated: tokens of onnxruntime-genai and logits of the first of them, per prompt.
+        new_tokens: maximum number of generated tokens per prompt.
+        scales: scales by which transformers rounds keys and values; None for a float cache.
 
     Returns:
         The number of tokens, the number of equal tokens, and the difference of logits.
     """
-    prompts = _prompts(model)
     total, equal, difference = 0, 0, 0.0
-    generated = _generated(built, prompts.tolist(), new_tokens)
     for prompt, (tokens, logits) in zip(prompts, generated, strict=True):
-        # The reference rounds keys and values as the cache does, so that codes cause no difference.
         with torch.no_grad(), rounded_cache(model, scales):
             wanted = model(input_ids=prompt[None]).logits[0, -1]
             rest = model.generate(

@@ -136,7 +136,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _meta_twin(model: Any) -> Any:
-    """Return a copy of a model on the meta device; experts return tensors of their inputs' shape.
+    """Return a copy of a model on the meta device, whose stacks of experts return zeros.
 
     Tensors are not copied, so that the copy takes no memory.
     """
@@ -169,7 +169,7 @@ def _meta_twin(model: Any) -> Any:
 
 
 def _modules_outside(module: Any, stacks: Container[int]) -> Iterator[Any]:
-    """Yield a module and its parts without stacks of experts, which may have thousands of parts.
+    """Yield a module and its descendants without stacks of experts, which may have thousands.
 
     Args:
         module: the module.
@@ -185,14 +185,16 @@ def _stand_in(stack: Any) -> Any:
     """Return a stack of experts that returns zeros: which experts run depends on values."""
     stand_in = copy.copy(stack)
     stand_in._parameters, stand_in._buffers, stand_in._modules = {}, {}, {}
-    # a stack of one projection has its number of outputs, whole experts return hidden states
-    outputs = 0
+    # whole experts return hidden states, a stack of one projection has its own number of outputs
+    outputs: int | None = None
     if isinstance(stack, ParallelExperts):
-        weight: torch.Tensor = stack.get_parameter("0.weight")
-        outputs = len(weight)
+        # the weight of a quantized layer is no parameter
+        expert: Any = stack.get_submodule("0")
+        outputs = len(expert.weight)
 
     def forward(hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return hidden.new_zeros((*hidden.shape[:-1], outputs or hidden.shape[-1]))
+        width = hidden.shape[-1] if outputs is None else outputs
+        return hidden.new_zeros((*hidden.shape[:-1], width))
 
     stand_in.forward = forward
     return stand_in

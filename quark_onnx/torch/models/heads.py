@@ -45,7 +45,7 @@ def heads_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def _output_embeddings(model: nn.Module) -> set[str]:
-    """Return all names of the layer that computes logits, as transformers names it."""
+    """Return all names of the layer that transformers gives as output embeddings."""
     try:
         head = cast("PreTrainedModel", model).get_output_embeddings()
     except NotImplementedError:  # several codebooks, each with a head of its own
@@ -62,12 +62,12 @@ def _after_blocks(model: nn.Module) -> set[str]:
     trace = forward_trace(model)
     if not trace.is_whole:
         return _probable_heads(model, layers)
-    inside = [
-        place for place, name in enumerate(trace.called) if within_any(name, blocks)
+    in_blocks = [
+        index for index, name in enumerate(trace.called) if within_any(name, blocks)
     ]
-    if not inside:
+    if not in_blocks:
         return set()
-    return layers.intersection(trace.called[max(inside) :])
+    return layers.intersection(trace.called[max(in_blocks) :])
 
 
 def _layers_outside(model: nn.Module, blocks: Iterable[str]) -> set[str]:

@@ -6,7 +6,7 @@ module with layers in it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ _HEAD = "lm_head"
 
 
 class LayerPatterns:
-    """Names by which globs may call the parts of a model.
+    """Names of the parts of a model that globs may match.
 
     Args:
         model: model with unfused experts.
@@ -50,18 +50,21 @@ class LayerPatterns:
     def layers_of(self, glob: str) -> list[str]:
         """Return the names of the layers that a glob means; empty for other parts of the model.
 
-        A glob that matches no name of a layer means the layers in the modules that it matches.
+        The first of these that match decide: names of layers; names of their weights, and names in
+        files; names of modules, which mean the layers in them.
         """
-        if found := matching(self._layers, glob):
-            return found
-        if found := [
+        by_name = matching(self._layers, glob)
+        if by_name:
+            return by_name
+        by_other_names = [
             layer
             for layer, names in self._other_names.items()
             if any(fnmatchcase(name, glob) for name in names)
-        ]:
-            return found
-        around = [name for name in matching(self._modules, glob) if name]
-        return [layer for layer in self._layers if within_any(layer, around)]
+        ]
+        if by_other_names:
+            return by_other_names
+        modules = [name for name in matching(self._modules, glob) if name]
+        return [layer for layer in self._layers if within_any(layer, modules)]
 
     def others_of(self, glob: str) -> list[str]:
         """Return the names of modules, parameters and stored tensors that a glob matches."""
@@ -76,7 +79,9 @@ class LayerPatterns:
         in_files = [*map(self._file_names, parameters), *self._stored]
         names = [*self._modules, *parameters, *in_files]
         for name in in_files:
-            names += _modules_around(name)
+            parts = name.split(".")
+            # the modules around a tensor, the innermost first
+            names += [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
         return tuple(filter(None, dict.fromkeys(names)))
 
     @cached_property
@@ -101,12 +106,6 @@ class LayerPatterns:
                 in_files.removesuffix(".weight"),
             )
         return names
-
-
-def _modules_around(name: str) -> Iterator[str]:
-    """Yield the names of the modules around a tensor, the innermost first."""
-    while name := name.rpartition(".")[0]:
-        yield name
 
 
 def with_layer_names(

@@ -62,7 +62,11 @@ from quark_onnx.torch.pipelines.block import (
 )
 from quark_onnx.torch.pipelines.report import TorchReport
 from quark_onnx.torch.pipelines.resume import BlockJournal, Lengths, StoredBlock
-from quark_onnx.torch.pipelines.written_names import is_copied, untouched_names
+from quark_onnx.torch.pipelines.written_names import (
+    is_copied,
+    mark_written,
+    untouched_names,
+)
 from quark_onnx.torch.runtime.devices import room_for_states
 from quark_onnx.torch.runtime.memory import release_memory
 
@@ -734,10 +738,7 @@ class FileRun:
         return is_copied(name, self.sources, self.chosen, self.config)
 
     def _mark(self, name: str, module: Any) -> None:
-        """Mark a module's tensors as written, except copied tensors."""
-        for key, _ in module.named_parameters():
-            if f"{name}.{key}" in self.sources and not self._is_copied(f"{name}.{key}"):
-                self.sources.mark(f"{name}.{key}")
+        mark_written(name, module, self.sources, self.chosen, self.config)
 
 
 def _format(spec: TensorSpec) -> tuple[Any, ...]:

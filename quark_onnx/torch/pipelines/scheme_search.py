@@ -8,6 +8,7 @@ that a stopped search can continue.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,15 +20,17 @@ from calibrators.scratch import ScratchFolder, written
 from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.common.version import __version__
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import layout_named
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.scheme_clients import (
     LAYOUT_NAMES,
     SCHEME_CLIENTS,
-    weight_bits,
 )
 from quark_onnx.torch.pipelines.file_to_file import Writing
 from quark_onnx.torch.pipelines.ptq import Text, ptq, text_windows, tokenizer_of
 from quark_onnx.torch.pipelines.tensor_files import tensor_files
+from quark_onnx.torch.pipelines.verdict import weights_of
+from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.runtime.devices import device_named
 
 #: Algorithms for weight-only schemes, by ascending runtime.
@@ -116,24 +119,19 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
     return found
 
 
-def candidates_for(client: str, bits: float) -> list[Candidate]:
+def candidates_for(client: str) -> list[Candidate]:
     """Return the candidates for a client, the fastest first.
 
     Args:
         client: one of ``CLIENTS`` of ``scheme_clients``.
-        bits: the maximum of bits per quantized weight, with scales.
 
-    >>> for candidate in candidates_for("onnxruntime-genai", 4.2)[:3]:
+    >>> for candidate in candidates_for("onnxruntime-genai")[:3]:
     ...     print(candidate)
     int4_wo_128 (oga)
-    uint4_wo_128 (oga)
-    int4_wo_per_channel (awq)
+    int4_wo_64 (oga)
+    int4_wo_32 (oga)
     """
-    names = [
-        name
-        for name, clients in SCHEME_CLIENTS.items()
-        if client in clients and weight_bits(name) <= bits
-    ]
+    names = [name for name, clients in SCHEME_CLIENTS.items() if client in clients]
     found = list[Candidate]()
     # all schemes without algorithms first: a small time budget compares schemes before algorithms
     for stage in range(len(_WEIGHT_ONLY)):
@@ -161,6 +159,8 @@ def search_schemes(  # noqa: PLR0913
 ) -> Search:
     """Try candidates in sequence within a time budget.
 
+    Candidates whose checkpoint would have more bits are not tried: its size follows from shapes.
+
     Args:
         source: the float model.
         candidates: the candidates in the order of their trials.
@@ -176,25 +176,21 @@ def search_schemes(  # noqa: PLR0913
         The trials, the best candidate, and the untried candidates.
 
     Raises:
-        ConfigError: the journal belongs to a different search, there are no candidates, or the
-            device is not available.
+        ConfigError: the journal belongs to a different search, no candidate has few enough bits, or
+            the device is not available.
         DataError: the text has no windows for the model.
     """
-    if not candidates:
-        raise ConfigError(
-            f"no scheme that this client loads has at most {bits} bits a weight; give"
-            " more --bits",
-        )
     # what is wrong for all candidates is an error here, and no trial in the journal
     device_named(device)
     text_windows(text, tokenizer_of(source.folder, source.trust_code), source.model)
-    # the clock of the system may be set back
-    start = time.monotonic()
     mark = _mark(source, text)
     trials = _read(journal, mark)
+    fitting = _fitting(source, candidates, bits)
+    # the clock of the system may be set back
+    start = time.monotonic()
     done = set(map(attrgetter("candidate"), trials))
     untried = list[Candidate]()
-    for candidate in candidates:
+    for candidate in fitting:
         # a candidate with an error counts as done, since it would fail again
         if str(candidate) in done:
             continue
@@ -214,6 +210,52 @@ def search_schemes(  # noqa: PLR0913
     # the last on the front has the least divergence
     best = wanted[within[-1].candidate] if within else None
     return Search(tuple(own), best, tuple(untried))
+
+
+def _fitting(
+    source: FloatCheckpoint, candidates: Sequence[Candidate], bits: float
+) -> list[Candidate]:
+    """Return the candidates whose checkpoint has at most ``bits`` bits per weight of the model.
+
+    Candidates whose scheme or layout does not fit the model are returned, too: their trial has the
+    reason in the journal.
+
+    Raises:
+        ConfigError: no candidate has few enough bits.
+    """
+    weights = weights_of(source.reader)
+    # algorithms change no shape
+    sizes = dict[tuple[str, str], float | None]()
+    for each in candidates:
+        if (each.scheme, each.layout) not in sizes:
+            sizes[each.scheme, each.layout] = _predicted_bits(source, each, weights)
+    known = {key: size for key, size in sizes.items() if size is not None}
+    if known and min(known.values()) > bits:
+        scheme, layout = min(known, key=lambda key: known[key])
+        # rounded up, so that the number can be given
+        least = math.ceil(100 * known[scheme, layout]) / 100
+        raise ConfigError(
+            f"no candidate has at most {bits:g} bits a weight: the smallest is"
+            f" {Candidate(scheme, (), layout)} with {least:.2f}, as layers that stay float count,"
+            f" too; give --bits {least:.2f} or more"
+        )
+    return [
+        each
+        for each in candidates
+        if (size := sizes[each.scheme, each.layout]) is None or size <= bits
+    ]
+
+
+def _predicted_bits(
+    source: FloatCheckpoint, candidate: Candidate, weights: int
+) -> float | None:
+    """Return the bits per weight of a candidate's checkpoint; None if it cannot be written."""
+    config = config_for(candidate.scheme, exclude=source.usually_float())
+    try:
+        size = written_bytes(source, config, layout_named(candidate.layout))
+    except QuarkError:
+        return None
+    return 8 * size / weights
 
 
 def _trial(

@@ -211,7 +211,7 @@ def judge(  # noqa: PLR0913
     sizes = CheckpointVerdict(
         size_of_files(before),
         size_of_files(after),
-        _weights(before),
+        weights_of(before),
         quantized_bits=_quantized_bits(source.folder, Path(checkpoint)),
     )
     reason = _reason(sizes, windows)
@@ -348,7 +348,7 @@ def _reason(sizes: CheckpointVerdict, windows: Sequence[Any]) -> str:
     return ""
 
 
-def _weights(reader: Reader) -> int:
+def weights_of(reader: Reader) -> int:
     """Return the number of elements of all tensors of a float checkpoint."""
     return sum(torch.Size(tensor.shape).numel() for tensor in reader.tensors.values())
 

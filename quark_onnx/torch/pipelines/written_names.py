@@ -1,6 +1,6 @@
-"""Names of the float tensors that a run from file to file writes.
+"""Rules by which a run from file to file writes or copies float tensors.
 
-The run and the check before it decide by the same rules.
+The run, the check before it and the prediction of its size decide by the same rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def untouched_names(
     chosen: Container[str],
     config: TorchConfig,
 ) -> list[str]:
-    """Return the full names of the parameters and buffers that a float module writes.
+    """Return the full names of the parameters and buffers that are written for a float module.
 
     A tied parameter is written once, if its twin stays float. Tensors that are copied from file to
     file and buffers that the checkpoint lacks are left out.
@@ -54,6 +54,28 @@ def untouched_names(
     return names
 
 
+def mark_written(
+    name: str,
+    module: nn.Module,
+    sources: Sources,
+    chosen: Container[str],
+    config: TorchConfig,
+) -> None:
+    """Mark the stored tensors of a module and its children as written, except copied tensors.
+
+    Args:
+        name: full name of the module.
+        module: the module.
+        sources: tensors of the checkpoint.
+        chosen: names of the quantized layers.
+        config: the quantization configuration.
+    """
+    for end, _ in module.named_parameters():
+        key = f"{name}.{end}"
+        if key in sources and not is_copied(key, sources, chosen, config):
+            sources.mark(key)
+
+
 def is_copied(
     name: str, sources: Sources, chosen: Container[str], config: TorchConfig
 ) -> bool:
@@ -70,8 +92,7 @@ def is_copied(
     Returns:
         True or False; False for parameters that are stored under their own names.
     """
-    # all parameters that are made of the same stored tensors
-    made = sources.made_with(name)
-    if not made or at_stage(config.algorithms, "model", "block"):
+    converted = sources.made_with(name)
+    if not converted or at_stage(config.algorithms, "model", "block"):
         return False
-    return not any(each.rpartition(".")[0] in chosen for each in made)
+    return not any(each.rpartition(".")[0] in chosen for each in converted)

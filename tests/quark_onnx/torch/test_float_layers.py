@@ -15,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from transformers import AutoConfig
 
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
@@ -23,6 +24,8 @@ from quark_onnx.torch.checkpoints.safetensors_io import read_json
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.schemes import scheme
 from quark_onnx.torch.config.torch_config import TorchConfig
+from quark_onnx.torch.models.experts import unfuse_experts
+from quark_onnx.torch.models.forward_trace import forward_trace
 from quark_onnx.torch.models.heads import heads_of, usually_float
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.client_check import planned_checkpoint, refusals
@@ -325,3 +328,23 @@ def test_a_classifier_needs_no_lm_head(source: Path, tmp_path: Path) -> None:
         save_file(kept, file, {"format": "pt"})
         findings = validate(tmp_path / "out", "vllm").findings
         assert [finding.rule for finding in findings] == ["head-missing"]
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_stacks_of_one_projection_are_traced(is_quantized: bool) -> None:
+    """Unfused experts of JetMoE return their own number of outputs, also as quantized layers."""
+    config = AutoConfig.for_model(
+        "jetmoe",
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+        kv_channels=16,
+        num_local_experts=4,
+    )
+    model = made(config)
+    unfuse_experts(model)
+    if is_quantized:
+        quantize_model(model, None, config_for("int4_wo_32"), progress=False)
+    assert forward_trace(model).is_whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,20 +112,25 @@ def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> No
             **settings,
         )
 
-    found = search(bits=12, seconds=1e-9)
+    found = search(bits=32, seconds=1e-9)
     assert found.trials == () and found.untried == tuple(candidates)
-    found = search(bits=12)
+    found = search(bits=32)
     assert found.untried == () and len(told) == 4
     assert [trial.error for trial in found.trials] == [""] * 4
     by_name = {trial.candidate: trial for trial in found.trials}
     assert by_name["uint2_wo_32"].bytes < by_name["uint4_wo_32"].bytes
     within = [trial for trial in found.trials if trial.bits <= 12]
-    assert str(found.best) == min(within, key=lambda t: t.divergence).candidate
+    assert (
+        str(search(bits=12).best) == min(within, key=lambda t: t.divergence).candidate
+    )
     sizes = [trial.bytes for trial in found.pareto]
     losses = [trial.divergence for trial in found.pareto]
     assert sizes == sorted(sizes) and losses == sorted(losses, reverse=True)
-    again = search(bits=1)
-    assert again.trials == found.trials and len(told) == 4 and again.best is None
+    # trials of a search with more bits are known, and none is run again
+    least = by_name["uint2_wo_32"].bits
+    again = search(bits=least + 0.1)
+    assert again.trials == found.trials and len(told) == 4
+    assert str(again.best) == "uint2_wo_32"
     with pytest.raises(ConfigError, match="another search: its text differs"):
         search_schemes(
             FloatCheckpoint(source),
@@ -133,6 +139,30 @@ def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> No
             tmp_path / "search.json",
             bits=12,
         )
+
+
+def test_what_cannot_fit_is_not_tried(source: Path, tmp_path: Path) -> None:
+    """Bits are those of the whole file, with float layers, and known before the first trial."""
+    candidates = [Candidate(f"uint{bits}_wo_32") for bits in (4, 3, 2)]
+    candidates += [Candidate("uint4_wo_32", ("gptq",))]
+    journal, told = tmp_path / "search.json", list[Trial]()
+
+    def search(bits: float) -> Any:
+        text = Text(str(tmp_path / "tokens.npy"), 6, 12)
+        opened = FloatCheckpoint(source)
+        return search_schemes(
+            opened, candidates, text, journal, bits=bits, tell=told.append
+        )
+
+    with pytest.raises(ConfigError, match="smallest is uint2_wo_32 with ") as caught:
+        search(5)
+    assert not journal.exists()
+    least = re.search(r"--bits ([\d.]+) or more", str(caught.value))
+    assert least is not None
+    found = search(float(least[1]))
+    assert [trial.candidate for trial in told] == ["uint2_wo_32"]
+    assert found.untried == () and str(found.best) == "uint2_wo_32"
+    assert float(least[1]) - 0.01 < found.trials[0].bits <= float(least[1])
 
 
 @pytest.mark.parametrize(
@@ -165,18 +195,18 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
     command = ["llm", "search", str(source), "-o", str(tmp_path / "out")]
     command += ["--for", "onnxruntime-genai", "--data", str(tmp_path / "tokens.npy")]
     command += ["--samples", "6", "--length", "12", "--journal", str(tmp_path / "kept")]
-    assert main([*command, "--bits", "5", "--quiet"]) == 1  # the head stays float
-    assert "the smallest has" in capsys.readouterr().err
-    assert main([*command, "--bits", "5", "--budget", "1s"]) == 1
-    page = tmp_path / "kept" / "search.html"
-    check_alone(page.read_text(encoding="utf-8"))
-    for width in (1280, 390):
-        assert len(laid_out(page, width)["plots"]) == 1
-    capsys.readouterr()
+    assert main([*command, "--bits", "5", "--quiet"]) == 2  # the head stays float
+    assert "the smallest is" in capsys.readouterr().err
+    assert main([*command, "--bits", "14", "--budget", "1/1000000"]) == 1
+    assert "no candidate was tried" in capsys.readouterr().err
     assert main([*command, "--bits", "14", "--budget", "1s", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     check_described(document)
     assert document["best"] in document["pareto"]
+    page = tmp_path / "kept" / "search.html"
+    check_alone(page.read_text(encoding="utf-8"))
+    for width in (1280, 390):
+        assert len(laid_out(page, width)["plots"]) == 1
     config = json.loads((tmp_path / "out" / "config.json").read_text(encoding="utf-8"))
     assert config["quantization_config"]["quant_method"] == "quark"
 
