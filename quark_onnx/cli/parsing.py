@@ -298,7 +298,7 @@ def add_common_options(parser: Parser, *, sessions: bool = True) -> None:
         group.add_argument(
             "--custom-op-library",
             metavar="FILE",
-            type=path,
+            type=input_path,
             action="append",
             default=[],
             help="native library with custom operators of the model; may be repeated",
