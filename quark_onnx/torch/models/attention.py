@@ -155,9 +155,7 @@ def notes_of(
     # vision and audio towers attend without a cache
     uncached = frozenset(outside_language(model))
     out = [
-        name
-        for name in kept
-        if matches(name, config.cached) and name not in uncached
+        name for name in kept if matches(name, config.cached) and name not in uncached
     ]
     if out:
         notes.append(

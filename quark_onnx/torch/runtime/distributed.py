@@ -113,7 +113,9 @@ def in_order(
     samples = iter(own)
     while True:
         sample = next(samples, None)
-        for rank, form in enumerate(gathered(None if sample is None else _form(sample))):
+        for rank, form in enumerate(
+            gathered(None if sample is None else _form(sample))
+        ):
             # Samples are dealt out in turn: the ranks behind have none left, either.
             if form is None:
                 return

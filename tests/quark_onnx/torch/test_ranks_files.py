@@ -94,7 +94,6 @@ def test_few_windows_are_shared(windows: int, source: Path) -> None:
     )
     # batches of other sizes: products may have other last bits, and tip a code
     same = sum(int(torch.eq(tensor, two[name]).sum()) for name, tensor in one.items())
-    print("share", same / sum(tensor.numel() for tensor in one.values()))
     assert same > 0.99 * sum(tensor.numel() for tensor in one.values())
 
 
