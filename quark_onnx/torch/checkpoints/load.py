@@ -21,6 +21,7 @@ from quark_onnx.torch.formats.quantized_tensor import Quantized
 from quark_onnx.torch.models.attention import reinstall_attention_hooks
 from quark_onnx.torch.models.checkpoint_names import DiskNames
 from quark_onnx.torch.models.fused_groups import experts_of
+from quark_onnx.torch.models.names import configs_of
 from quark_onnx.torch.models.quantized_layer import (
     QuantizedLayer,
     kind_of,
@@ -69,6 +70,10 @@ def load_checkpoint(
     if quantized is not None and layout is not None:
         # All layers compute in one dtype.
         put_layers(model, quantized, layout, sources, defaultdict(lambda: kept))
+        # transformers marks quantized models, and Jamba and FalconMamba then compute their time
+        # steps as x W^T + b - b, with other last bits. Rounding of activations enlarges them.
+        for each in configs_of(model):
+            each._is_quantized = True
         # Attention calls the layers that round keys and probabilities, which are in place now.
         reinstall_attention_hooks(model)
     fill(model, "", sources, dtype=dtype)

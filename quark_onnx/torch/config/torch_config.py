@@ -19,6 +19,15 @@ from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 DEFAULT_TYPES = ("Linear", "Conv1D", "Conv2d", "ConvTranspose2d")
 #: All types of layers that can be quantized.
 TYPES = (*DEFAULT_TYPES, "Embedding", "EmbeddingBag")
+#: Layers that compute keys and values together with each other or with queries, by family.
+_KEYS_AND_MORE = frozenset(
+    {
+        *("qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "kv_proj"),
+        *("attn_qkv", "in_proj_qkv", "kv"),
+    }
+)
+#: Layers of multi-head latent attention, as in DeepSeek V2 to V3.2.
+_LATENT = re.compile(r"kv_[ab]_proj")
 #: Operators between layers that can be quantized in exported graphs (``pipelines.graph``), by their
 #: names in ATen.
 OPERATORS = (
@@ -340,6 +349,8 @@ class TorchConfig:
             names: names of the layers of the model.
         """
         found = matching(names, glob)
+        if not found and where == "kv_cache":
+            raise _no_cache_layer(glob, names)
         if not found:
             raise no_such_layer(where, glob, names)
         # With all its layers excluded, the setting would have no effect.
@@ -434,6 +445,31 @@ def require_config(config: object) -> None:
             f"config is a {type(config).__name__}; it must be a TorchConfig. The order"
             " of arguments is model, data, config, output",
         )
+
+
+def _no_cache_layer(glob: str, names: Iterable[str]) -> ConfigError:
+    """Return the error for a glob of the KV cache that matches nothing.
+
+    Only layers that compute keys or values are suggested, whatever the spelling.
+    """
+    ends = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
+    latent = [end for end in ends if _LATENT.match(end)]
+    computing = [end for end in ends if _side(end) or end in _KEYS_AND_MORE]
+    if computing:
+        reason = f"keys and values are computed by {', '.join(computing)}; name these"
+    elif latent:
+        reason = (
+            f"its cache holds the latent of {latent[0]} (multi-head latent attention),"
+            " for which rounding is not supported; leave kv_cache out"
+        )
+    else:
+        reason = (
+            "no layer computes keys or values (a state-space model caches its state),"
+            " so that there is nothing to round; leave kv_cache out"
+        )
+    return ConfigError(
+        f"kv_cache names {glob!r}, but no layer of the model is called so: {reason}"
+    )
 
 
 def _side(name: str) -> str:

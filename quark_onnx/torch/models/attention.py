@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.config.torch_config import TorchConfig, matches
+from quark_onnx.torch.models.language import outside_language
 from quark_onnx.torch.models.names import configs_of, instances
 from quark_onnx.torch.models.quantized_layer import Layers
 
@@ -151,7 +152,11 @@ def notes_of(
             " are): vLLM rounds what the norm has left with the scale of what the"
             f" projection computes; {_ADVICE_ON_NORMS[last]}",
         )
-    out = [name for name in kept if matches(name, config.cached)]
+    # vision and audio towers attend without a cache
+    uncached = frozenset(outside_language(model))
+    out = [
+        name for name in kept if matches(name, config.cached) and name not in uncached
+    ]
     if out:
         notes.append(
             f"{out[0]} stays float, and what it computes ({len(out)} layers of keys and"

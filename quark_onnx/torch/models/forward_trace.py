@@ -93,6 +93,32 @@ def _traced(model: Any) -> ForwardTrace:
     return ForwardTrace(tuple(watch.called), frozenset(watch.read), is_whole)
 
 
+def further_inputs(model: Any) -> list[str]:
+    """Return the inputs that a sequence-to-sequence model needs besides token ids, or instead.
+
+    Empty for a model that runs on token ids alone. Some, such as BART, make the decoder's token ids
+    of the encoder's.
+    """
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return []
+    if model.main_input_name != "input_ids":
+        return [model.main_input_name, "decoder_input_ids"]
+    twin = _meta_twin(model)
+    ids = _sample_inputs(twin)["input_ids"]
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            twin(input_ids=ids)
+    # transformers raises this for missing arguments
+    except ValueError as error:
+        logger.debug("%s on token ids alone: %s", type(model).__name__, error)
+        return ["input_ids", "decoder_input_ids"]
+    # The forward of other models may need values, which the meta device lacks.
+    except Exception as error:
+        logger.debug("the trial of %s ends early: %s", type(model).__name__, error)
+    return []
+
+
 class _Watch(TorchDispatchMode):
     """Record calls of layers, and operators that read a layer's weight outside of its call."""
 

@@ -21,6 +21,7 @@ from quark_onnx.torch.checkpoints.layouts import check_config
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for as config_for
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
+from quark_onnx.torch.models.forward_trace import further_inputs
 from quark_onnx.torch.models.structure import positions_of, vocabulary_of
 from quark_onnx.torch.pipelines.estimate import (
     AT_ONCE,
@@ -302,9 +303,16 @@ def text_windows(
         int64 tensors of shape (length,).
 
     Raises:
-        DataError: a token id is outside of the model's vocabulary, or a window is longer than the
-            model's table of positions.
+        DataError: the model does not run on token ids alone, a token id is outside of its
+            vocabulary, or a window is longer than its table of positions.
     """
+    if needed := further_inputs(model):
+        raise DataError(
+            f"{text.source} is text, and a model of type {model.config.model_type} needs"
+            f" {' and '.join(needed)}. In Python, give quantize_checkpoint batches as"
+            " dictionaries with these keys; without data, choose a weight-only scheme"
+            " without an algorithm and --no-verdict",
+        )
     positions = positions_of(model)
     if positions is not None and text.length > positions:
         raise DataError(
@@ -325,12 +333,13 @@ def text_windows(
 
 
 def _batched(windows: Sequence[Any]) -> list[Any]:
-    """Stack windows into batches of shape (windows, length).
+    """Stack windows into batches of shape (windows, length), at least one for each process.
 
     Larger products are faster.
     """
     # all windows have the same length
-    return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
+    size = min(AT_ONCE // len(windows[0]), len(windows) // distributed.count())
+    return list(torch.stack(list(windows)).split(max(1, size)))
 
 
 def tokenizer_of(

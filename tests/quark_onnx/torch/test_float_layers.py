@@ -34,7 +34,7 @@ from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.validate import validate
 from quark_onnx.torch.validate.checkpoint import read
 from tests.torch_families import MTP, TASKS, task_folder, task_model
-from tests.torch_models import VOCABULARY, llama, made, saved
+from tests.torch_models import VOCABULARY, llama, made, saved, tokens
 
 _LISTS = ("exclude", "ignore", "ignored_layers", "modules_to_not_convert")
 
@@ -230,6 +230,40 @@ def test_a_layer_that_is_never_called_stays_float(source: Path, tmp_path: Path) 
         ConfigError, match="dt_proj cannot be quantized: the model reads"
     ):
         quantized(source, tmp_path / "other", layers=(("*dt_proj", "fp8"),))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("DeepseekV3ForCausalLM", "the latent of kv_a_proj_with_mqa .*not supported"),
+        ("MambaForCausalLM", "no layer computes keys or values"),
+        ("FalconMambaForCausalLM", "no layer computes keys or values"),
+    ],
+    indirect=["source"],
+)
+def test_a_cache_without_layers_of_keys_and_values(
+    source: Path, reason: str, tmp_path: Path
+) -> None:
+    """The error says what the cache holds, and suggests no layer by its spelling."""
+    config = config_for("fp8", kv_cache="fp8")
+    with pytest.raises(ConfigError, match=reason) as error:
+        quantize_checkpoint(source, tokens(), config, tmp_path / "out", progress=False)
+    assert not any(name in str(error.value) for name in ("o_proj'", "x_proj"))
+
+
+@pytest.mark.parametrize(
+    ("names", "computing"),
+    [
+        (["h.0.attn.c_attn", "h.0.attn.c_proj"], "c_attn"),
+        (["layers.0.attention.query_key_value"], "query_key_value"),
+        (["layer.0.self.key", "layer.0.self.value", "layer.0.out"], "key, value"),
+    ],
+)
+def test_a_cache_whose_layers_have_other_names(
+    names: list[str], computing: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"computed by {computing}; name these"):
+        config_for("fp8", kv_cache="fp8", exclude=()).check(names)
 
 
 @of_class("Gemma3nForCausalLM")

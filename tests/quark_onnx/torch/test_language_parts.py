@@ -434,3 +434,14 @@ def test_layers_outside_of_the_blocks_are_measured(
         assert float(found[name].input.scale) == pytest.approx(
             greatest[name] / FP8_MAX, rel=1e-3
         ), name
+
+
+def test_towers_have_no_cache(tiny: Any, tmp_path: Path) -> None:
+    """A tower's keys and values, which stay float, are not noted: nobody caches them."""
+    model = tiny.tiny_model("llava")
+    source, data = saved(model, tmp_path / "model"), tiny.samples(model)
+    usual = FloatCheckpoint(source).usually_float()
+    config = config_for("fp8", kv_cache="fp8", exclude=usual)
+    _, report = quantized(source, config, data)
+    assert any(name.endswith("k_proj") for name in report.kept)
+    assert not any("stays float" in note for note in report.notes)

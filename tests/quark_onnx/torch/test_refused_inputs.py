@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.torch.calibration.perplexity import perplexity
@@ -17,11 +18,12 @@ from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.exports.gguf import write_gguf
+from quark_onnx.torch.models.forward_trace import further_inputs
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from quark_onnx.torch.pipelines.mixed_precision import mix_checkpoint
 from quark_onnx.torch.pipelines.ptq import Text, ptq, tokenizer_of
-from tests.torch_families import config_of
+from tests.torch_families import config_of, task_folder, task_model
 from tests.torch_models import llama, logits, made, saved, tokens, with_tokenizer
 
 
@@ -168,3 +170,48 @@ def test_text_of_a_model_without_numbers_is_no_data_for_distill(tmp_path: Path) 
     )
     with pytest.raises(ModelError, match="the float model predicts NaN"):
         quantize_model(model, tokens(), config, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"),
+    [
+        ("T5ForConditionalGeneration", ["input_ids", "decoder_input_ids"]),
+        # it makes the decoder's tokens of the encoder's
+        ("BartForSequenceClassification", []),
+        ("MambaForCausalLM", []),
+    ],
+)
+def test_inputs_besides_token_ids(name: str, needed: list[str]) -> None:
+    """A model runs on text if its forward needs token ids alone."""
+    assert further_inputs(task_model(name)) == needed
+
+
+def test_inputs_of_whisper() -> None:
+    with torch.device("meta"):
+        model = WhisperForConditionalGeneration(
+            WhisperConfig(
+                d_model=64,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+            )
+        )
+    assert further_inputs(model) == ["input_features", "decoder_input_ids"]
+
+
+@pytest.mark.parametrize("use", ["calibration", "evaluation"])
+def test_text_for_a_model_that_needs_more(use: str, tmp_path: Path) -> None:
+    """The error names the model type, its inputs, and what to give instead."""
+    source = task_folder("T5ForConditionalGeneration", tmp_path / "source")
+    text, out = long_text(tmp_path, 16), tmp_path / "out"
+    reason = (
+        "a model of type t5 needs input_ids and decoder_input_ids.*quantize_checkpoint"
+    )
+    with pytest.raises(DataError, match=reason):
+        if use == "calibration":
+            ptq(source, text, config_for("fp8"), out, progress=False)
+        else:
+            config = config_for("uint4_wo_32")
+            ptq(source, None, config, out, evaluate=text, progress=False)
+    assert not out.exists()

@@ -126,6 +126,18 @@ def test_a_family(family: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["JambaForCausalLM", "FalconMambaForCausalLM"])
+def test_a_forward_that_reads_the_mark_of_quantized_models(
+    name: str, tmp_path: Path
+) -> None:
+    """Both loaders mark a model as quantized, with which some forwards compute otherwise."""
+    folder = quantized(tmp_path, config_for("mxfp4"), torch_families.task_model(name))
+    assert torch.equal(
+        logits(loaded(folder), tokens()[0]),
+        logits(load_checkpoint(folder), tokens()[0]),
+    )
+
+
 def test_experts_that_stay_float(tmp_path: Path) -> None:
     """Files of Mixtral have other names for them than the model."""
     config = TorchConfig(scheme("int8"), exclude=("lm_head", "*experts*"))
