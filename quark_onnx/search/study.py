@@ -384,7 +384,7 @@ def _open_journal(path: Path) -> Any:
         return JournalStorage(JournalFileBackend(str(path), lock))
     # Lines that contradict each other fail in whatever Optuna does first.
     except Exception as error:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) or not path.exists():
             raise
         raise ConfigError(
             f"journal {path}: its lines contradict each other"

@@ -79,7 +79,8 @@ def keeps_weights_beside(model: str | Path | ModelProto, target: Path | None) ->
     Raises:
         ConfigError: the output would replace the external data, or a file of another model.
     """
-    if isinstance(model, ModelProto):
+    # Another type is an error of ``load``.
+    if not isinstance(model, str | Path):
         return False
     files = stored_beside(Path(model))
     if files and target is not None:
