@@ -50,8 +50,9 @@ _ZERO = "it was zero throughout calibration: there is no range to measure"
 #: The first samples all calibrate: ten are too few to hold any out.
 _CALIBRATING = 10
 #: Positions of the held-out samples among the first 64, and the stride of those after them: 16 of
-#: 64, and a tenth of the rest.
-_EARLY, _EARLY_END, _EVERY_LATER = range(_CALIBRATING, 58, 3), 64, 10
+#: 64, and a tenth of the rest. A small calibration set keeps most of its samples.
+_EARLY = (_CALIBRATING, 20, 30, *range(38, 64, 2))
+_EARLY_END, _EVERY_LATER = 64, 10
 #: Held-out samples of a large model or of large samples; decisions are made on so many as well.
 _FEW = 4
 #: Limit of the arrays of held-out samples in bytes: 16 images of 3 x 800 x 800 pixels.
@@ -531,8 +532,8 @@ def is_held_out(position: int) -> bool:
 
     The position decides alone: a stream of unknown length is split like a list.
 
-    >>> [position for position in range(30) if is_held_out(position)]
-    [10, 13, 16, 19, 22, 25, 28]
+    >>> [position for position in range(44) if is_held_out(position)]
+    [10, 20, 30, 38, 40, 42]
     """
     if position < _EARLY_END:
         return position in _EARLY
@@ -543,7 +544,7 @@ def held_out_of(length: int) -> int:
     """Return how many of some samples are held out: 16 of 64, at least a tenth of more.
 
     >>> [held_out_of(length) for length in (10, 11, 32, 64, 100, 256, 1000)]
-    [0, 1, 8, 16, 20, 36, 110]
+    [0, 1, 3, 16, 20, 36, 110]
     """
     return sum(map(is_held_out, range(length)))
 
@@ -657,7 +658,7 @@ class HoldOut:
         self._verdict = verdict and not run
         self._most = most
         self._bytes = 0
-        self._reservoir = _Reservoir(_VERDICT_SAMPLES, _VERDICT_BYTES)
+        self._reservoir = _Reservoir(_VERDICT_SAMPLES + _FEW, _VERDICT_BYTES)
         self._outputs: dict[int, Mapping[str, Any]] = {}
         self.samples: list[Any] = []
         self.first: list[Any] = []

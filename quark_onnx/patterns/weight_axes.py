@@ -129,7 +129,8 @@ class Layout:
     @property
     def is_plain(self) -> bool:
         """Whether the weight itself has all output channels along one axis."""
-        return self.merged == self.shape
+        in_order = self.order == tuple(range(len(self.order)))
+        return in_order and self.merged == self.shape
 
     def arranged(self, weight: NDArray[Any]) -> NDArray[Any]:
         """Arrange an array of the weight's shape."""

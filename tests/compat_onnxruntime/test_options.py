@@ -95,7 +95,8 @@ def test_what_is_no_cache_is_named(folder: Path, content: str | bytes) -> None:
     cache = folder / "ranges.json"
     cache.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(
-        ValueError, match=r"ranges\.json is no calibration cache of onnxruntime"
+        ValueError,
+        match=r"calibration_cache_path .*ranges\.json|no calibration cache of onnxruntime",
     ):
         ours.quantize_static(
             str(folder / "float.onnx"),

@@ -22,7 +22,7 @@ from onnx import ModelProto, numpy_helper
 from quark_onnx import QConfig, analyze, quantize
 from quark_onnx.common.registry import RULES
 from quark_onnx.graph import Graph
-from quark_onnx.patterns.weight_axes import BY_INPUT, weight_axes
+from quark_onnx.patterns.weight_axes import BY_INPUT, WeightAxes, weight_axes
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.refine.layer_problems import lattice_of, places_in
 from quark_onnx.scales.compute_qparams import compute_qparams
@@ -382,3 +382,13 @@ def test_the_analysis_of_weights_has_a_row_for_each_output_channel() -> None:
     for error in errors.values():
         assert error.granularity == "channel" and error.format == "int8"
         assert error.worst_sqnr > 35 and not error.dead
+
+
+def test_an_arrangement_of_the_same_shape_is_not_the_weight_itself() -> None:
+    """Two groups of (4, 2, 1, 1) are transposed into the same shape."""
+    layout = WeightAxes((1,), 0, groups=2).layout((4, 2, 1, 1))
+    weight = np.arange(8.0).reshape(4, 2, 1, 1)
+    assert layout.merged == weight.shape and not layout.is_plain
+    rows = layout.arranged(weight).reshape(4, 2)
+    np.testing.assert_array_equal(rows, [[0, 2], [1, 3], [4, 6], [5, 7]])
+    np.testing.assert_array_equal(layout.restored(layout.arranged(weight)), weight)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "quark_onnx"
+PACKAGE = Path(__file__).parents[3] / "quark_onnx"
 
 
 @pytest.mark.parametrize(

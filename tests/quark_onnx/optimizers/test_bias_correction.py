@@ -170,7 +170,7 @@ def test_four_bits_come_with_it(preset: str) -> None:
         > compare(layers(), plain.model, others).sqnr + 1
     )
     assert (
-        "bias_correction: cost both models one more run over 30 samples, layer by layer"
+        "bias_correction: cost both models one more run over 36 samples, layer by layer"
         in found.report.notes
     )
 

@@ -13,6 +13,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.writing.unfused_sums import unfuse_sums
 from tests.models import normal, parse, run, samples, weight
 from tests.optimized import optimized_kinds
+from tests.settings import portable
 
 WIDTH = 16
 #: Presets whose models run in onnxruntime.
@@ -129,7 +130,9 @@ def sums_read_floats(model: ModelProto) -> bool:
 @pytest.mark.parametrize("first", ["A8W8", "W8", "DYNAMIC"])
 def test_a_second_run_keeps_the_residual_stream_float(first: str) -> None:
     model = block(FUSED["operator"])
-    once = quantize(model, wide(model) if first == "A8W8" else None, first).model
+    once = quantize(
+        model, wide(model) if first == "A8W8" else None, portable(QConfig.of(first))
+    ).model
     again = QConfig.of("A8W8").with_(keep_existing=True)
     twice = quantize(once, wide(model), again).model
     assert sums_read_floats(twice)

@@ -119,7 +119,7 @@ def test_the_metadata_name_producer_and_formats(tmp_path: Path) -> None:
     texts = {entry.key: entry.value for entry in found.metadata_props}
     assert texts.pop("quark_onnx.float_producer").startswith("pytorch ")
     assert texts == {
-        "quark_onnx.common.version": __version__,
+        "quark_onnx.version": __version__,
         "quark_onnx.weight": f"1 x {scheme('int4_wo_32').weight}; 1 x {int8.weight}",
         "quark_onnx.activation": f"1 x float; 1 x {int8.input}",
     }
