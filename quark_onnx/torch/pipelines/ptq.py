@@ -333,13 +333,12 @@ def text_windows(
 
 
 def _batched(windows: Sequence[Any]) -> list[Any]:
-    """Stack windows into batches of shape (windows, length), at least one for each process.
+    """Stack windows into batches of shape (windows, length).
 
     Larger products are faster.
     """
     # all windows have the same length
-    size = min(AT_ONCE // len(windows[0]), len(windows) // distributed.count())
-    return list(torch.stack(list(windows)).split(max(1, size)))
+    return list(torch.stack(list(windows)).split(max(1, AT_ONCE // len(windows[0]))))
 
 
 def tokenizer_of(

@@ -1,26 +1,21 @@
 """Distribution of calibration data over the processes of torch.distributed.
 
-Every process runs the model on its part of the samples. Sums over tokens, such as Hessians, are
-formed in the order of the samples, so that they equal those of a single process to the bit. Ranges
-and histograms are merged. From file to file, the first process alone writes. Without
-torch.distributed, the functions do nothing.
+Every process runs the model on its part of the samples. Hessians, ranges and histograms are then
+reduced over all samples, so that all processes choose equal codes. From file to file, the first
+process alone writes. Without torch.distributed, the functions do nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from quark_onnx.common.errors import DataError
-
-T = TypeVar("T")
-#: Tensors of one sample, by layer.
-Tensors = Mapping[str, Sequence[torch.Tensor]]
 
 
 def count() -> int:
@@ -68,91 +63,43 @@ def process_group(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def dealt(items: Sequence[T]) -> list[T]:
-    """Return the items of this process, in a round-robin distribution.
+def own_part(samples: Sequence[Any]) -> list[Any]:
+    """Return the calibration samples of this process, in a round-robin distribution.
 
-    >>> dealt([1, 2, 3])
+    Raises:
+        DataError: there are fewer samples than processes.
+
+    >>> own_part([1, 2, 3])
     [1, 2, 3]
     """
     if count() == 1:
-        return list(items)
-    return list(items[dist.get_rank() :: count()])
-
-
-def own_part(batches: Sequence[T]) -> list[T]:
-    """Return the calibration batches of this process.
-
-    Raises:
-        DataError: there are fewer batches than processes.
-    """
-    # A process without data would have no block to run, and no statistic to reduce.
-    if len(batches) < count() > 1:
+        return list(samples)
+    # A process without samples would have no block to run, and no statistic to reduce.
+    if len(samples) < count():
         raise DataError(
-            f"{len(batches)} calibration batches are too few for {count()} processes;"
-            " each needs one. Give more or smaller batches, or start fewer processes",
+            f"{len(samples)} samples are too few for {count()} processes; each needs one",
         )
-    return dealt(batches)
-
-
-def in_order(
-    own: Iterable[Tensors],
-    device: torch.device | str,
-) -> Iterator[Tensors]:
-    """Yield the tensors of all samples, in the order in which a single process meets them.
-
-    Inputs of layers are sent, not sums of their products: a sum in another order has other last
-    bits, with which algorithms choose other codes.
-
-    Args:
-        own: the tensors of the samples that ``own_part`` has given to this process.
-        device: the device of the tensors.
-    """
-    if count() == 1:
-        yield from own
-        return
-    samples = iter(own)
-    while True:
-        sample = next(samples, None)
-        for rank, form in enumerate(
-            gathered(None if sample is None else _form(sample))
-        ):
-            # Samples are dealt out in turn: the ranks behind have none left, either.
-            if form is None:
-                return
-            yield _sent(sample or {}, form, rank, device)
-
-
-def _form(sample: Tensors) -> dict[str, list[tuple[torch.Size, torch.dtype]]]:
-    return {
-        name: [(tensor.shape, tensor.dtype) for tensor in tensors]
-        for name, tensors in sample.items()
-    }
-
-
-def _sent(
-    sample: Tensors,
-    form: Mapping[str, Sequence[tuple[torch.Size, torch.dtype]]],
-    rank: int,
-    device: torch.device | str,
-) -> Tensors:
-    """Send a sample of one rank to the others, or receive it from that rank."""
-    found = dict[str, list[torch.Tensor]]()
-    for name, kinds in form.items():
-        if rank == dist.get_rank():
-            found[name] = [tensor.contiguous() for tensor in sample[name]]
-        else:
-            found[name] = [
-                torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds
-            ]
-        for tensor in found[name]:
-            dist.broadcast(tensor, rank)
-    return found
+    return list(samples[dist.get_rank() :: count()])
 
 
 def summed(tensor: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor)
+    return tensor
+
+
+def least(tensor: torch.Tensor) -> torch.Tensor:
+    """Reduce a tensor to its elementwise minimum over the processes, in place."""
+    if count() > 1:
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+    return tensor
+
+
+def greatest(tensor: torch.Tensor) -> torch.Tensor:
+    """Reduce a tensor to its elementwise maximum over the processes, in place."""
+    if count() > 1:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 

@@ -55,11 +55,8 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
         ["--scheme", "uint4_wo_32", "--no-verdict"],
         # ranges of activations are the same, in whatever order samples come
         ["--scheme", "fp8", "--html", "page.html", "--json", "out.json"],
-        # sums over tokens have the order of the samples
-        ["--scheme", "uint4_wo_32", "--algorithm", "gptq", "--no-verdict"],
-        ["--scheme", "uint4_wo_32", "--algorithm", "awq", "--no-verdict"],
     ],
-    ids=lambda options: "-".join(options[1:4:2]),
+    ids=lambda options: options[1],
 )
 def test_equal_bytes(
     options: list[str], source: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,28 +77,20 @@ def test_equal_bytes(
     }
 
 
-@pytest.mark.parametrize("windows", [8, 2])
-def test_few_windows_are_shared(windows: int, source: Path) -> None:
-    """Windows are shared out, and not the batches that one process would make of them."""
-    rng = np.random.default_rng(1)
-    np.save(source.parent / "tokens.npy", rng.integers(0, 96, (windows, 64)))
+def test_nearly_equal_codes_with_an_algorithm(source: Path) -> None:
     options = ["--scheme", "uint4_wo_32", "--algorithm", "gptq", "--no-verdict"]
+    assert main(command(source, "one", *options)) == 0
     done = run_two(command(source, "two", *options))
     assert not done.returncode, done.stderr
-    assert main(command(source, "one", *options)) == 0
     one, two = (
         load_file(source.parent / name / "model.safetensors") for name in ("one", "two")
     )
-    # batches of other sizes: products may have other last bits, and tip a code
-    same = sum(int(torch.eq(tensor, two[name]).sum()) for name, tensor in one.items())
-    assert same > 0.99 * sum(tensor.numel() for tensor in one.values())
-
-
-def test_fewer_windows_than_processes(source: Path) -> None:
-    np.save(source.parent / "tokens.npy", np.zeros((1, 64), np.int64))
-    done = run_two(command(source, "two", "--scheme", "fp8", "--no-verdict"))
-    assert done.returncode
-    assert "1 calibration batches are too few for 2 processes" in done.stderr
+    assert list(one) == list(two)
+    same = total = 0
+    for name, tensor in one.items():
+        same += int(torch.eq(tensor, two[name]).sum())
+        total += tensor.numel()
+    assert same > 0.99 * total  # sums of floats in another order may tip a code
 
 
 def test_one_process_stores_finished_blocks(source: Path) -> None:
