@@ -307,8 +307,9 @@ def text_windows(
             vocabulary, or a window is longer than its table of positions.
     """
     if needed := further_inputs(model):
+        model_type = getattr(model.config, "model_type", type(model).__name__)
         raise DataError(
-            f"{text.source} is text, and a model of type {model.config.model_type} needs"
+            f"{text.source} is text, and a model of type {model_type} needs"
             f" {' and '.join(needed)}. In Python, give quantize_checkpoint batches as"
             " dictionaries with these keys; without data, choose a weight-only scheme"
             " without an algorithm and --no-verdict",

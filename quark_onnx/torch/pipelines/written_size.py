@@ -81,8 +81,8 @@ def written_tensors(
     for name, module in model.named_modules():
         if name in chosen:
             spec = chosen[name][1]
-            key = (type(module), module.weight.shape, module.weight.dtype, spec)
-            key = (*key, getattr(module, "bias", None) is None)
+            weight, has_bias = module.weight, getattr(module, "bias", None) is not None
+            key = (type(module), weight.shape, weight.dtype, spec, has_bias)
             if key not in known:
                 shape = tuple(outputs_first(module.weight, kind_of(module)).shape)
                 layout.check_layer(name, kind_of(module) or "", spec, shape)

@@ -21,7 +21,7 @@ from onnx import ModelProto
 from calibrators.readers.open import ImageSpec, open_reader
 from quark_onnx import npu
 from quark_onnx.cli import main
-from quark_onnx.errors import AccuracyError, ConfigError, ModelError
+from quark_onnx.common.errors import AccuracyError, ConfigError, ModelError
 from quark_onnx.registry import NPU_RECIPES
 from tests.models import depthwise_layers, normal, parse, run, weight
 
