@@ -215,13 +215,13 @@ def _checkpoint(options: Namespace, stack: ExitStack) -> Path:
     except ConfigError as error:
         # The advice may be an option of 'llm ptq', such as to exclude a layer.
         raise ConfigError(
-            f"{error}. With further options, quantize by '{_ptq_command(options)}', and"
+            f"{error}. With further options, quantize by '{ptq_command(options)}', and"
             " give its output to 'llm oga'",
         ) from error
     return place / "checkpoint"
 
 
-def _ptq_command(options: Namespace) -> str:
+def ptq_command(options: Namespace) -> str:
     """Return the command that writes the checkpoint of a float model in the layout oga."""
     output: Path = options.output
     words = [PROGRAM, "llm", "ptq", str(options.model)]

@@ -88,14 +88,14 @@ def test_options_of_the_same_command(action: str) -> None:
 
 def test_the_command_of_oga_parses() -> None:
     """An error of the quantization within 'llm oga' proposes a command of 'llm ptq'."""
-    from quark_onnx.cli.llm_oga import _ptq_command
+    from quark_onnx.cli.llm_oga import ptq_command
 
     words = (
         "llm oga my -o out --data t.txt --length 8 --algorithm awq gptq --trust-code"
     )
     parser, _ = build_parser()[:2]
     options = parser.parse_args(words.split())
-    program, *command = _ptq_command(options).split()
+    program, *command = ptq_command(options).split()
     assert program == "quark-onnx"
     again = parser.parse_args(command)
     assert (again.action, again.layout) == ("ptq", "oga")
