@@ -168,11 +168,11 @@ def write_oga(  # noqa: PLR0913
             options = (*options, *scales.options(str(file)))
         if trust_code:
             options = (*options, "hf_remote=true")
-        _build(checkpoint, built, place / "cache", options)
+        run_builder(checkpoint, built, place / "cache", options)
         # Before the copy of the checkpoint, which is no part of the model.
         size = sum(each.stat().st_size for each in built.iterdir())
         prompts = _prompts(model)
-        generated = _generated(built, prompts.tolist(), new_tokens)
+        generated = generated_tokens(built, prompts.tolist(), new_tokens)
         found = _compared(model, prompts, generated, new_tokens, scales)
         result = OgaModel(
             output,
@@ -265,7 +265,7 @@ def _check_layout(checkpoint: Path) -> None:
         )
 
 
-def _build(
+def run_builder(
     checkpoint: Path,
     folder: Path,
     cache: Path,
@@ -373,7 +373,7 @@ def _agreeing(one: list[int], other: list[int]) -> int:
     return count
 
 
-def _generated(
+def generated_tokens(
     folder: Path,
     prompts: list[list[int]],
     new_tokens: int,

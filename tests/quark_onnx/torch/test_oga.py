@@ -130,8 +130,8 @@ def test_both_references_are_reported(
 
     monkeypatch.setattr(oga, "check_oga", lambda _: None)
     monkeypatch.setattr(oga, "measure_cache", measure)
-    monkeypatch.setattr(oga, "_build", build)
-    monkeypatch.setattr(oga, "_generated", generate)
+    monkeypatch.setattr(oga, "run_builder", build)
+    monkeypatch.setattr(oga, "generated_tokens", generate)
     text = Text(str(tmp_path / "ids.npy"), 4, 16)
     found = oga.write_oga(
         checkpoint, tmp_path / "oga", new_tokens=8, kv_cache=cache, text=text
