@@ -60,6 +60,7 @@ from quark_onnx.cli.parsing import (
 from quark_onnx.cli.terminal import complain, show
 from quark_onnx.common.errors import (
     AccuracyError,
+    ConstraintError,
     PlanError,
     QuarkError,
     crash_errors,
@@ -285,8 +286,12 @@ def _reason_and_steps(
     return error.reason, with_commands(error.next_steps, options)
 
 
-def _complain_with_steps(message: str, steps: Sequence[NextStep]) -> None:
+def _complain_with_steps(
+    message: str, steps: Sequence[NextStep], findings: Sequence[str] = ()
+) -> None:
     _complain(f"error: {message}")
+    for finding in findings:
+        _complain(finding)
     for step in steps:
         lines = ["try: " + step.lines()[0], *step.lines()[1:]]
         with suppress(OSError):
@@ -304,7 +309,10 @@ def _deliver(document: dict[str, Any], target: str | None) -> None:
 
 
 def _fail(error: Exception, options: Namespace) -> int:
-    kind, message = type(error).__name__, printable(" ".join(str(error).split()))
+    reason, findings = str(error), tuple[str, ...]()
+    if isinstance(error, ConstraintError):
+        reason, findings = error.reason, error.findings
+    kind, message = type(error).__name__, printable(" ".join(reason.split()))
     steps = list[NextStep]()
     if isinstance(error, AccuracyError):
         reason, steps = _reason_and_steps(error, options)
@@ -333,10 +341,11 @@ def _fail(error: Exception, options: Namespace) -> int:
             say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
         else:
             message += "; this is a defect; run with --verbose for the traceback"
-    _complain_with_steps(message, steps)
+    _complain_with_steps(message, steps, findings)
     try:
+        whole = "\n".join([message, *findings])
         _deliver(
-            {"command": options.command, **error_document(kind, message, steps)},
+            {"command": options.command, **error_document(kind, whole, steps)},
             options.json,
         )
     # The file for JSON may be what could not be written.

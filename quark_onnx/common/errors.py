@@ -17,7 +17,7 @@ A message names the finding, its place (node, tensor, sample, file, option), and
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ _KILLED = "the system does that where memory runs out"
 class QuarkError(Exception):
     """The base of errors raised by the package on purpose.
 
-    A message is one line. It contains names from files and texts of other libraries, so line
+    A message is one line, but for a list of broken rules. It contains names from files and texts of other libraries, so line
     ends and terminal control characters in it are escaped.
     """
 
@@ -99,7 +99,23 @@ class PlanError(QuarkError):
 
 
 class ConstraintError(QuarkError):
-    """The constraints of a target cannot be met together."""
+    """A model breaks rules of a target, or the constraints cannot be met together.
+
+    Attributes:
+        reason: the message without the broken rules.
+        findings: the broken rules, a line each.
+    """
+
+    def __init__(self, reason: object = "", findings: Iterable[object] = ()) -> None:
+        super().__init__(reason)
+        self.reason = super().__str__()
+        self.findings = tuple(printable(str(finding)) for finding in findings)
+
+    def __str__(self) -> str:
+        return "\n".join([self.reason, *self.findings])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.findings)
 
 
 class AccuracyError(QuarkError):

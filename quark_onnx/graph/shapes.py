@@ -108,6 +108,7 @@ def infer_values(
             node.domain = ""
             node.op_type = _TWINS[node.op_type]
     import_all(skeleton)
+    open_negative_sizes(skeleton.graph)
     values = _inferred(skeleton)
     while _has_too_many_windows(skeleton, values):
         # Shapes that follow from the changed pool.

@@ -45,7 +45,7 @@ def read_cache(request: Request) -> bool:
         return False
     if name_of(method) != name_of(request.arguments["calibrate_method"]):
         raise CallError(
-            f"calibration_cache_path {path} was written by {method},"
+            f"calibration_cache_path {path} was written by {short(str(method))},"
             f" and calibrate_method is {request.arguments['calibrate_method']}; remove"
             " the file, or ask for the same",
         )
@@ -88,6 +88,7 @@ def _load(path: str | Path) -> tuple[bool, object, dict[str, tuple[float, float]
         TypeError,
         ValueError,
         AssertionError,
+        OverflowError,
     ) as error:
         # onnxruntime has no error of its own for another structure.
         raise CallError(

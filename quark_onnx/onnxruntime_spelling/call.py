@@ -132,8 +132,8 @@ def translate_static(positional: tuple[Any, ...], keywords: Mapping[str, Any]) -
     # With a cache the ranges are known, and no reader is needed.
     if request.data is None and a["calibration_cache_path"] is not None and not cached:
         raise CallError(
-            "calibration_data_reader is None, and there is no file at"
-            " calibration_cache_path yet",
+            "calibration_data_reader is None, and calibration_cache_path has no ranges"
+            f" for this call: {a['calibration_cache_path']}",
         )
     # A cache that was read is left as it is.
     if cached or a["calibration_cache_path"] is None:

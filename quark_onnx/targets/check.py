@@ -8,6 +8,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from calibrators.shown import printable
+from quark_onnx.common.containers import grouped_by
 from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
@@ -19,8 +20,8 @@ from quark_onnx.targets.scales import scale_findings
 from quark_onnx.targets.structure import convolution_findings, structure_findings
 from quark_onnx.targets.target import Target
 
-#: Maximum number of broken rules in an error message.
-_SHOWN = 3
+#: Maximum number of broken rules in an error message, which names the first place of each.
+_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,17 @@ def require_rules(found: Check, consequence: str) -> None:
     if not found.errors:
         return
     errors = [finding for finding in found.findings if finding.severity == "error"]
-    lines = [*map(str, errors[:_SHOWN])]
-    if len(errors) > _SHOWN:
-        lines.append(f"and {len(errors) - _SHOWN} more")
+    by_rule = grouped_by(errors, lambda finding: finding.rule)
+    lines = [
+        f"{first} ({len(others)} more of {rule})" if others else str(first)
+        for rule, (first, *others) in by_rule.items()
+    ]
+    if len(lines) > _SHOWN:
+        lines[_SHOWN:] = [f"and {counted(len(lines) - _SHOWN, 'further rule')}"]
     raise ConstraintError(
         f"the {found.kind} model breaks {counted(found.errors, 'rule')} of"
-        f" {found.target.name} ({found.target.summary}); {consequence}:\n"
-        + "\n".join(lines),
+        f" {found.target.name} ({found.target.summary}); {consequence}:",
+        lines,
     )
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from quark_onnx import compare, quantize_static
+from quark_onnx import QConfig, compare, quantize_static
 from tests.models import Array, Feeds
+from tests.settings import portable
 
 FOLDER = Path(__file__).parents[2] / "examples" / "digits"
 MODEL = FOLDER / "digits.onnx"
@@ -50,7 +51,7 @@ def test_a_quantized_model_is_about_as_good(
 ) -> None:
     samples, images, _ = digits()
     output = tmp_path / "out.onnx"
-    quantize_static(MODEL, samples, preset, output)
+    quantize_static(MODEL, samples, portable(QConfig.of(preset)), output)
     assert accuracy(output) >= accuracy(MODEL) - points / 100
     assert output.stat().st_size < MODEL.stat().st_size / 2
     assert compare(MODEL, output, [{"image": images}]).sqnr >= floor

@@ -30,6 +30,7 @@ from quark_onnx.graph import Graph
 from quark_onnx.graph.moved import PROPAGATED, pair_moved
 from quark_onnx.graph.node import DEQUANTIZE
 from tests.models import MODELS, Feeds, parse, run, samples, weight
+from tests.settings import portable
 
 #: Formats of so few bits that a result of one number may be any distance from the float one.
 COARSE = frozenset(
@@ -288,7 +289,7 @@ def test_wherever_it_is_moved_and_captured(name: str, child: Child) -> None:
     compute on codes.
     """
     model = model_of(name)
-    config = QConfig.of("A8W8")
+    config = portable(QConfig.of("A8W8"))
     for changed in (
         config,
         config.with_(exclude="move") if MOVE in CASES[name][1] else config,

@@ -222,11 +222,11 @@ def drawn(count: int, *shape: int) -> Iterator[Feeds]:
 @pytest.mark.parametrize(
     ("calibrator", "slack"),
     [
-        ("percentile", 0),
-        ("entropy", 0),
+        ("percentile", 300_000),
+        ("entropy", 300_000),
         ("minmse", 4_000_000),
     ],  # minmse looks at full bins, which few values leave empty
-)
+)  # held-out samples stay, with both models' outputs, up to a fixed limit: 12 KB each here
 def test_ort_10503_bert_percentile_memory(calibrator: str, slack: int) -> None:
     """1: histograms held every intermediate of every sample, 256 GB for BERT.
 

@@ -210,7 +210,7 @@ def test_types_and_selections() -> None:
         ),
         (
             {"calibration_cache_path": "c.json"},
-            "there is no file at calibration_cache_path yet",
+            "calibration_cache_path has no ranges for this call",
         ),
         (
             {"op_types_to_quantize": 5},

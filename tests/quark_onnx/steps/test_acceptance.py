@@ -78,7 +78,7 @@ def test_what_makes_outputs_worse_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_brings_outputs_nearer_is_kept() -> None:
     model = models.conv_relu()
-    data, others = models.samples(model, 32), models.samples(model, 8, seed=1)
+    data, others = models.samples(model, 64), models.samples(model, 64, seed=1)
     plain = QConfig.of("A8W8").with_(weight=WIDE)
     found = quantize(model, data, plain.with_(optimizers=(BiasCorrection(),)))
     assert found.report.layers and not any(

@@ -227,7 +227,7 @@ def test_a_layer_is_shown_what_it_reads_and_what_it_should_compute(
     gathered = np.concatenate([first.train.inputs[0], first.held.inputs[0]]).astype(
         np.float64
     )
-    assert len(gathered) == 64  # of 20 samples four measure the result
+    assert len(gathered) == 76  # of 20 samples one measures the result
     gram, count = first.gram()
     assert count == len(gathered)
     np.testing.assert_allclose(gram[0], gathered.T @ gathered, rtol=1e-4, atol=1e-4)
