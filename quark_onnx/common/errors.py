@@ -62,8 +62,8 @@ _KILLED = "the system does that where memory runs out"
 class QuarkError(Exception):
     """The base of errors raised by the package on purpose.
 
-    A message is one line, but for a list of broken rules. It contains names from files and texts of other libraries, so line
-    ends and terminal control characters in it are escaped.
+    A message is one line, but for a list of broken rules. It contains names from files and texts of
+    other libraries, so line ends and terminal control characters in it are escaped.
     """
 
     def __init__(self, message: object = "") -> None:

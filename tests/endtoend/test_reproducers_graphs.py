@@ -7,7 +7,6 @@ See ``test_reproducers``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
