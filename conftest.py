@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -26,17 +23,6 @@ if MISSING:
     ]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--extras",
-        action="store_true",
-        help=(
-            "run only the tests of files that mention an optional package; the others"
-            " run without the extras as well"
-        ),
-    )
-
-
 def pytest_report_header() -> str:
     """Say first of all what is left out."""
     if not MISSING:
@@ -47,34 +33,11 @@ def pytest_report_header() -> str:
     )
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
-    """Skip what needs a package that is missing; with ``--extras``, leave out what a run without
-    the extras tests as well.
-    """
-    if find_spec("onnxruntime_extensions") is None:
-        skip = pytest.mark.skip(reason="onnxruntime-extensions is not installed")
-        for item in items:
-            if item.get_closest_marker("images"):
-                item.add_marker(skip)
-    if not config.getoption("--extras"):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a package that is missing."""
+    if find_spec("onnxruntime_extensions") is not None:
         return
-    if MISSING:
-        raise pytest.UsageError(
-            f"--extras: {', '.join(MISSING)} missing (pip install -e '.[llm]')"
-        )
-    others = [item for item in items if not _mentions_optional(item.path)]
-    config.hook.pytest_deselected(items=others)
-    items[:] = [item for item in items if _mentions_optional(item.path)]
-
-
-@cache
-def _mentions_optional(path: Path) -> bool:
-    """Return whether a test can depend on an optional package: its file names one or lies on the
-    PyTorch side.
-    """
-    # "pytorch_half_pixel" is a word of the ONNX specification
-    pattern = rf"(?<![a-z])({'|'.join(OPTIONAL)})"
-    named = re.search(pattern, path.read_text(encoding="utf-8"))
-    return named is not None or "torch" in path.parts
+    skip = pytest.mark.skip(reason="onnxruntime-extensions is not installed")
+    for item in items:
+        if item.get_closest_marker("images"):
+            item.add_marker(skip)
