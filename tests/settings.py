@@ -1,7 +1,14 @@
-"""Configurations that tests name: they spell out what a preset may change its mind about."""
+"""Configurations that tests name, which spell out what a preset may change its mind about; and the
+depth of the sweeps.
+"""
+
+import os
 
 from calibrators.onnx_runtime.cpu_features import saturates
 from quark_onnx import QConfig
+
+#: Whether sweeps take every model and every graph (``scripts/test --nightly``), or a part of them.
+NIGHTLY = bool(os.environ.get("QUARK_ONNX_NIGHTLY"))
 
 #: uint8 asymmetric activations and int8 symmetric weights, with one scale a tensor or a channel.
 TENSOR = QConfig.of("A8W8").with_(calibrator="minmax", per_channel=False)

@@ -1,9 +1,9 @@
 """Every backend test model of the ONNX standard that onnxruntime runs in float is quantized,
 checked and run.
 
-Presets of integer activations take all of them. The others, whose sessions take many times as long
-to open, share them: each takes every fifth, and together they have all;
-``python -m tests.endtoend.backend_models`` takes all for any.
+The presets share the models: each takes every eighth, and together they have all. Every night,
+presets of integer activations take all of them, and the others, whose sessions take many times as
+long to open, share them. ``python -m tests.endtoend.backend_models`` takes all for any.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections import Counter
 import pytest
 
 from tests.endtoend.backend_models import run_all, table
+from tests.settings import NIGHTLY
 
 #: Fewer models than onnx 1.23 and onnxruntime 1.31 run: a suite that lost its models does not pass.
 LEAST_MODELS = 1520
-#: Presets that share the models.
-SHARING = ("INT4", "DYNAMIC", "BF16", "BFP16", "MXFP8E4M3")
+#: Presets whose sessions take long to open, and those that share the models.
+LONG = ("INT4", "DYNAMIC", "BF16", "BFP16", "MXFP8E4M3")
+SHARING = LONG if NIGHTLY else (*LONG, "A8W8", "A16W8", "XINT8")
 
 #: Why a model is further from float than its bits account for.
 HIDDEN = {
@@ -40,7 +42,7 @@ LARGE = dict.fromkeys(
         ("A8W8", 20, HIDDEN),
         ("A16W8", 35, LARGE),
         ("XINT8", 15, HIDDEN),
-        *((preset, None, {}) for preset in SHARING),
+        *((preset, None, {}) for preset in LONG),
     ],
 )
 def test_models_pass_and_keep_their_function(

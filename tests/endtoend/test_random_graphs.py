@@ -1,5 +1,5 @@
-"""A thousand random graphs: each is quantized, checked and run, and what does not matter changes
-nothing.
+"""Random graphs, a thousand every night: each is quantized, checked and run, and what does not
+matter changes nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, QuantizationSpec, quantize, quantize_static
 from quark_onnx.npu import check
 from tests.endtoend.random_graphs import draw, renamed, shuffled
+from tests.settings import NIGHTLY
 
 PRESETS = (
     "A8W8",
@@ -28,7 +29,8 @@ PRESETS = (
     "FP8E4M3",
     "MXFP8E4M3",
 )
-GRAPHS, PART = 1000, 50
+#: All graphs, those for a target, and the number in one test.
+GRAPHS, TARGETED, PART = (1000, 500, 50) if NIGHTLY else (200, 80, 20)
 #: Presets whose sessions take ten times as long to open take every fourth of their graphs.
 BLOCKS = ("BFP16", "MXFP8E4M3")
 
@@ -113,7 +115,7 @@ def test_the_same_input_gives_the_same_bytes() -> None:
         assert first.SerializeToString() == second.SerializeToString()
 
 
-@pytest.mark.parametrize("part", range(500 // PART))
+@pytest.mark.parametrize("part", range(TARGETED // PART))
 def test_nothing_that_is_made_for_a_target_breaks_its_rules(part: int) -> None:
     for seed in range(part * PART, (part + 1) * PART):
         quantized = quantize_static(*draw(seed), config("XINT8").with_(target="stx"))
