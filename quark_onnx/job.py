@@ -17,9 +17,10 @@ from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import short
+from quark_onnx.assemble import Assembler, Trials
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
-from quark_onnx.common.containers import names_of
+from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import (
     ConfigError,
     DataError,
@@ -33,7 +34,6 @@ from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import OriginalDtypes, upcast_to_float32
 from quark_onnx.files.io import load
-from quark_onnx.fusions.nbits import set_accuracy_level
 from quark_onnx.graph import (
     Graph,
     describe_closed,
@@ -58,10 +58,10 @@ from quark_onnx.measuring.open_data import first_sample, reader_for
 from quark_onnx.measuring.random_sample import random_sample
 from quark_onnx.measuring.range_files import GivenRanges
 from quark_onnx.measuring.run_data import Planned, RunData
-from quark_onnx.optimizers import with_equalization
+from quark_onnx.optimizers import AutoMixedPrecision, with_equalization
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
-from quark_onnx.plan import Plan, Quantize, select
+from quark_onnx.plan import Plan, select
 from quark_onnx.plan.blocks import describe_blocks
 from quark_onnx.planning.make_plan import make_plan
 from quark_onnx.planning.nothing_to_quantize import has_nothing_to_quantize
@@ -72,44 +72,28 @@ from quark_onnx.planning.subgraph_plans import all_plans, give_up_late
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.refine import (
     InputMeans,
-    accept_biases,
     check_folder,
-    correct_biases,
     give_biases,
     optimize_float,
-    refine,
 )
 from quark_onnx.report import Report, kept_types, summarize, verdicts
-from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.verdict import (
     MOST_SAMPLES,
     VerdictCollector,
 )
-from quark_onnx.running.function_bodies import define_functions
 from quark_onnx.running.run import Reference, Sample
-from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints
-from quark_onnx.scales.compute_qparams import (
-    ResolvedPlan,
-    compute_bias_qparams,
-    compute_qparams,
-)
-from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
-from quark_onnx.trials.acceptance import Snapshot, min_output_sqnr
-from quark_onnx.trials.clipping import measure_clipping
-from quark_onnx.trials.mixed_precision import describe, mix
-from quark_onnx.trials.scale_search import search
+from quark_onnx.trials.mixed_precision import (
+    describe,
+    mix,
+    mixed_plans,
+    require_mixing,
+)
 from quark_onnx.writing.destination import destination, keeps_weights_beside
-from quark_onnx.writing.dynamic import quantized_before, read_floats
 from quark_onnx.writing.finish import Finished, Judging, finish, hand_back
-from quark_onnx.writing.fuse import fuse
-from quark_onnx.writing.insert import insert
-from quark_onnx.writing.insert_subgraphs import quantize_insides
 from quark_onnx.writing.provenance import write_provenance
 from quark_onnx.writing.run_settings import settings_of_config
-from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
-from quark_onnx.writing.unfused_sums import unfuse_sums
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +184,7 @@ def _run_on_data(
             _read(held, spool, reader.length, progress)
         # Float outputs are computed during calibration; they serve the verdict if no rewrite
         # changed them.
-        shares = kept and job.keeps_function
+        shares = kept and job.config.keeps_function
         run_data = RunData(
             first,
             held,
@@ -234,6 +218,7 @@ def _run_on_data(
                 executor=executor,
                 progress=bar.update,
                 receive=receive if shares or means is not None else None,
+                others=mixed_plans(planned.graph, job.config),
                 extended=None if means is None else means.graph,
                 begun=planned.begun,
             )
@@ -243,8 +228,37 @@ def _run_on_data(
         # The verdict finds these outputs there, instead of another run of the float model.
         for sample, outputs in held.computed():
             job.reference.remembering.remember(sample, outputs)
-        measured = planned.with_plans(found.plan, found.insides)
-        return _finished(job, measured, found.ranges, run_data, progress)
+        measured, ranges = planned.with_plans(found.plan, found.insides), found.ranges
+        if job.mixing is not None:
+            measured, ranges = _mixed(
+                job, job.mixing, measured, ranges, run_data, progress
+            )
+        return _finished(job, measured, ranges, run_data, progress)
+
+
+def _mixed(  # noqa: PLR0913
+    job: Job,
+    settings: AutoMixedPrecision,
+    planned: Planned,
+    ranges: Ranges,
+    data: RunData,
+    progress: bool | None,
+) -> tuple[Planned, Ranges]:
+    """Return the plan and the ranges in which nodes have the formats that a target needs.
+
+    Args:
+        job: the model and the settings.
+        settings: the target, and the formats to choose between.
+        planned: the plan in the format of the configuration.
+        ranges: its ranges.
+        data: the data of the run.
+        progress: as for ``quantize_static``.
+    """
+    trials = Trials(Assembler(job.reference, job.narrowing), planned, ranges, data)
+    trial, found = mix(trials, settings, data.again, data.held_out, progress)
+    notes = describe(found, settings, len(planned.graph.nodes))
+    changed = trial.planned
+    return replace(changed, notes=[*notes, *changed.notes]), trial.ranges
 
 
 def _known_ranges(planned: Planned) -> Calibrated:
@@ -491,22 +505,17 @@ class Job:
             self.reference.release()
 
     @property
-    def keeps_function(self) -> bool:
-        """Whether the calibrated graph computes the outputs of the float model."""
-        # Optimizers of the float graph that are exact, such as equalization, keep its outputs.
-        return all(
-            optimizer.exact
-            for optimizer in self.config.optimizers
-            if optimizer.stage == "float"
-        )
-
-    @property
     def corrects_biases(self) -> bool:
         """Whether biases are corrected by means of layer inputs, if there are samples."""
         optimizers = self.config.optimizers
         return bool(self.config.search) and not any(
             optimizer.stage == "layer" for optimizer in optimizers
         )
+
+    @property
+    def mixing(self) -> AutoMixedPrecision | None:
+        """The optimizer that chooses formats of nodes; None without it."""
+        return next(iter(of_type(self.config.optimizers, AutoMixedPrecision)), None)
 
     @property
     def has_ranges(self) -> bool:
@@ -584,44 +593,21 @@ class Job:
             begun = Keyed(measured, tensor_keys(graph), rich=False)
         if len(samples):  # no optimizer moves a bias without samples
             give_biases(graph, self.config)
-        config, early = self.config, list[str]()
-        if any(
-            optimizer.stage == "plan" for optimizer in config.optimizers
-        ):  # these optimizers build models to measure
-            at_opset = plan_at_opset(
-                graph,
-                config,
-                self.reference,
-                sample,
-                inside=False,
-            )
-            graph, early = at_opset.graph, at_opset.notes
-        config, found = mix(
-            graph,
-            config,
-            samples,
-            held_out=data.held_out,
-            keyed=keyed,
-            show=progress,
-        )
-        for settings in config.optimizers:
-            if found and settings.stage == "plan":
-                notes += describe(found, settings, len(graph.nodes))
-        # The final plan: mixed precision may have changed the formats, and so the opset.
-        found_plan = plan_at_opset(graph, config, self.reference, sample)
+        require_mixing(graph, self.config, samples)
+        found_plan = plan_at_opset(graph, self.config, self.reference, sample)
         graph = found_plan.graph
-        insides = give_up_late(found_plan.insides, vendor=config.form == "vendor")
+        insides = give_up_late(found_plan.insides, vendor=self.config.form == "vendor")
         if graph.store is not None:
             notes.append(
                 "a large model: it is verified without onnxruntime's graph"
                 " optimizations, to save memory",
             )
         return Planned(
-            config,
+            self.config,
             graph,
             found_plan.plan,
             insides,
-            [*notes, *early, *found_plan.notes],
+            [*notes, *found_plan.notes],
             rewrites,
             keyed,
             begun,
@@ -647,12 +633,15 @@ class Job:
     def _keyed(self, graph: Graph) -> Keyed | None:
         """Return the earlier statistics for tensors of the float graph."""
         calibration = self.calibration
-        mixing = any(each.stage == "plan" for each in self.config.optimizers)
-        if calibration is None and mixing:  # mixed precision measures before the run
-            calibration = Calibration("")
+        if calibration is None and self.mixing is not None:
+            calibration = Calibration("")  # further formats are tried with these ranges
         if calibration is None:
             return None
         return Keyed(calibration, tensor_keys(graph))
+
+    @property
+    def _assembler(self) -> Assembler:
+        return Assembler(self.reference, self.narrowing, self.resume)
 
     def finish(
         self,
@@ -669,86 +658,11 @@ class Job:
             data: the data of the run.
             progress: as for ``quantize_static``.
         """
-        graph, plan, config = planned.graph, planned.plan, planned.config
-        notes = list(planned.notes)
-        # Needs ranges, so that it comes after calibration and not with the plan.
-        if config.safe:
-            plan, kept = keep_sensitive_ops_float(graph, plan, ranges)
-            notes += kept
-        plan, params = compute_qparams(graph, plan, ranges)
-        # Rules of the target, which later changes of scales have to keep, too.
-        limits = Limits(graph, plan, params, config)
-        count = apply_target_constraints(limits, params)
-        notes += _moved(count, f"for the rules of the target {config.target}")
-        # The first calibration samples, in memory.
-        few = data.held.first if data.held else []
-        corrected = correct_biases(
-            graph,
-            plan,
-            params,
-            few,
-            config.optimizers,
-            data.input_means,
-        )
-        count = search(
-            graph,
-            plan,
-            params,
-            limits,
-            [*few, *data.deciding] if few else [],
-            progress,
-            corrected,
-            # Another function is no reference for the errors of these outputs.
-            self.reference if self.keeps_function else None,
-            ranges,
-        )
-        clipping = self._clipping(ResolvedPlan(plan, params), graph, ranges, data)
-        notes += _moved(count, "by the error of the layers behind")
-        resolved = ResolvedPlan(plan, params)
-        # After the search, as codes are chosen for final scales.
-        graph, plan, layers = self._refine(graph, resolved, data, progress, notes)
-        # Scales of biases are products of the final scales.
-        plan = compute_bias_qparams(graph, plan, params)
-        graph = accept_biases(
-            graph,
-            corrected,
-            plan,
-            params,
-            self.reference,
-            [*data.deciding, *few],
-            notes,
-        )
-        notes += params.notes
-        result = insert(
-            graph,
-            plan,
-            params,
-            form=config.pairs,
-            lower=config.form != "operators",
-        )
-        # Parameters and codes of a large model are large.
-        del params, resolved
-        inside = quantize_insides(result, planned.insides, config)
-        define_functions(result)
-        if config.form == "operators":
-            before = quantized_before(graph)
-            result, fused = fuse(
-                result,
-                data.judges,
-                before,
-                runs=not self.reference.unknown_operator,
-            )
-            set_accuracy_level(result, config.accuracy_level, before)
-            notes += [*fused, *read_floats(result, before)]
-        notes += [*inside, *tie_transposed_weights(result)]
-        sums = unfuse_sums(result, config)
-        self.narrowing.store_constants(result)
-        quantized_any = bool(inside) or any(
-            isinstance(entry, Quantize) for entry in plan.entries.values()
-        )
-        plans = [plan, *all_plans(planned.insides)]
+        config = planned.config
+        made = self._assembler.assemble(planned, ranges, data, progress, clipping=True)
+        plans = [made.plan, *all_plans(planned.insides)]
         # The user's file is returned, not a rewritten one with equal function.
-        if not quantized_any and not config.target:
+        if not made.quantized and not config.target:
             done = hand_back(
                 self.original,
                 self.reference,
@@ -758,28 +672,30 @@ class Job:
             )
             return Result(
                 done.model,
-                plan,
-                self._report(plans, done, [*self.notes, *notes], data, layers),
+                made.plan,
+                self._report(
+                    plans, done, [*self.notes, *made.notes], data, made.layers
+                ),
             )
-        notes = [*self.notes, *planned.rewrites, *notes, *sums]
+        notes = [*self.notes, *planned.rewrites, *made.notes, *made.sums]
         notes += [
             f"{note}; keep_initializer_inputs keeps the interface"
             for note in describe_closed(self.closed)
         ]
-        if not quantized_any:
+        if not made.quantized:
             notes.append(
                 "nothing was quantized: the result is the float model, prepared for"
                 f" {config.target}",
             )
-        write_provenance(result, self.config)
+        write_provenance(made.graph, self.config)
         judging = self._judging(config, data)
         done = finish(
-            result,
+            made.graph,
             self.reference,
             data.judges,
             self.target,
             min_sqnr=(
-                config.min_sqnr if quantized_any else None
+                config.min_sqnr if made.quantized else None
             ),  # a float model always meets the gate
             external=self.external,
             narrowing=self.narrowing,
@@ -797,41 +713,14 @@ class Job:
         if findings and verdict is not None:
             verdict = verdict.doubted(findings[0].next_step)
         if done.errors:
-            notes += verdicts(done.errors, states(result))
+            notes += verdicts(done.errors, states(made.graph))
         report = replace(
-            self._report(plans, done, notes, data, layers),
+            self._report(plans, done, notes, data, made.layers),
             verdict=verdict,
             warnings=[*map(str, findings)],
-            clipping=clipping,
+            clipping=made.clipping,
         )
-        return Result(done.model, plan, report)
-
-    def _clipping(
-        self,
-        resolved: ResolvedPlan,
-        graph: Graph,
-        ranges: Ranges,
-        data: RunData,
-    ) -> Clipping | None:
-        """Return the clipped values of the held-out samples; None if they are not counted.
-
-        Random samples tell nothing, and the activations of a large model take too long.
-        """
-        if data.random or graph.store is not None:
-            return None
-        samples = data.held_out
-
-        def receive(position: int, outputs: Mapping[str, Any]) -> None:
-            self.reference.remembering.remember(samples[position], outputs)
-
-        return measure_clipping(
-            graph,
-            resolved,
-            ranges,
-            samples,
-            # The measurement finds these outputs there, instead of another run.
-            receive if self.keeps_function else None,
-        )
+        return Result(done.model, made.plan, report)
 
     def _judging(self, config: QConfig, data: RunData) -> Judging:
         """Return the receivers of both models' outputs.
@@ -864,81 +753,6 @@ class Job:
         for finding in findings:
             logger.warning("%s", finding)
         return findings
-
-    def _refine(
-        self,
-        graph: Graph,
-        resolved: ResolvedPlan,
-        data: RunData,
-        progress: bool | None,
-        notes: list[str],
-    ) -> tuple[Graph, Plan, list[LayerResult]]:
-        """Let layer optimizers choose codes and biases.
-
-        If the minimum output SQNR on held-out samples is below that of round to nearest, nothing
-        is changed.
-
-        Returns:
-            The graph with the chosen values, its plan, and the result for each layer.
-        """
-        plan, params = resolved
-        chosen = [
-            optimizer
-            for optimizer in self.config.optimizers
-            if optimizer.stage == "layer"
-        ]
-        if not chosen:
-            if self.resume:
-                notes.append(
-                    "resume: no optimizer chooses codes layer by layer, nothing is kept"
-                )
-            return graph, plan, []
-        names = ", ".join(names_of(chosen))
-        if not len(data.again):
-            notes.append(f"{names}: left out, there is no calibration data")
-            return graph, plan, []
-        notes.append(
-            f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
-            " layer by layer",
-        )
-        # raises weight scales that are too small for int32 biases
-        plan = compute_bias_qparams(graph, plan, params)
-        before = Snapshot.of(graph, plan, params)
-        # Of round to nearest, the result to improve on.
-        plain = min_output_sqnr(
-            graph,
-            plan,
-            params,
-            self.reference.remembering,
-            data.deciding,
-        )
-        found = refine(
-            graph,
-            plan,
-            params,
-            chosen,
-            data.again,
-            show=progress,
-            resume=self.resume,
-        )
-        # Optimizers moved biases in float, and their codes follow.
-        plan = compute_bias_qparams(graph, plan, params)
-        sqnr = min_output_sqnr(
-            graph,
-            plan,
-            params,
-            self.reference.remembering,
-            data.deciding,
-        )
-        # Without held-out samples there is no evidence against the optimizers.
-        if plain is None or sqnr is None or sqnr >= plain:
-            notes += found.notes
-            return graph, plan, found.layers
-        notes.append(
-            f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples"
-            f" held out, and {plain:.2f} dB with every weight rounded to the nearest",
-        )
-        return *before.restore(params), []
 
     def _report(
         self,
@@ -986,13 +800,6 @@ def _graph_to_plan(model: ModelProto, config: QConfig) -> Graph:
     if light is model or has_nothing_to_quantize(graph, config):
         return graph
     return Graph.of(model)
-
-
-def _moved(count: int, why: str) -> list[str]:
-    """Return a note on moved scales, except for zero."""
-    if not count:
-        return []
-    return [f"{counted(count, 'scale')} moved {why}"]
 
 
 def _check_model(calibration: Calibration, model: ModelProto) -> None:

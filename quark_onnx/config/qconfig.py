@@ -563,6 +563,16 @@ class QConfig:
         return any(map(is_measured, (self.activation, *overrides)))
 
     @property
+    def keeps_function(self) -> bool:
+        """Whether the optimizers leave the function of the float model as it is."""
+        # Rewrites that are exact, such as equalization, keep its outputs.
+        return all(
+            optimizer.exact
+            for optimizer in self.optimizers
+            if optimizer.stage == "float"
+        )
+
+    @property
     def rereads(self) -> bool:
         """Whether the data is read more than once, by optimizers or their evaluation."""
         return any(

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from onnx import ModelProto
 
-from calibrators import QParams, Statistic
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.turns import seconds_in_turns, single_runs
 from quark_onnx.check.static_shapes import fixed
@@ -25,24 +24,13 @@ from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import counted
 from quark_onnx.config import Override, QConfig
 from quark_onnx.graph import Graph, Node
-from quark_onnx.measuring.calibrate import Ranges, calibrate_each
-from quark_onnx.measuring.calibration import Keyed
+from quark_onnx.measuring.run_data import Planned
 from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.patterns.runtime import raised_runtime
-from quark_onnx.plan import Entry, Keep, Plan, Quantize, Use, matching, select
+from quark_onnx.plan import Plan, Quantize, matching, select
 from quark_onnx.planning.make_plan import make_plan
-from quark_onnx.report.measure import least_sqnr, measure
-from quark_onnx.running.function_bodies import define_functions
-from quark_onnx.running.run import Sample
-from quark_onnx.scales.compute_qparams import (
-    Params,
-    ResolvedPlan,
-    compute_bias_qparams,
-    compute_qparams,
-)
-from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
-from quark_onnx.trials.quantized_session import open_equivalent
-from quark_onnx.writing.insert import insert
+from quark_onnx.running.run import Reference, Sample
+from quark_onnx.trials.trial import Trial
 
 #: Maximum number of changed nodes to try to restore, and of further nodes to try to lower.
 _TRIES = 24
@@ -108,29 +96,26 @@ class Sensitivity:
     runtimes: Runtimes | None = None
 
 
-def mix(  # noqa: PLR0913
-    graph: Graph,
-    config: QConfig,
-    samples: Samples,
-    *,
-    held_out: Sequence[Sample] = (),
-    keyed: Keyed | None = None,
-    show: bool | None = False,
-) -> tuple[QConfig, Sensitivity | None]:
-    """Return the configuration with overrides for the changed nodes, and the findings.
+class Make(Protocol):
+    """Makes the models of configurations; see ``Trials``."""
 
-    Without the optimizer in the configuration, the configuration is returned unchanged.
+    planned: Planned
+    reference: Reference
+
+    def of(self, config: QConfig) -> Trial:
+        """Return the model that a run with a configuration writes."""
+
+    def proxy(self, config: QConfig) -> Trial:
+        """Return a model that is made faster, whose error ranks nodes."""
+
+
+def require_mixing(graph: Graph, config: QConfig, samples: Samples) -> None:
+    """Check the optimizer that chooses formats, before anything is measured.
 
     Args:
         graph: the float graph.
         config: the settings.
-        samples: calibration samples; the first few rank nodes, others decide.
-        held_out: samples that no decision depends on.
-        keyed: earlier statistics; new statistics are added.
-        show: whether to show progress.
-
-    Returns:
-        The configuration, and the findings; None without the optimizer.
+        samples: calibration samples.
 
     Raises:
         ConfigError: the optimizer is given twice, there are no samples, or a setting of the
@@ -138,7 +123,7 @@ def mix(  # noqa: PLR0913
     """
     found = of_type(config.optimizers, AutoMixedPrecision)
     if not found:
-        return config, None
+        return
     if len(found) > 1:
         raise ConfigError(
             "auto_mixed_precision is given twice; one target is all that can be met",
@@ -149,68 +134,83 @@ def mix(  # noqa: PLR0913
             " does to the outputs",
         )
     found[0].check(config)
-    search = _Search(graph, config, found[0], samples, held_out, keyed, show)
-    return search.run()
+    _candidates(graph, found[0])
+
+
+def mixed_plans(graph: Graph, config: QConfig) -> list[Plan]:
+    """Return the plans whose ranges mixed precision needs, besides the one of the configuration.
+
+    Args:
+        graph: the float graph.
+        config: the settings.
+    """
+    plans = list[Plan]()
+    for settings in of_type(config.optimizers, AutoMixedPrecision):
+        if settings.of_weights:  # weights need no measurement
+            continue
+        # The user's decision to keep a node float stands.
+        chosen = select(graph, config, strict=False)
+        every = tuple(node.name for node in graph.nodes if not chosen[node].keep)
+        plans.append(make_plan(graph, _with(config, settings, every), strict=False))
+    return plans
+
+
+def mix(
+    trials: Make,
+    settings: AutoMixedPrecision,
+    samples: Samples,
+    held_out: Sequence[Sample],
+    show: bool | None = False,
+) -> tuple[Trial, Sensitivity]:
+    """Return the model with the chosen formats of nodes, and the findings.
+
+    Args:
+        trials: makes the models.
+        settings: the optimizer's target and limits.
+        samples: calibration samples; the first few rank nodes, others decide.
+        held_out: samples that no decision depends on.
+        show: whether to show progress.
+    """
+    return _Search(trials, settings, samples, held_out, show).run()
+
+
+def _with(
+    config: QConfig, settings: AutoMixedPrecision, names: tuple[str, ...]
+) -> QConfig:
+    """Return a configuration with an override for named nodes; unchanged without names."""
+    if not names:
+        return config
+    return config.with_(
+        overrides=(*config.overrides, settings.override(names, config)),
+    )
 
 
 class _Search:
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
-        graph: Graph,
-        config: QConfig,
+        trials: Make,
         settings: AutoMixedPrecision,
         samples: Samples,
         held_out: Sequence[Sample],
-        keyed: Keyed | None,
         show: bool | None,
     ) -> None:
-        """Measure the ranges under both formats.
-
-        Args:
-            graph: the float graph.
-            config: the settings, without overrides for changed nodes.
-            settings: the optimizer's target and limits.
-            samples: calibration samples.
-            held_out: samples that no decision depends on.
-            keyed: earlier statistics; new statistics are added; None for none.
-            show: whether to show progress bars, as ``Progress`` takes it.
-        """
-        self._graph, self._config, self._settings, self._show = (
-            graph,
-            config,
-            settings,
-            show,
-        )
+        """Split the samples; the arguments are those of ``mix``."""
+        self._trials, self._settings, self._show = trials, settings, show
+        self._graph, self._config = trials.planned.graph, trials.planned.config
         self._few, self._deciding, self._checking = _split(
             samples,
             settings.samples,
             held_out,
         )
-        # Runtimes are measured in turns with the quantized models.
-        self._float = open_session(graph.to_model(), in_turns=True)
-        self._expected: dict[int, list[list[Any]]] = {}
-        self._candidates = _candidates(graph, settings)
-        # The user's decision to keep a node float stands.
-        chosen = select(graph, config, strict=False)
-        every = tuple(node.name for node in graph.nodes if not chosen[node].keep)
-        # Activations of both formats are measured in one pass; weights need no measurement.
-        either = (config,) if settings.of_weights else (config, self._with(every))
-        plans = [make_plan(graph, each, strict=False) for each in either]
-        with Progress(show, len(samples), "measuring ranges", "sample") as bar:
-            measured = calibrate_each(graph, plans, samples, bar.update, keyed=keyed)
-        self._ranges = [each.ranges for each in measured]
-        self._plans = [each.plan for each in measured]
-        # None for a scale that cannot be stored.
-        self._solved: dict[tuple[Use, Quantize], QParams | None] = {}
+        self._candidates = _candidates(self._graph, settings)
         # By the names of changed nodes; the bisections ask for some sets twice.
         self._goals: dict[tuple[str, ...], float] = {}
 
-    def run(self) -> tuple[QConfig, Sensitivity]:
+    def run(self) -> tuple[Trial, Sensitivity]:
         """Rank the nodes, choose the nodes to change, and measure the result.
 
         Returns:
-            The configuration with an override for the chosen nodes, or the given one if none is
-            changed; and the findings.
+            The model with the chosen nodes changed, and the findings.
         """
         settings, result = self._settings, Sensitivity()
         result.into = settings.word(self._config)
@@ -219,7 +219,7 @@ class _Search:
         bound = settings.target
         if settings.metric is not None:
             # The target of a metric is a loss against the float model.
-            bound = self._metric(self._graph.to_model()) - settings.target
+            bound = self._metric(self._trials.reference.model) - settings.target
         elif settings.distance is not None:
             # Distances are negated, so that greater is better for every goal.
             bound = -settings.target
@@ -227,7 +227,7 @@ class _Search:
         # raise nodes if the target is missed, lower nodes if it is met
         # Nothing to do: the target is met and nodes were to be raised, or missed and to be lowered.
         if result.reached != settings.lowers or not names:
-            return self._config, result
+            return self._trial(()), result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
             for done, name in enumerate(names, 1):
                 result.noise[name] = self._alone(name)
@@ -241,10 +241,15 @@ class _Search:
             chosen = self._most(order, bound, most)
         else:
             chosen = self._raised(order, result.noise, bound, most)
+            if self._goal(tuple(chosen)) < bound:
+                # The best of all that was tried; of equal ones the one with fewer changed nodes.
+                tried = sorted(self._goals, key=len)
+                chosen = [*max(tried, key=self._goals.__getitem__)]
         result.changed, result.after = chosen, self._goal(tuple(chosen))
         result.reached = result.after >= bound
-        self._check(result)
-        return self._with(tuple(chosen)), result
+        trial = self._trial(tuple(chosen))
+        self._check(trial, result)
+        return trial, result
 
     def _raised(
         self,
@@ -290,31 +295,27 @@ class _Search:
         )
         return other if shorter else plain
 
-    def _check(self, result: Sensitivity) -> None:
+    def _check(self, trial: Trial, result: Sensitivity) -> None:
         """Measure runtime and held-out accuracy of the chosen model.
 
         Args:
+            trial: the chosen model.
             result: the findings with the changed nodes; the measurements are added in place.
         """
         result.decided = len(self._deciding)
         settings = self._settings
-        model = self._built(self._plan_of(self._with(tuple(result.changed))))
         # A metric has data of its own.
         if self._checking and settings.metric is None:
-            result.held_out = self._compared(model, self._checking)
+            result.held_out = self._compared(trial, self._checking)
             result.checked = len(self._checking)
         # Prices are those of raised nodes; weights of more bits do not change the runtime.
         if result.changed and not settings.lowers and not settings.of_weights:
             result.prices = self._prices(result.changed)
-            plain = self._built(self._plan_of(self._config))
-            result.runtimes = _runtimes(
-                (
-                    self._float,
-                    open_session(plain, in_turns=True),
-                    open_session(model, in_turns=True),
-                ),
-                self._deciding[0],
+            models = (self._graph.to_model(), self._trial(()).model, trial.model)
+            floating, plain, mixed = (
+                open_session(model, in_turns=True) for model in models
             )
+            result.runtimes = _runtimes((floating, plain, mixed), self._deciding[0])
 
     def _prices(self, names: Sequence[str]) -> dict[str, float]:
         """Return the estimated additional runtime of raised nodes, in nanoseconds per sample.
@@ -392,15 +393,6 @@ class _Search:
                 chosen = list(rest)
         return chosen
 
-    def _with(self, names: tuple[str, ...]) -> QConfig:
-        """Return the configuration with an override for named nodes; unchanged without names."""
-        config = self._config
-        if not names:
-            return config
-        return config.with_(
-            overrides=(*config.overrides, self._settings.override(names, config)),
-        )
-
     def _alone(self, name: str) -> float:
         """Return the goal with a single node quantized, or lowered, on ranking samples.
 
@@ -410,17 +402,19 @@ class _Search:
             name: name of the node.
         """
         if self._settings.lowers:
-            return self._measured(self._plan_of(self._with((name,))), self._few)
-        # ``nodes`` limits quantization to one node; all others compute in float.
-        config = self._config.with_(nodes=(name,))
-        config = config.with_(activation=None) if self._settings.of_weights else config
-        return self._measured(self._plan_of(config), self._few)
+            config = _with(self._config, self._settings, (name,))
+        else:
+            # ``nodes`` limits quantization to one node; all others compute in float.
+            config = self._config.with_(nodes=(name,))
+            if self._settings.of_weights:
+                config = config.with_(activation=None)
+        return self._measured(self._trials.proxy(config), self._few)
 
     def _changeable(self, node: Node) -> bool:
         """Return whether a node has a tensor to change."""
         if node not in self._candidates:
             return False
-        plan = self._plans[0]
+        plan = self._trials.planned.plan
         if not self._settings.of_weights:
             return plan.touches(node)
         # A node may read a weight of 8 bits or float already.
@@ -437,143 +431,40 @@ class _Search:
             names: names of the changed nodes. A set of names is measured once per order.
         """
         if names not in self._goals:
-            plan = self._plan_of(self._with(names))
-            self._goals[names] = self._measured(plan, self._deciding)
+            self._goals[names] = self._measured(self._trial(names), self._deciding)
         return self._goals[names]
 
-    def _plan_of(self, config: QConfig) -> Plan:
-        return make_plan(
-            self._graph,
-            config,
-            strict=False,
-            # Shape arithmetic depends on the graph alone, and takes long on large ones.
-            shapes=self._plans[0].shapes,
-        )
+    def _trial(self, names: tuple[str, ...]) -> Trial:
+        """Return the model with changed nodes."""
+        return self._trials.of(_with(self._config, self._settings, names))
 
-    def _measured(self, plan: Plan, samples: Sequence[Sample]) -> float:
-        """Return the goal of a plan: the user's metric, a negated distance, or SQNR in dB."""
-        model = self._built(plan)
+    def _measured(self, trial: Trial, samples: Sequence[Sample]) -> float:
+        """Return the goal of a model: the user's metric, a negated distance, or SQNR in dB."""
         if self._settings.metric is not None:
-            return self._metric(model)
-        return self._compared(model, samples)
+            return self._metric(trial.model)
+        return self._compared(trial, samples)
 
-    def _compared(self, model: ModelProto, samples: Sequence[Sample]) -> float:
+    def _compared(self, trial: Trial, samples: Sequence[Sample]) -> float:
         """Return the goal of a model, computed from outputs on samples.
 
         Args:
-            model: the quantized model.
-            samples: one of the sample lists of this search, whose float outputs are kept.
+            trial: the quantized model.
+            samples: one of the sample lists of this search.
 
         Returns:
             The least SQNR over the outputs in dB, or the negated distance of the user's function.
         """
-        session = open_equivalent(model)
-        if self._settings.distance is not None:
-            key = id(samples)  # the list outlives this object, so its id is unique
-            if key not in self._expected:
-                self._expected[key] = _outputs(self._float, samples)
-            found = self._settings.distance(
-                self._expected[key],
-                _outputs(session, samples),
-            )
-            return -_number(found, "distance")
-        # A model without measurable error counts as perfect.
-        return least_sqnr(measure(self._float, session, samples), np.inf)
+        if self._settings.distance is None:
+            return trial.sqnr(samples)
+        found = self._settings.distance(
+            _outputs(self._trials.reference.remembering, samples),
+            _outputs(trial.session, samples),
+        )
+        return -_number(found, "distance")
 
     def _metric(self, model: ModelProto) -> float:
         assert self._settings.metric is not None
         return _number(self._settings.metric(model), "metric")
-
-    def _built(self, plan: Plan) -> ModelProto:
-        """Return the quantized model of a plan.
-
-        Args:
-            plan: a plan of the graph. Tensors whose range is not measured under their format stay
-                float.
-        """
-        ranges: Ranges = {}
-        changes: dict[Use, Entry] = {}
-        for use, entry in plan.entries.items():
-            if not isinstance(entry, Quantize) or self._graph.is_constant(use.tensor):
-                continue
-            # A scale is measured once, whatever the combination of formats that a plan asks for.
-            known = self._measured_as(use, entry)
-            if known is not None:
-                changes[use], ranges[use] = known
-            # A tensor may be quantized under a combination only, which neither of the two plans
-            # has.
-            elif entry.spec.measured:
-                changes[use] = Keep("its range was not measured")
-        plan = plan.revised(changes)
-        if self._config.safe:
-            plan, _ = keep_sensitive_ops_float(self._graph, plan, ranges)
-        plan, params = self._solve(plan, ranges)
-        plan = compute_bias_qparams(self._graph, plan, params)
-        result = insert(self._graph, plan, params)
-        define_functions(result)
-        return result.to_model()
-
-    def _measured_as(
-        self,
-        use: Use,
-        entry: Quantize,
-    ) -> tuple[Quantize, Statistic] | None:
-        """Return an equal decision with a range, from the two plans.
-
-        Decisions that differ only in bounds count as equal.
-
-        Args:
-            use: the use of an activation.
-            entry: the decision for the use.
-
-        Returns:
-            The decision of the measured plan and the statistic; None if the tensor was not
-            measured in this format.
-        """
-        for plan, ranges in zip(self._plans, self._ranges, strict=True):
-            alike = [other for other in ranges if other.tensor == use.tensor]
-            # The use itself first, then the one of all readers, then those of single readers.
-            for other in dict.fromkeys((use, Use(use.tensor), *alike)):
-                planned = plan.entries.get(other) if other in ranges else None
-                if isinstance(planned, Quantize) and planned.spec == entry.spec:
-                    return planned, ranges[other]
-        return None
-
-    def _solve(self, plan: Plan, ranges: Ranges) -> ResolvedPlan:
-        """Return scales, computed once per decision and tensor.
-
-        Args:
-            plan: a plan of the graph; not changed.
-            ranges: the statistics of its measured activations.
-
-        Returns:
-            The scales, and the plan in which tensors whose scale cannot be stored are float.
-        """
-        params = Params()
-        changes: dict[Use, Entry] = {}
-        for use, entry in plan.entries.items():
-            if not isinstance(entry, Quantize) or not entry.spec.measured:
-                continue
-            # Readers with equal decisions have equal scales.
-            key = (Use(use.tensor), entry)
-            if key not in self._solved:
-                single = Plan(
-                    self._graph,
-                    plan.specs,
-                    shapes=plan.shapes,
-                    entries={use: entry},
-                )
-                # A plan with a single entry: weights of large models are solved once in the whole
-                # search.
-                own = {use: ranges[use]} if use in ranges else {}
-                found = compute_qparams(self._graph, single, own).params.table
-                self._solved[key] = found.get(use)
-            solved = self._solved[key]
-            if solved is not None:
-                params.table[use] = solved
-            else:
-                changes[use] = Keep("its scale cannot be stored")
-        return ResolvedPlan(plan.revised(changes), params)
 
 
 def _split(

@@ -43,6 +43,7 @@ scales
 writing
 trials
 refine
+assemble
 convert
 job
 api

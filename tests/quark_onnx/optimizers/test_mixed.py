@@ -11,14 +11,14 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx import Override, QConfig, QuantizationSpec, quantize
+from quark_onnx import Override, QConfig, QuantizationSpec, compare, quantize
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.calibrate import is_held_out
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.patterns.runtime import raised_runtime
 from quark_onnx.trials.mixed_precision import Runtimes, Sensitivity, describe
-from tests.models import Feeds, kinds, parse, run, weight
+from tests.models import Feeds, kinds, parse, run, samples, weight
 from tests.quark_onnx.optimizers.networks import attentive, texts
 
 
@@ -561,3 +561,53 @@ def test_raising_a_lookup_dequantizes_the_whole_table() -> None:
     graph = Graph.of(parse(text, table=np.ones((1000, 4), np.float32)))
     results = 3 * 4
     assert raised_runtime(graph, graph.nodes[0]) == 1000 + results
+
+
+def averaged() -> ModelProto:
+    """Return a convolutional network whose output is the mean of many values."""
+    return parse(
+        """g (float[N,3,12,12] x) => (float[N,5] y) {
+            [a] a = Conv <pads = [1,1,1,1]> (x, w1, b1)
+            [r] r = Relu (a)
+            [c] c = Conv <pads = [1,1,1,1]> (r, w2, b2)
+            [s] s = Add (c, r)
+            [p] p = GlobalAveragePool (s)
+            [f] f = Flatten (p)
+            [y] y = Gemm (f, w3, b3)
+        }""",
+        w1=weight(8, 3, 3, 3),
+        b1=weight(8),
+        w2=weight(8, 8, 3, 3, seed=1),
+        b2=weight(8, seed=2),
+        w3=weight(8, 5, seed=3),
+        b3=weight(5, seed=4),
+    )
+
+
+@pytest.mark.parametrize("preset", ["XINT8", "A8W8", "S8S8", "A8W8 operators"])
+def test_what_is_judged_is_what_is_written(preset: str) -> None:
+    """The search of scales, the bias correction and the form of the result count, too.
+
+    With a target that the plain model meets, the file is the plain model's.
+    """
+    name, _, form = preset.partition(" ")
+    config = QConfig.of(name).with_(form=form or "qdq")
+    model = averaged()
+    data = samples(model, count=32)
+    plain = quantize(model, data, config)
+    least = plain.report.worst_sqnr - 3
+    met = config.with_(optimizers=AutoMixedPrecision(target=least))
+    assert quantize(model, data, met).model.graph == plain.model.graph
+    # The first 8 samples rank, two of three others decide, and held-out samples are left out.
+    others = [each for i, each in enumerate(data) if not is_held_out(i)][8:]
+    deciding = [each for i, each in enumerate(others) if i % 3 != 2]
+    missed = config.with_(optimizers=AutoMixedPrecision(target=200.0))
+    result = quantize(model, data, missed)
+    before, after = (
+        headline(result).partition("16 bits, ")[2].split(" dB")[0].split(" -> ")
+    )
+    found = compare(model, result.model, deciding).sqnr
+    assert found == pytest.approx(float(after), abs=0.006)
+    found = compare(model, plain.model, deciding).sqnr
+    assert found == pytest.approx(float(before), abs=0.006)
+    assert float(after) >= float(before), "nothing tried is written that makes it worse"
