@@ -203,7 +203,7 @@ from pathlib import Path
 import onnx
 from quark_onnx import quantize
 from tests.quark_onnx.optimizers.networks import attentive, texts
-from tests.quark_onnx.steps.test_journal import CONFIGS
+from tests.quark_onnx.refine.test_resume import CONFIGS
 folder, name = sys.argv[1:]
 print("ready", flush=True)
 quantize(attentive(), texts(), CONFIGS[name], Path(folder) / "out.onnx", resume=Path(folder) / "journal")
