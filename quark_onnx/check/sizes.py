@@ -32,7 +32,7 @@ from calibrators import CalibrationError
 from calibrators.errors import RuntimeCrash
 from calibrators.limits import raise_it, tensor_limit
 from calibrators.onnx_runtime.session import initializers, open_session, tensor_bytes
-from quark_onnx.check.inlined import inlined
+from quark_onnx.check.inlined import InliningError, inlined
 from quark_onnx.check.ranks import check_ranks
 from quark_onnx.common.containers import by_name, names_of, subset, without
 from quark_onnx.common.errors import ModelError
@@ -186,7 +186,7 @@ def _light(model: ModelProto, shapes: Mapping[str, Sequence[int]]) -> ModelProto
             )
     try:
         light = inlined(light)
-    except ModelError as error:
+    except InliningError as error:
         # Raised again, and reported, where the functions have to be inlined.
         logger.debug("sizes inside functions are not known: %s", error)
     open_negative_sizes(light.graph)

@@ -41,6 +41,7 @@ __all__ = [
     "crash_errors",
     "data_errors",
     "nearest",
+    "raise_crash",
     "system_reason",
 ]
 
@@ -151,6 +152,15 @@ def crash_behind(error: BaseException) -> RuntimeCrash | None:
     while cause is not None and not isinstance(cause, RuntimeCrash):
         cause = cause.__cause__
     return cause
+
+
+def raise_crash(error: Exception) -> None:
+    """Raise an error again if a crash caused it.
+
+    For errors that are passed over: without isolation, the crash would have ended this process.
+    """
+    if crash_behind(error) is not None:
+        raise error
 
 
 def system_reason(error: BaseException) -> str:

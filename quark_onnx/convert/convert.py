@@ -17,7 +17,7 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import loaded, model_bytes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.sizes import check_sizes
-from quark_onnx.common.errors import ConfigError, ModelError, crash_errors
+from quark_onnx.common.errors import ConfigError, ModelError, crash_errors, raise_crash
 from quark_onnx.common.registry import CONVERSIONS
 from quark_onnx.convert.base import Conversion, Settings
 from quark_onnx.convert.verify import Stage, verify
@@ -330,10 +330,15 @@ def _finished(
 
 
 def _opens(reference: Reference) -> bool:
-    """Return whether onnxruntime can open a session on a model."""
+    """Return whether onnxruntime can open a session on a model.
+
+    Raises:
+        ModelError: its process ended.
+    """
     try:
         reference.session  # noqa: B018  (whether it opens is the question)
     except ModelError as error:
+        raise_crash(error)
         logger.debug("%s", error)
         return False
     return True

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from quark_onnx.common.containers import by_name
-from quark_onnx.common.errors import AccuracyError, ModelError
+from quark_onnx.common.errors import AccuracyError, ModelError, raise_crash
 from quark_onnx.common.wording import counted
 from quark_onnx.convert.base import Conversion
 from quark_onnx.files.half_precision import HALVES, cast_interface, upcast_to_float32
@@ -54,7 +54,8 @@ class Stage:
             reference.session  # noqa: B018  (whether it opens is the question)
         # Without kernels for the 16-bit type, the model is computed in float32, and rounded per
         # tensor.
-        except ModelError:
+        except ModelError as error:
+            raise_crash(error)
             rounded = _rounded(model, self.graph)
             if rounded is model:
                 raise
@@ -64,10 +65,15 @@ class Stage:
 
     @property
     def loads(self) -> bool:
-        """Whether onnxruntime can load the model."""
+        """Whether onnxruntime can load the model.
+
+        Raises:
+            ModelError: its process ended.
+        """
         try:
             self.reference  # noqa: B018
         except ModelError as error:
+            raise_crash(error)
             logger.debug("%s", error)
             return False
         return True

@@ -2,9 +2,10 @@
 
 A label that becomes an index, a score that is compared, or logits whose largest one is picked: a
 rounding error gives another index there, and no small error. The readers decide, for any operator:
-an operator that computes an integer or a boolean decides by its values (Cast, Less, ArgMax,
+an operator that computes an integer, a boolean or a text decides by its values (Cast, Less, ArgMax,
 NonZero, and TopK for its indices), and so does one that reads them as positions, such as
-GridSample. The way back from these readers ends at the last layer with weights.
+GridSample. A few operators decide and compute floats (Hardmax, trees). The way back from these
+readers ends at the last layer with weights.
 """
 
 from __future__ import annotations
@@ -22,6 +23,20 @@ from quark_onnx.graph.traversal import reach
 _LAYER = re.compile("Conv|Gemm|MatMul|Einsum|Attention|LSTM|GRU|RNN|MoE")
 #: Operators whose integer results are codes of a signal.
 _CODING = QUANTIZE | {"DynamicQuantizeLinear"}
+#: Operators that compare values, and may compute floats.
+_COMPARING = frozenset(
+    {
+        "Hardmax",
+        "Sign",
+        "Unique",
+        "ai.onnx.ml::Binarizer",
+        "ai.onnx.ml::LabelEncoder",
+        "ai.onnx.ml::OneHotEncoder",
+        "ai.onnx.ml::TreeEnsemble",
+        "ai.onnx.ml::TreeEnsembleClassifier",
+        "ai.onnx.ml::TreeEnsembleRegressor",
+    },
+)
 #: Operators that read the shape of a tensor, and no value.
 _SIZES = frozenset({"Shape", "Size", "SequenceLength"})
 
@@ -66,9 +81,11 @@ def decisions(operations: Operations) -> dict[Tensor, Decision]:
     for operation in operations.sequence:
         if operation.kind in _SIZES:
             continue
-        for tensor in operation.controls:
+        comparing = operation.kind in _COMPARING
+        controls = operation.inputs if comparing else operation.controls
+        for tensor in controls:
             deciding.setdefault(tensor, operation.kind)
-        values = [each for each in operation.inputs if each not in operation.controls]
+        values = [each for each in operation.inputs if each not in controls]
         if is_layer(operation.kind):
             signals.update(values)
             layered.update(operation.outputs)

@@ -295,6 +295,11 @@ class Graph:
             return self.initializers[tensor].data_type
         return self._values.get(tensor, _UNDECLARED).type.tensor_type.elem_type
 
+    def is_tensor(self, name: str) -> bool:
+        """Return whether a value is no sequence, map or optional, as far as known."""
+        kind = self._values.get(name, _UNDECLARED).type.WhichOneof("value")
+        return kind in ("tensor_type", None)
+
     def shape(self, tensor: str) -> Shape | None:
         """Return the dimensions, a name or None if open; None for an unknown rank."""
         if tensor in self.initializers:

@@ -72,7 +72,7 @@ class Operations:
         constants: initializers, and the values of Constant nodes.
         tables: constants that are neither shapes nor positions.
         learned: ``tables`` with more than a few values.
-        integers: tensors of integer types or bool.
+        integers: tensors of integer types, bool or texts.
         static: tensors whose shape is known.
         small: tensors of a few values.
         flat: ``small`` tensors of rank 0 or 1.
@@ -343,5 +343,6 @@ _INTEGERS = frozenset(
         TensorProto.UINT16,
         TensorProto.UINT32,
         TensorProto.UINT64,
+        TensorProto.STRING,
     },
 )

@@ -56,7 +56,7 @@ def input_specs(graph: Graph, config: QConfig | None = None) -> list[InputSpec]:
         # An input with an initializer has a default value: data need not give it.
         if value.name in graph.initializers:
             continue
-        tensor = value.type.WhichOneof("value") in ("tensor_type", None)
+        tensor = graph.is_tensor(value.name)
         shape = graph.shape(value.name) if tensor else None
         specs.append(
             InputSpec(

@@ -9,7 +9,7 @@ from calibrators.errors import CalibrationError
 from calibrators.onnx_runtime.extensions import DOMAINS
 from calibrators.readers.open import RandomData
 from quark_onnx.common.containers import flattened, of_type
-from quark_onnx.common.errors import ModelError
+from quark_onnx.common.errors import ModelError, raise_crash
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.open_data import check_sample, input_specs
 from quark_onnx.running.run import Reference, Sample
@@ -31,7 +31,7 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
         The sample; None if no inputs are found, or if a file decoder would read them.
 
     Raises:
-        ModelError: onnxruntime cannot load the float model.
+        ModelError: onnxruntime cannot load the float model, or its process ended on a sample.
     """
     reference.session  # noqa: B018  (a model that cannot be loaded is nothing to begin with)
     if any(node.domain in DOMAINS for node in graph.nodes):
@@ -50,6 +50,7 @@ def random_sample(graph: Graph, reference: Reference) -> Sample | None:
             check_sample(graph, sample)
             reference.outputs(sample)
         except (CalibrationError, ModelError) as error:
+            raise_crash(error)
             logger.debug("no sample with dimensions of %d: %s", size, error)
             # Without symbolic dimensions every size gives the same sample.
             if not symbols:

@@ -36,8 +36,10 @@ from quark_onnx.files.half_precision import upcast_to_float32
 from quark_onnx.files.io import load, staged
 from quark_onnx.files.overwrites import refuse_overwritten_arguments
 from quark_onnx.graph import Graph
+from quark_onnx.graph.shapes import is_tensor
 from quark_onnx.job import Job, Result, run
 from quark_onnx.measuring.open_data import first_sample, reader_for
+from quark_onnx.npu.bundle.npu_session import arrays_of
 from quark_onnx.npu.cut import Parts
 from quark_onnx.npu.legalize import legalize
 from quark_onnx.npu.next_format import format_steps
@@ -154,6 +156,7 @@ def deploy(  # noqa: PLR0913
     if why := refusal(row, settings):
         raise ConfigError(why)
     front, tail = _parts_of(model)
+    _check_inputs(front)
     # Before calibration: data must have the fixed shapes, and scales belong to the final operators.
     legal = legalize(front, target, shapes=shapes)
     # Samples are shipped in the model's own types, in which an application feeds it.
@@ -187,18 +190,28 @@ def deploy(  # noqa: PLR0913
     return bundle
 
 
+def _check_inputs(model: ModelProto) -> None:
+    """Raise ConfigError for an input that is no tensor, which no .npz file could hold."""
+    for value in model.graph.input:
+        if not is_tensor(value):
+            raise ConfigError(
+                f"input {value.name!r} is no tensor; the samples of a bundle are arrays:"
+                " cut the model behind it",
+            )
+
+
 def _parts_of(
     model: str | Path | ModelProto | Parts,
-) -> tuple[str | Path | ModelProto, ModelProto | None]:
+) -> tuple[ModelProto, ModelProto | None]:
     """Return the model for the processor, and the model after it (None without one)."""
     if isinstance(model, Parts):
-        return model.first, load(model.second)
-    return model, None
+        return load(model.first), load(model.second)
+    return load(model), None
 
 
 def _quantized(
     legal: ModelProto,
-    front: str | Path | ModelProto,
+    front: ModelProto,
     reader: Reader,
     config: QConfig,
     progress: bool | None,
@@ -208,12 +221,11 @@ def _quantized(
     The statistics of the first BatchNormalization show the scaling of the training data, and
     legalization folds them into weights.
     """
-    trained = load(front)
-    op_types = set(map(attrgetter("op_type"), trained.graph.node))
+    op_types = set(map(attrgetter("op_type"), front.graph.node))
     folded = "BatchNormalization" in op_types
     job = Job.open(legal, config, None, external=False)
     try:
-        job = replace(job, trained=trained if folded else None)
+        job = replace(job, trained=front if folded else None)
         return run(job, reader, None, progress)
     finally:
         job.close()
@@ -430,12 +442,15 @@ def _record(folder: Path, samples: Sequence[Sample]) -> None:
     session = open_session(folder / _MODEL, what="the quantized model")
     for part in ("samples", "outputs"):
         (folder / part).mkdir()
-    # compare.py reads the outputs by position.
+    # compare.py reads the outputs by the same names.
     for place, sample in enumerate(samples):
-        _arrays(folder / "samples" / f"{place:04}.npz", sample)
+        given = dict[str, Any]()
+        for name, value in sample.items():
+            given |= arrays_of(name, value)
+        _arrays(folder / "samples" / f"{place:04}.npz", given)
         values = dict[str, Any]()
         for number, value in enumerate(session.run(None, dict(sample))):
-            values[f"output_{number}"] = value
+            values |= arrays_of(f"output_{number}", value)
         _arrays(folder / "outputs" / f"{place:04}.npz", values)
 
 

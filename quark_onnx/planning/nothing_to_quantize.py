@@ -45,7 +45,7 @@ def require_something_to_quantize(graph: Graph, config: QConfig) -> None:
         ModelError: there is nothing to quantize; the message names the operators.
     """
     if has_nothing_to_quantize(graph, config):
-        kinds = sorted({node.kind for node in graph.nodes})
+        kinds = sorted({node.kind for node in graph.nodes}) or ["it has none"]
         raise ModelError(
             "there is nothing to quantize: no operator computes floats by a rule"
             f" ({', '.join(kinds)}); use the float model",

@@ -1,11 +1,11 @@
 """The local error of a scale: the error in the layers that read the rounded tensor.
 
 One session runs the float model and, for every scale in question, a second copy of the layers
-after the tensor. The copy reads rounded values and ends where the next tensors are rounded, or
-where values decide a shape, which may then differ from that of the float model. A single pass over
-the samples thus judges every scale, at a cost linear in the number of layers. Unlike the error
-of the tensor itself, the local error gives little weight to rounding that a layer averages out, and
-much weight to clipping that accumulates.
+after the tensor. The copy reads rounded values and ends where the next tensors are rounded, where
+values decide a shape, which may then differ from that of the float model, and before a sequence or
+a map. A single pass over the samples thus judges every scale, at a cost linear in the number of
+layers. Unlike the error of the tensor itself, the local error gives little weight to rounding that
+a layer averages out, and much weight to clipping that accumulates.
 """
 
 from __future__ import annotations
@@ -189,9 +189,12 @@ class LocalErrors:
         # Bodies are not reached by copies of nodes.
         if reader.op_type in QUANTIZE or tensor in reader.captures:
             return True
+        results = list(filter(None, reader.outputs))
+        # Sequences and maps have no difference.
+        if not all(map(self._live.is_tensor, results)):
+            return True
         # Rounded values select another number of values, whose difference from the float ones is
         # not defined.
-        results = filter(None, reader.outputs)
         return any(map(self._shapes.sized_by_data, map(self._float_name, results)))
 
     def _float_name(self, tensor: str) -> str:

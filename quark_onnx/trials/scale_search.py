@@ -134,7 +134,7 @@ def search(  # noqa: PLR0913
         return 0
     if not probe.usable:
         logger.warning(
-            "the scales are not searched: no output is finite and other than zero",
+            "the scales are not searched: no output is a tensor of finite values other than zero",
         )
         return 0
     try:

@@ -23,6 +23,7 @@ from quark_onnx import (
     calibrate,
     compare,
     convert,
+    npu,
     quantize,
     quantize_dynamic,
     quantize_static,
@@ -363,6 +364,30 @@ def test_a_calibration_that_crashes_is_an_error(
     kill_runs_of("the float model", monkeypatch)
     with pytest.raises(RuntimeCrashError, match=r"endless\.onnx: .*SIGKILL"):
         calibrate(path, [{"x": np.ones((1, 4), np.float32)}], isolate=True)
+
+
+@POSIX
+@pytest.mark.parametrize(
+    "call, what",
+    [
+        (quantize_weights, "the float model"),
+        (lambda model: convert(model, "float16"), "the model"),
+        (lambda model: convert(model, "qdq-to-qoperator"), "the model"),
+        (npu.cut, "the float model"),
+        (npu.legalize, "the float model"),
+    ],
+    ids=["quantize_weights", "float16", "qdq-to-qoperator", "cut", "legalize"],
+)
+def test_a_crash_on_a_random_sample_is_an_error(
+    call: Callable[..., Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without data, a model that ends its process is not one that runs on no random input."""
+    kill_runs_of(what, monkeypatch)
+    with (
+        isolated(),
+        pytest.raises(ModelError, match=rf"SIGKILL.* while running {what}"),
+    ):
+        call(endless())
 
 
 def test_configurations_go_on_after_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:

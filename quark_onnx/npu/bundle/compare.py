@@ -11,17 +11,18 @@ and 2 if there are no samples.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 
 import numpy as np
-from npu_session import HERE, open_session
+from npu_session import HERE, arrays_of, open_session
 
 
 def sqnr(expected: np.ndarray, found: np.ndarray) -> float:
     """Signal-to-noise ratio in dB: infinite for equal arrays, minus infinity where one alone is no
     number.
     """
-    if expected.dtype.kind not in "biuf":
+    if expected.dtype.kind not in "biuf" or found.dtype.kind not in "biuf":
         return float("inf") if (expected == found).all() else -float("inf")
     wanted, error = expected.astype(np.float64), deviation(expected, found)
     noise, signal = (
@@ -75,13 +76,18 @@ def main() -> int:
         with np.load(file, allow_pickle=False) as arrays:
             sample = {value.name: arrays[value.name] for value in session.get_inputs()}
         with np.load(HERE / "outputs" / file.name, allow_pickle=False) as arrays:
-            expected = [arrays[f"output_{place}"] for place in range(len(names))]
-        for name, wanted, found in zip(
-            names,
-            expected,
-            session.run(None, sample),
-            strict=True,
-        ):
+            expected = dict(arrays)
+        computed: dict[str, np.ndarray] = {}
+        for place, value in enumerate(session.run(None, sample)):
+            computed.update(arrays_of(f"output_{place}", value))
+        for key in {**expected, **computed}:
+            name = re.sub(r"^output_(\d+)", lambda found: names[int(found[1])], key)
+            if key not in computed or key not in expected:
+                side = "recorded" if key in expected else "computed"
+                print(f"{file.name} {name}: {side} alone")
+                worst = -float("inf")
+                continue
+            wanted, found = expected[key], computed[key]
             if wanted.shape != found.shape:
                 print(
                     f"{file.name} {name}: shape {found.shape}, recorded {wanted.shape}",
@@ -90,9 +96,9 @@ def main() -> int:
                 continue
             ratio = sqnr(wanted, found)
             more = ""
-            if wanted.dtype.kind in "biuf":
+            if wanted.dtype.kind in "biuf" and wanted.size:
                 same = "same" if np.argmax(found) == np.argmax(wanted) else "OTHER"
-                greatest = np.abs(deviation(wanted, found)).max(initial=0)
+                greatest = np.abs(deviation(wanted, found)).max()
                 more = f", greatest deviation {greatest:.3g}, {same} greatest value"
             print(f"{file.name} {name}: {ratio:.1f} dB{more}")
             worst = min(worst, ratio)

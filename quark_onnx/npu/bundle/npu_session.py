@@ -101,6 +101,39 @@ def postprocess(arrays: Mapping[str, Any], *, folder: Path = HERE) -> dict[str, 
     )
 
 
+def arrays_of(name: str, value: Any) -> dict[str, Any]:
+    """The arrays of an output, by names that start with its own: sequences and maps have several.
+
+    Args:
+        name: name of the output.
+        value: an array, a list of values, a map of numbers or texts, or None.
+    """
+    import numpy as np
+
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        keys = sorted(value)
+        # A map of numbers, as classifiers return it: probabilities by class.
+        named = {
+            f"{name}.keys": keys,
+            f"{name}.values": [value[key] for key in keys],
+        }
+    elif isinstance(value, list):
+        found = {}
+        for place, entry in enumerate(value):
+            found.update(arrays_of(f"{name}[{place}]", entry))
+        return found
+    else:
+        named = {name: value}
+    arrays = {key: np.asarray(array) for key, array in named.items()}
+    # Texts are objects in the arrays of onnxruntime, which files cannot hold.
+    return {
+        key: array.astype(str) if array.dtype == object else array
+        for key, array in arrays.items()
+    }
+
+
 def _settings(folder: Path) -> Any:
     return json.loads((folder / "provider_options.json").read_text(encoding="utf-8"))
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto
+from onnx import ModelProto, helper, numpy_helper
 
 from calibrators.readers.open import ImageSpec, open_reader
 from quark_onnx import npu
@@ -457,6 +457,99 @@ def test_names_that_numpy_takes_for_its_own(tmp_path: Path) -> None:
     model.graph.input[0].name = model.graph.node[0].input[0] = "file"
     npu.deploy(model, [{"file": sample["x"]} for sample in data()], tmp_path / "bundle")
     assert called(tmp_path / "bundle", "compare.py").returncode == 0
+
+
+def with_last(node: onnx.NodeProto, kind: onnx.TypeProto) -> ModelProto:
+    """The network with a last node that reads ``y``, and its result as the only output."""
+    model = network()
+    model.graph.node.append(node)
+    model.opset_import.add(domain="ai.onnx.ml", version=3)
+    del model.graph.output[:]
+    model.graph.output.add(name=node.output[0]).type.CopyFrom(kind)
+    return model
+
+
+NUMBERS = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+MAPS = helper.make_sequence_type_proto(
+    helper.make_map_type_proto(onnx.TensorProto.STRING, NUMBERS)
+)
+
+
+@pytest.mark.parametrize(
+    "node, kind, labels",
+    [
+        (
+            helper.make_node(
+                "ZipMap",
+                ["y"],
+                ["z"],
+                domain="ai.onnx.ml",
+                classlabels_strings=["d", "a/b", "c", "b"],
+            ),
+            MAPS,
+            ["z[0].keys", "z[0].values"],
+        ),
+        (
+            helper.make_node("SequenceConstruct", ["y", "f"], ["z"]),
+            helper.make_sequence_type_proto(NUMBERS),
+            ["z[0]", "z[1]"],
+        ),
+        (
+            helper.make_node(
+                "LabelEncoder",
+                ["y"],
+                ["z"],
+                domain="ai.onnx.ml",
+                keys_floats=[0.0],
+                values_strings=["none"],
+                default_string="some",
+            ),
+            helper.make_tensor_type_proto(onnx.TensorProto.STRING, None),
+            ["z"],
+        ),
+    ],
+    ids=["maps", "sequence", "texts"],
+)
+def test_outputs_other_than_arrays_of_numbers_are_shipped_and_compared(
+    node: onnx.NodeProto,
+    kind: onnx.TypeProto,
+    labels: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = tmp_path / "bundle"
+    npu.deploy(with_last(node, kind), data(), folder, "stx", min_sqnr=None)
+    assert "does not run" not in caplog.text
+    done = called(folder, "compare.py")
+    assert done.returncode == 0 and "worst inf dB" in done.stdout
+    assert all(f"0000.npz {label}: inf dB" in done.stdout for label in labels)
+    with np.load(folder / "outputs" / "0000.npz") as arrays:
+        [*_, last] = arrays.files
+        others = {name: arrays[name] for name in arrays.files if name != last}
+    np.savez(folder / "outputs" / "0000.npz", **others)
+    done = called(folder, "compare.py")
+    assert done.returncode == 1 and f"{labels[-1]}: computed alone" in done.stdout
+
+
+def test_inputs_other_than_tensors_are_refused(tmp_path: Path) -> None:
+    model = with_last(
+        helper.make_node("SequenceInsert", ["s", "y"], ["z"]),
+        helper.make_sequence_type_proto(NUMBERS),
+    )
+    model.graph.input.add(name="s").type.CopyFrom(model.graph.output[0].type)
+    with pytest.raises(ConfigError, match="input 's' is no tensor"):
+        npu.deploy(model, data(), tmp_path / "bundle")
+
+
+def test_an_output_without_values_is_compared(tmp_path: Path) -> None:
+    """A detector that finds nothing has no greatest value."""
+    model = network()
+    model.graph.node.append(helper.make_node("Compress", ["y", "none"], ["z"], axis=0))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([False]), "none"))
+    model.graph.output.add(name="z").type.CopyFrom(NUMBERS)
+    npu.deploy(model, data(), tmp_path / "bundle", min_sqnr=None)
+    done = called(tmp_path / "bundle", "compare.py")
+    assert done.returncode == 0 and "0000.npz z: inf dB" in done.stdout
 
 
 def test_a_machine_that_computes_no_numbers_is_found_out(bundle: npu.Bundle) -> None:

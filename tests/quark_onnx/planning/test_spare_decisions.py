@@ -106,6 +106,28 @@ READERS = {
     "OneHot": "y = OneHot (v, depth, on_off)",
     "NonZero": "y = NonZero (v)",
     "IsNaN": "y = IsNaN (v)",
+    "Cast to string": "y = Cast <to = 8> (v)",
+    "Hardmax": "y = Hardmax (v)",
+    "Sign": "y = Sign (v)",
+    "Unique": "y = Unique (v)",
+    "Binarizer": "y = ai.onnx.ml.Binarizer <threshold = 1.0> (v)",
+    "OneHotEncoder": "y = ai.onnx.ml.OneHotEncoder <cats_int64s = [1, 2]> (v)",
+    "LabelEncoder": (
+        "y = ai.onnx.ml.LabelEncoder"
+        " <keys_floats = [1.0, 2.0], values_floats = [5.0, 6.0]> (v)"
+    ),
+    "LabelEncoder of texts": (
+        "y = ai.onnx.ml.LabelEncoder"
+        ' <keys_floats = [1.0, 2.0], values_strings = ["a", "b"]> (v)'
+    ),
+    "TreeEnsembleRegressor": (
+        "y = ai.onnx.ml.TreeEnsembleRegressor <n_targets = 1, nodes_treeids = [0, 0, 0],"
+        " nodes_nodeids = [0, 1, 2], nodes_featureids = [0, 0, 0],"
+        ' nodes_values = [1.0, 0.0, 0.0], nodes_modes = ["BRANCH_LEQ", "LEAF", "LEAF"],'
+        " nodes_truenodeids = [1, 0, 0], nodes_falsenodeids = [2, 0, 0],"
+        " target_treeids = [0, 0], target_nodeids = [1, 2], target_ids = [0, 0],"
+        " target_weights = [1.0, 2.0]> (v)"
+    ),
     "GatherElements": "i = Cast <to = 7> (v) y = GatherElements (grid, i)",
     "GatherND": "i = Cast <to = 7> (v) r = Slice (i, at0, two, at1) y = GatherND (grid, r)",
     "ScatterElements": "i = Cast <to = 7> (v) y = ScatterElements (grid, i, ones)",
@@ -155,7 +177,9 @@ def decided_by(reader: str, path: str) -> ModelProto:
         & {name, f"({name}"}
     }
     # DeformConv exists since opset 19.
-    return parse(f"g (float[4,6] x) => (y) {{ {path} {text} }}", opset=19, **used)
+    model = parse(f"g (float[4,6] x) => (y) {{ {path} {text} }}", opset=19, **used)
+    model.opset_import.add(domain="ai.onnx.ml", version=3)
+    return model
 
 
 @loop_over("reader", {name: name for name in READERS})
