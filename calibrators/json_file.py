@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -15,6 +15,8 @@ from calibrators.shown import short
 
 #: Most bytes of a file of measurements; statistics of a large model take some hundred megabytes.
 MOST_BYTES = 1 << 32
+#: Most arrays and objects inside of each other; configurations have less than ten levels.
+MOST_LEVELS = 100
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ def parse_json(
     file: str,
     error: Callable[[str], Exception],
     remedy: str = "",
+    *,
+    unique: bool = False,
 ) -> Entry:
     """Return the document of a text.
 
@@ -156,23 +160,60 @@ def parse_json(
         file: the file and what it is, for messages.
         error: class of the errors.
         remedy: what to do if the file is damaged.
+        unique: refuse an object with equal keys, of which Python keeps the last.
 
     Raises:
-        Exception: ``error``, if the text is no JSON.
+        Exception: ``error``, if the text is no JSON, or has more than ``MOST_LEVELS`` levels.
     """
     whole = Entry(None, file, "", remedy, error)
+    deep = (
+        f"nested too deeply: more than {MOST_LEVELS} arrays and objects are inside of"
+        " each other"
+    )
     try:
-        return replace(whole, value=json.loads(text))
+        value = json.loads(text, object_pairs_hook=_unique if unique else None)
     except json.JSONDecodeError as found:
         raise whole.error(
             f"{file} is no JSON: line {found.lineno}, column {found.colno}: {found.msg}"
             + (f"; {remedy}" if remedy else ""),
         ) from found
     except RecursionError as found:
-        raise whole.invalid("nested too deeply") from found
+        raise whole.invalid(deep) from found
     # Bytes that are no UTF-8, or a number with thousands of digits.
     except ValueError as found:
         raise whole.invalid(f"no JSON ({short(str(found))})") from found
+    # The parser's own limit depends on the stack, and writers of JSON have a lower one.
+    if _is_deeper(value, MOST_LEVELS):
+        raise whole.invalid(deep)
+    return replace(whole, value=value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {short(twice)} is there twice")
+    return result
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Return whether a JSON value has more than some levels of arrays and objects."""
+    containers = [value]
+    for _ in range(levels):
+        containers = [
+            inner
+            for container in containers
+            for inner in _values(container)
+            if isinstance(inner, dict | list)
+        ]
+    return bool(containers)
+
+
+def _values(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def read_json(

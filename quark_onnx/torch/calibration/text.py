@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from calibrators.json_file import parse_json
 from calibrators.limits import regular_size
 from quark_onnx.common.errors import DataError, MissingDependency
 from quark_onnx.torch.calibration.perplexity import windows_of
-from quark_onnx.torch.runtime.json_text import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -227,9 +227,13 @@ def _texts_of_file(path: Path) -> Iterator[str]:
         if path.suffix == ".jsonl":
             # Not splitlines(), which also ends lines at U+2028 and others that strings may contain.
             lines = content.split("\n")
-            rows = [parse_json(line) for line in lines if line.strip()]
+            rows = [
+                parse_json(line, f"{path}, line {number},", DataError).value
+                for number, line in enumerate(lines, 1)
+                if line.strip()
+            ]
         else:
-            rows = parse_json(content)
+            rows = parse_json(content, str(path), DataError).value
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as text: {error}") from error
     for row in rows if isinstance(rows, list) else [rows]:

@@ -25,6 +25,7 @@ from quark_onnx.torch.checkpoints.layouts import Layout, read_layout
 from quark_onnx.torch.checkpoints.load import check_count, quantized_layers
 from quark_onnx.torch.checkpoints.parameter_sources import Sources
 from quark_onnx.torch.checkpoints.safetensors_io import Reader, read_json
+from quark_onnx.torch.checkpoints.safetensors_writer import TYPES as FILE_TYPES
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
 from quark_onnx.torch.config.spec import LayerSpec, TensorSpec
 from quark_onnx.torch.formats.quantized_tensor import Quantized
@@ -171,7 +172,7 @@ def _decoded(  # noqa: PLR0913
     tensor = DecodedTensor(
         name,
         shape,
-        str(dtype),
+        FILE_TYPES[dtype],
         first.path,
         compute,
         stored=tuple(stored.values()),

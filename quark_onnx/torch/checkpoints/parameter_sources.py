@@ -178,6 +178,14 @@ class Sources:
         parts = (self.reader.tensors[key].parts for key in self.stored_keys(name))
         return tuple(flattened(parts))
 
+    def stored_dtype(self, name: str) -> str:
+        """Return the type in which a parameter is read, by its name in safetensors files.
+
+        Decoded and cast tensors have another type than their parts in files.
+        """
+        key = next(iter(self.stored_keys(name)))
+        return self.reader.tensors[key].dtype
+
     def made_with(self, name: str) -> tuple[str, ...]:
         """Return the names of the parameters converted from the same stored tensors.
 

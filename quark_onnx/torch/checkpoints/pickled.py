@@ -7,6 +7,7 @@ the file. Values are mapped into memory, and read when they are used.
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,10 @@ def pickled_heads(path: Path) -> dict[str, StoredTensor]:
             f"{path} is damaged, or no file of tensors: {error}; download it again"
         ) from error
     except pickle.UnpicklingError as error:
+        # torch's text advises to load it without ``weights_only``, which would run the code
         raise ModelError(
             f"{path} is a pickle with more than tensors in it, which may run code:"
-            f" {str(error).partition(chr(10))[0]}; save the model as safetensors"
+            f" {_refused_name(error)}; have the model saved as safetensors"
         ) from error
     if not isinstance(loaded, dict):
         raise ModelError(
@@ -68,10 +70,18 @@ def pickled_heads(path: Path) -> dict[str, StoredTensor]:
     for name, value in loaded.items():
         is_tensor = isinstance(value, torch.Tensor) and value.layout == torch.strided
         if not is_tensor or value.dtype not in TYPES:
-            kind = getattr(value, "dtype", type(value).__name__)
+            kind = type(value).__name__
+            if isinstance(value, torch.Tensor):
+                kind = f"tensor of {value.dtype} and {value.layout}"
             raise ModelError(
                 f"{path}: {name!r} is a {kind}; save the model as safetensors"
             )
         shape, dtype = tuple(value.shape), TYPES[value.dtype]
         tensors[str(name)] = PickledTensor(str(name), shape, dtype, path, value)
     return tensors
+
+
+def _refused_name(error: pickle.UnpicklingError) -> str:
+    """Return which function or class a pickle names, out of torch's message."""
+    found = re.search(r"(?:GLOBAL|Unsupported \w+:?|class) ([\w.]+\w)", str(error))
+    return f"it names {found[1]}" if found else "an object of another kind"

@@ -15,8 +15,8 @@ from pathlib import Path
 from threading import Event
 from types import TracebackType
 
+from calibrators.json_file import parse_json
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
-from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.runtime.memory import available
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def _places(path: Path) -> dict[str, tuple[int, int]]:
     with path.open("rb") as file:
         # A safetensors file begins with the length of its header in 8 bytes.
         length = int.from_bytes(file.read(8), "little")
-        entries = parse_json(file.read(length).decode())
+        entries = parse_json(file.read(length), str(path), ValueError).value
     entries.pop("__metadata__", None)
     places = dict[str, tuple[int, int]]()
     for name, entry in entries.items():

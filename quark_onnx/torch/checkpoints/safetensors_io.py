@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from calibrators.limits import read_text
+from calibrators import json_file
+from calibrators.limits import TEXT
 from quark_onnx.common.containers import merged
-from quark_onnx.common.errors import ConfigError, ModelError, system_reason
+from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.checkpoints.pickled import pickled_heads
 from quark_onnx.torch.checkpoints.safetensors_writer import TYPES, TensorFile
 from quark_onnx.torch.checkpoints.stored_tensor import StoredTensor
@@ -22,7 +23,6 @@ from quark_onnx.torch.runtime.checkpoint_folder import (
     check_links,
     write_errors,
 )
-from quark_onnx.torch.runtime.json_text import parse_json
 
 if TYPE_CHECKING:
     import torch
@@ -350,18 +350,12 @@ def read_json(file: Path) -> dict[str, Any]:
     Raises:
         ModelError: the file is missing, damaged, or holds no object.
     """
-    try:
-        found = parse_json(read_text(file))
-    except FileNotFoundError as error:
-        raise ModelError(f"{file.parent} has no {file.name}") from error
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {system_reason(error)}") from error
-    # Errors of JSON and of UTF-8 are ValueErrors.
-    except ValueError as error:
-        raise ModelError(f"{file} is damaged: {error}") from error
-    if not isinstance(found, dict):
-        raise ModelError(f"{file} holds {type(found).__name__}; an object is needed")
-    return found
+    if not file.exists():
+        raise ModelError(f"{file.parent} has no {file.name}")
+    document = json_file.read_json(file, "the file", ModelError, most=TEXT)
+    if not isinstance(document.value, dict):
+        raise document.wrong("an object")
+    return document.value
 
 
 def _is_copied(file: Path) -> bool:

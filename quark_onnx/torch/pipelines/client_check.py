@@ -227,7 +227,7 @@ def _float_tensors(
         if name in chosen:
             continue
         for key in untouched_names(name, module, sources, chosen, config):
-            dtype = sources.stored_parts(key)[0].dtype
+            dtype = sources.stored_dtype(key)
             shape = tuple(getattr(module, key.rpartition(".")[2]).shape)
             yield _planned(sources.key_of(key), dtype, shape)
             sources.mark(key)

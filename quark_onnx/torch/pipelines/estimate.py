@@ -141,6 +141,7 @@ def estimate(  # noqa: PLR0913
     chosen: Layers,
     tokens: int,
     *,
+    disk: int,
     spilled: bool = False,
     samples: int = 1,
     algorithms: tuple[Any, ...] = (),
@@ -155,6 +156,7 @@ def estimate(  # noqa: PLR0913
         source: the checkpoint.
         chosen: the layers to quantize, of the checkpoint's empty model.
         tokens: number of calibration tokens; 0 if the blocks are not run.
+        disk: bytes of the result, as ``written_bytes`` returns.
         spilled: whether hidden states are kept in files.
         samples: number of calibration samples.
         algorithms: the algorithms of the configuration.
@@ -165,7 +167,7 @@ def estimate(  # noqa: PLR0913
     Returns:
         The estimate.
     """
-    estimator = Estimator(source, chosen, evaluated, spilled=spilled, speed=speed)
+    estimator = Estimator(source, chosen, disk, evaluated, spilled=spilled, speed=speed)
     return estimator.estimate(tokens, samples, algorithms)
 
 
@@ -177,16 +179,18 @@ class Estimator:
     Args:
         source: the checkpoint.
         chosen: the layers to quantize, of the checkpoint's empty model.
+        disk: bytes of the result, as ``written_bytes`` returns.
         evaluated: tokens of each window on which the written model and the float model are
             compared.
         spilled: whether hidden states are kept in files.
         speed: speed of this machine; measured if None.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         source: FloatCheckpoint,
         chosen: Layers,
+        disk: int,
         evaluated: Sequence[int] = (),
         *,
         spilled: bool = False,
@@ -194,6 +198,7 @@ class Estimator:
     ) -> None:
         self._source = source
         self._chosen = chosen
+        self._disk = disk
         self._evaluated = evaluated
         self._spilled = spilled
         self._speed = speed or Speed(source)
@@ -209,32 +214,25 @@ class Estimator:
         self._measure_weights()
 
     def _measure_weights(self) -> None:
-        """Count the weights to quantize, and compute the size of the result."""
+        """Count the weights to quantize, and compute the size of their codes."""
         model = self._source.model
         #: format of the weights; None if no weight is quantized
         self._spec: TensorSpec | None = None
         self._count = self._largest = 0
-        self._codes = 0.0
-        # codes of a few rows tell the bytes per weight, with scales and zero points
-        probe = _weight(_SOME, self._dtype)
-        # once per format, not per layer
-        shares = dict[TensorSpec, float]()
         for module, spec in self._chosen.values():
             form = spec.weight
             if form is None:
                 continue
-            if form not in shares:
-                shares[form] = _laid_out(probe, form) / probe.numel()
             self._spec = self._spec or form
             weights = module.weight.numel()
             self._count += weights
             self._largest = max(self._largest, weights)
-            self._codes += weights * shares[form]
         every = [parameter.numel() for parameter in model.parameters()]
         # the largest tensor is in memory alone while it is copied, mostly the embedding
         self._alone = max(every) * self._dtype.itemsize
         floats = (sum(every) - self._count) * self._dtype.itemsize
-        self._disk: int = floats + int(self._codes)
+        #: bytes of the quantized weights on disk, with scales and zero points
+        self._codes = max(0, self._disk - floats)
         self._read = size_of_files(self._source.reader)
 
     def estimate(

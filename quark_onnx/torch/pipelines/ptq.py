@@ -39,6 +39,7 @@ from quark_onnx.torch.pipelines.verdict import (
     judge,
     split_held_out,
 )
+from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.runtime import distributed
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def ptq(  # noqa: PLR0913
         # the share of one process, as ``distributed.own_part`` divides them
         windows[:: distributed.count()],
         _evaluated(held_out if verdict else None, judges),
-        spilled=writing.spill is not None,
+        writing,
     )
     if announce is not None:
         announce(expected)
@@ -228,8 +229,7 @@ def _estimate(
     config: TorchConfig,
     windows: Sequence[Any],
     evaluated: Sequence[int],
-    *,
-    spilled: bool,
+    writing: Writing,
 ) -> Estimate:
     """Estimate a run, and runs with less work if it is long.
 
@@ -238,10 +238,12 @@ def _estimate(
         config: the quantization configuration.
         windows: calibration windows.
         evaluated: tokens of each window of the evaluation.
-        spilled: whether hidden states are kept in files.
+        writing: settings for writing.
     """
     layers = chosen_layers(source.model, config, source.reader)[0]
-    estimator = Estimator(source, layers, evaluated, spilled=spilled)
+    disk = written_bytes(source, config, writing.form)
+    spilled = writing.spill is not None
+    estimator = Estimator(source, layers, disk, evaluated, spilled=spilled)
 
     def estimated(samples: int, length: int, algorithms: tuple[Any, ...]) -> Estimate:
         return estimator.estimate(samples * length, samples, algorithms)

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
-from calibrators.json_file import read_json
+from calibrators.json_file import parse_json, read_json
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.version import __version__
@@ -26,7 +26,6 @@ from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig
 from quark_onnx.torch.models.quantized_layer import Layers
 from quark_onnx.torch.pipelines.report import TorchReport
-from quark_onnx.torch.runtime.json_text import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class StoredBlock:
         Raises:
             ValueError: the text is no JSON, or has other entries than ``text()`` writes.
         """
-        found = parse_json(text)
+        found = parse_json(text, "the report of a block", ValueError).value
         try:
             outcomes = [Outcome(**each) for each in found.pop("outcomes")]
             block = cls(outcomes=outcomes, **found)

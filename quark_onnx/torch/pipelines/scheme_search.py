@@ -217,8 +217,8 @@ def _fitting(
 ) -> list[Candidate]:
     """Return the candidates whose checkpoint has at most ``bits`` bits per weight of the model.
 
-    Candidates whose scheme or layout does not fit the model are returned, too: their trial has the
-    reason in the journal.
+    Candidates whose scheme or layout does not fit the model come last: their trial has the reason
+    in the journal, and must not take the time of others.
 
     Raises:
         ConfigError: no candidate has few enough bits.
@@ -239,11 +239,14 @@ def _fitting(
             f" {Candidate(scheme, (), layout)} with {least:.2f}, as layers that stay float count,"
             f" too; give --bits {least:.2f} or more"
         )
-    return [
-        each
-        for each in candidates
-        if (size := sizes[each.scheme, each.layout]) is None or size <= bits
-    ]
+    fitting, failing = list[Candidate](), list[Candidate]()
+    for each in candidates:
+        size = sizes[each.scheme, each.layout]
+        if size is None:
+            failing.append(each)
+        elif size <= bits:
+            fitting.append(each)
+    return fitting + failing
 
 
 def _predicted_bits(

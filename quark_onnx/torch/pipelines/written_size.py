@@ -94,8 +94,8 @@ def written_tensors(
             continue
         values = {**module._parameters, **module._buffers}
         for full in untouched_names(name, module, sources, chosen, config):
-            # the type of the file, as float tensors are copied
-            dtype = _DTYPES[sources.stored_parts(full)[0].dtype]
+            # float tensors are copied
+            dtype = _DTYPES[sources.stored_dtype(full)]
             value = values[full.rpartition(".")[2]]
             tensors[layout.key(sources.key_of(full))] = value.to("meta", dtype)
             sources.mark(full)

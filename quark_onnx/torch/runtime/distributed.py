@@ -1,21 +1,26 @@
 """Distribution of calibration data over the processes of torch.distributed.
 
-Every process runs the model on its part of the samples. Hessians, ranges and histograms are then
-reduced over all samples, so that all processes choose equal codes. From file to file, the first
-process alone writes. Without torch.distributed, the functions do nothing.
+Every process runs the model on its part of the samples. Sums over tokens, such as Hessians, are
+formed in the order of the samples, so that they equal those of a single process to the bit. Ranges
+and histograms are merged. From file to file, the first process alone writes. Without
+torch.distributed, the functions do nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from quark_onnx.common.errors import DataError
+
+T = TypeVar("T")
+#: Tensors of one sample, by layer.
+Tensors = Mapping[str, Sequence[torch.Tensor]]
 
 
 def count() -> int:
@@ -63,43 +68,123 @@ def process_group(device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def own_part(samples: Sequence[Any]) -> list[Any]:
-    """Return the calibration samples of this process, in a round-robin distribution.
+def dealt(items: Sequence[T]) -> list[T]:
+    """Return the items of this process, in a round-robin distribution.
 
-    Raises:
-        DataError: there are fewer samples than processes.
-
-    >>> own_part([1, 2, 3])
+    >>> dealt([1, 2, 3])
     [1, 2, 3]
     """
     if count() == 1:
-        return list(samples)
+        return list(items)
+    return list(items[dist.get_rank() :: count()])
+
+
+def own_part(batches: Sequence[Any]) -> list[Any]:
+    """Return the calibration batches of this process, in a round-robin distribution.
+
+    With fewer batches than processes, batches of several windows are split first.
+
+    Args:
+        batches: tensors of shape (windows, ...), or other samples, which are not split.
+
+    Raises:
+        DataError: there are fewer windows than processes.
+    """
+    if count() == 1:
+        return list(batches)
+    if len(batches) < count():
+        batches = split_batches(batches, count())
     # A process without samples would have no block to run, and no statistic to reduce.
-    if len(samples) < count():
+    if len(batches) < count():
         raise DataError(
-            f"{len(samples)} samples are too few for {count()} processes; each needs one",
+            f"each of {count()} processes needs a calibration window, and there are only"
+            f" {len(batches)}; give more, or start fewer processes",
         )
-    return list(samples[dist.get_rank() :: count()])
+    return dealt(batches)
+
+
+def split_batches(batches: Sequence[Any], parts: int) -> list[Any]:
+    """Split batches along their first axis into at least ``parts``, if they have as many windows.
+
+    Args:
+        batches: tensors of shape (windows, ...). Other samples are one window each.
+        parts: the number of parts.
+
+    >>> [len(part) for part in split_batches([torch.zeros(8, 64)], 3)]
+    [2, 2, 2, 2]
+    """
+    tensors = [batch for batch in batches if _has_windows(batch)]
+    windows = len(batches) - len(tensors) + sum(map(len, tensors))
+    size = max(1, windows // parts)
+    result = list[Any]()
+    for batch in batches:
+        result += batch.split(size) if _has_windows(batch) else [batch]
+    return result
+
+
+def _has_windows(batch: Any) -> bool:
+    return isinstance(batch, torch.Tensor) and batch.ndim > 1
+
+
+def in_order(
+    own: Iterable[Tensors],
+    device: torch.device | str,
+) -> Iterator[Tensors]:
+    """Yield the tensors of all samples, in the order in which a single process meets them.
+
+    Inputs of layers are sent, not sums of their products: a sum in another order has other last
+    bits, with which algorithms choose other codes.
+
+    Args:
+        own: the tensors of the samples that ``own_part`` has given to this process.
+        device: the device of the tensors.
+    """
+    if count() == 1:
+        yield from own
+        return
+    samples = iter(own)
+    while True:
+        sample = next(samples, None)
+        for rank, form in enumerate(
+            gathered(None if sample is None else _form(sample))
+        ):
+            # Samples are dealt out in turn: the ranks behind have none left, either.
+            if form is None:
+                return
+            yield _sent(sample or {}, form, rank, device)
+
+
+def _form(sample: Tensors) -> dict[str, list[tuple[torch.Size, torch.dtype]]]:
+    return {
+        name: [(tensor.shape, tensor.dtype) for tensor in tensors]
+        for name, tensors in sample.items()
+    }
+
+
+def _sent(
+    sample: Tensors,
+    form: Mapping[str, Sequence[tuple[torch.Size, torch.dtype]]],
+    rank: int,
+    device: torch.device | str,
+) -> Tensors:
+    """Send a sample of one rank to the others, or receive it from that rank."""
+    found = dict[str, list[torch.Tensor]]()
+    for name, kinds in form.items():
+        if rank == dist.get_rank():
+            found[name] = [tensor.contiguous() for tensor in sample[name]]
+        else:
+            found[name] = [
+                torch.empty(shape, dtype=dtype, device=device) for shape, dtype in kinds
+            ]
+        for tensor in found[name]:
+            dist.broadcast(tensor, rank)
+    return found
 
 
 def summed(tensor: torch.Tensor) -> torch.Tensor:
     """Sum a tensor over the processes, in place."""
     if count() > 1:
         dist.all_reduce(tensor)
-    return tensor
-
-
-def least(tensor: torch.Tensor) -> torch.Tensor:
-    """Reduce a tensor to its elementwise minimum over the processes, in place."""
-    if count() > 1:
-        dist.all_reduce(tensor, dist.ReduceOp.MIN)
-    return tensor
-
-
-def greatest(tensor: torch.Tensor) -> torch.Tensor:
-    """Reduce a tensor to its elementwise maximum over the processes, in place."""
-    if count() > 1:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor
 
 

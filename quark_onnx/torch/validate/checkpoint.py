@@ -9,11 +9,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from calibrators.json_file import parse_json
 from calibrators.limits import read_text
 from quark_onnx.common.containers import by_name, merged, subset
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.runtime.checkpoint_folder import check_links
-from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.fields import is_names
 from quark_onnx.torch.validate.finding import Finding
 from quark_onnx.torch.validate.header import Header, Tensor, read_header
@@ -279,14 +279,14 @@ def _read_headers(files: list[Path], damage: list[Finding]) -> dict[str, Header]
 def _read_json(file: Path, rule: str, damage: list[Finding]) -> dict[str, Any]:
     """Return the JSON object of a file; an empty object and a finding if it has none."""
     try:
-        found = parse_json(read_text(file))
+        found = parse_json(read_text(file), file.name, ValueError).value
     # "there is no such file" says more than the error of the operating system
     except FileNotFoundError:
         problem = "there is no such file"
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
     except ValueError as error:
-        problem = f"it is no JSON: {error}"
+        problem = str(error)
     else:
         if isinstance(found, dict):
             return found

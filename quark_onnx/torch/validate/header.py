@@ -6,7 +6,6 @@ The format: eight bytes with the length of a JSON header, the header, then the v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from calibrators.json_file import parse_json
 from quark_onnx.common.errors import ModelError
 from quark_onnx.torch.validate.json_values import object_of
 
@@ -116,13 +116,13 @@ def read_header(file: Path) -> Header:
             )
         text = stream.read(length)
     try:
-        # Python keeps the last of two equal keys without an error; the hook refuses them
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
-        if not isinstance(entries, dict):
-            raise ValueError("no object")
-    # UnicodeDecodeError and JSONDecodeError are ValueErrors; deep nesting exhausts the stack
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"the header is no JSON object: {error}") from None
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"the header is no text in UTF-8: {error}") from None
+    document = parse_json(decoded, "the header", ModelError, unique=True)
+    if not isinstance(document.value, dict):
+        raise document.wrong("an object")
+    entries = document.value
     # the only entry that is no tensor
     metadata = entries.pop("__metadata__", {})
     tensors = {
@@ -213,16 +213,6 @@ def single_value(tensor: Tensor) -> float | None:
     if tensor.count != 1 or tensor.dtype not in FLOATS:
         return None
     return float(values_of(tensor)[0])
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; raise ValueError for duplicate keys."""
-    entries = dict[str, Any]()
-    for name, value in pairs:
-        if name in entries:
-            raise ValueError(f"{name!r} stands there twice")
-        entries[name] = value
-    return entries
 
 
 def _tensor(name: str, entry: Any, file: Path, start: int) -> Tensor:

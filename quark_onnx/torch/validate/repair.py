@@ -12,6 +12,7 @@ from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
+from calibrators.json_file import parse_json
 from calibrators.limits import read_text
 from calibrators.scratch import ScratchFolder
 from quark_onnx.common.containers import (
@@ -24,7 +25,6 @@ from quark_onnx.common.containers import (
 )
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.torch.runtime.checkpoint_folder import check_apart
-from quark_onnx.torch.runtime.json_text import parse_json
 from quark_onnx.torch.validate.checkpoint import CONFIG, INDEX, Checkpoint, read
 from quark_onnx.torch.validate.clients import validate
 from quark_onnx.torch.validate.finding import Validation
@@ -420,7 +420,8 @@ def _writers(
     names = index
     # the names in the index have to follow those in the files
     if not names and checkpoint.index is not None:
-        names = parse_json(read_text(checkpoint.folder / INDEX))
+        index_file = checkpoint.folder / INDEX
+        names = parse_json(read_text(index_file), INDEX, ConfigError).value
     if names is not None:
         weight_map = names["weight_map"]
         mapped = dict(zip(map(today, weight_map), weight_map.values(), strict=True))

@@ -23,6 +23,7 @@ from quark_onnx.torch.algorithms.learned_rounding.autoround import Training
 from quark_onnx.torch.checkpoints import quark_json
 from quark_onnx.torch.checkpoints.export import write_checkpoint
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
+from quark_onnx.torch.checkpoints.layouts import layout_named
 from quark_onnx.torch.checkpoints.load import load_checkpoint
 from quark_onnx.torch.checkpoints.safetensors_io import Reader
 from quark_onnx.torch.config.schemes import scheme
@@ -37,6 +38,7 @@ from quark_onnx.torch.pipelines.estimate import estimate
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.graph.quantize_graph import quantize_graph
 from quark_onnx.torch.pipelines.in_memory import chosen_layers, quantize_model
+from quark_onnx.torch.pipelines.written_size import written_bytes
 from quark_onnx.torch.validate import validate
 from tests import torch_families
 from tests.torch_models import llama, logits, made, saved, tokens
@@ -646,7 +648,13 @@ def test_what_it_takes_is_said_beforehand(
     )  # the first estimate warms torch up
     opened = FloatCheckpoint(saved(made(llama()), tmp_path / "source"))
     with_it, without = (
-        estimate(opened, chosen_layers(opened.model, config)[0], 4 * 128, samples=4)
+        estimate(
+            opened,
+            chosen_layers(opened.model, config)[0],
+            4 * 128,
+            disk=written_bytes(opened, config, layout_named("quark")),
+            samples=4,
+        )
         for config in (FULL, FULL.with_(attention=None))
     )
     least = 4 * 4 * 128**2 * 4  # one number for each

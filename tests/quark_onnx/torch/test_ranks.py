@@ -53,6 +53,10 @@ def test_two_processes_find_what_one_finds(
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     alone = quantized(family, scheme, algorithms)
     assert list(first) == list(second) == list(alone)
+    # experts see few tokens, and their scales may differ in the last bit
+    if "llama" in family:
+        for name, tensor in alone.items():
+            assert torch.equal(first[name], tensor), name
     same = total = 0
     for name, tensor in alone.items():
         assert torch.equal(first[name], second[name]), name  # to the bit
@@ -60,7 +64,7 @@ def test_two_processes_find_what_one_finds(
             torch.testing.assert_close(first[name], tensor, rtol=1e-5, atol=0)
         same += int(torch.isclose(first[name], tensor, rtol=1e-4, atol=1e-6).sum())
         total += tensor.numel()
-    assert same > 0.99 * total  # sums of floats in another order may tip a code
+    assert same > 0.99 * total
 
 
 def test_what_needs_all_samples_is_refused(tmp_path: Path) -> None:

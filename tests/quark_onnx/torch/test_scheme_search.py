@@ -141,6 +141,25 @@ def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> No
         )
 
 
+def test_what_does_not_fit_takes_no_time_of_others(
+    source: Path, tmp_path: Path
+) -> None:
+    """The model has fewer inputs than groups of 128, as its shapes tell."""
+    found = search_schemes(
+        FloatCheckpoint(source),
+        [Candidate("uint4_wo_128"), Candidate("uint4_wo_32")],
+        Text(str(tmp_path / "tokens.npy"), 6, 12),
+        tmp_path / "search.json",
+        bits=32,
+        seconds=1e-2,
+    )
+    assert [(trial.candidate, trial.error) for trial in found.trials] == [
+        ("uint4_wo_32", "")
+    ]
+    assert found.best is not None
+    assert [each.scheme for each in found.untried] == ["uint4_wo_128"]
+
+
 def test_what_cannot_fit_is_not_tried(source: Path, tmp_path: Path) -> None:
     """Bits are those of the whole file, with float layers, and known before the first trial."""
     candidates = [Candidate(f"uint{bits}_wo_32") for bits in (4, 3, 2)]

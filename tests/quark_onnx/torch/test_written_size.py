@@ -35,10 +35,12 @@ PAIRS = sorted(
 )
 
 
-def check_prediction(source: Path, output: Path, scheme: str, layout: str) -> None:
+def check_prediction(
+    source: Path, output: Path, scheme: str, layout: str, exclude: tuple[str, ...] = ()
+) -> None:
     """Compare names, types and shapes with those in the files, and the sizes."""
     opened = FloatCheckpoint(source)
-    config = config_for(scheme, exclude=opened.usually_float())
+    config = config_for(scheme, exclude=(*opened.usually_float(), *exclude))
     found = written_tensors(opened, config, layout_named(layout))
     size = written_bytes(opened, config, layout_named(layout))
     quantize_checkpoint(
@@ -95,6 +97,36 @@ def test_families(family: str, scheme: str, tmp_path: Path) -> None:
     config = _config(**base | settings)
     source = saved(made(config, torch.bfloat16), tmp_path / "source")
     check_prediction(source, tmp_path / "out", scheme, "quark")
+
+
+def pickled(model: Any, folder: Path) -> Path:
+    """Return a checkpoint in torch's own format, with tensors in float64."""
+    saved(model, folder)
+    (folder / "model.safetensors").unlink()
+    state = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    torch.save(state, folder / "pytorch_model.bin")
+    return folder
+
+
+def coded(model: Any, folder: Path) -> Path:
+    """Return a checkpoint of 4-bit codes, which are decoded."""
+    source = saved(model, folder.with_name("float"))
+    config = config_for("int4_wo_32", exclude=FloatCheckpoint(source).usually_float())
+    writing = Writing(layout="compressed-tensors")
+    quantize_checkpoint(source, None, config, folder, writing=writing, progress=False)
+    return folder
+
+
+@pytest.mark.parametrize("source_of", [pickled, coded])
+def test_float_layers_have_the_type_in_which_they_are_read(
+    source_of: Any, tmp_path: Path
+) -> None:
+    """Files of a source may hold other types, or no safetensors headers at all."""
+    model = made(llama(num_hidden_layers=1, **WIDE), torch.bfloat16)
+    source = source_of(model, tmp_path / "source")
+    check_prediction(
+        source, tmp_path / "out", "int4_wo_32", "quark", exclude=("*q_proj",)
+    )
 
 
 def _config(model_type: str, **settings: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from quark_onnx.torch.algorithms.scheduling.stages import Stage
 from quark_onnx.torch.calibration.block_stream import Call
 from quark_onnx.torch.formats.quantized_tensor import joined
 from quark_onnx.torch.models.names import input_hooks
-from quark_onnx.torch.models.quantized_layer import kind_of, outputs_first, split_input
+from quark_onnx.torch.models.quantized_layer import split_input
 from quark_onnx.torch.runtime import distributed
 
 
@@ -70,36 +70,14 @@ class HessianStats:
         add_products(self.dd, exact - x)
 
     def completed(self) -> HessianStats:
-        """Fill the lower triangles of the symmetric sums, and return ``self``."""
+        """Fill the symmetric sums, and return ``self``.
+
+        Panels of other processes and the lower triangles are added.
+        """
         for symmetric in (self.xx, self.dd):
             if symmetric is not None:
-                mirror(symmetric)
+                mirror(distributed.summed(symmetric))
         return self
-
-    def over_ranks(self, inputs: int, device: torch.device) -> HessianStats:
-        """Return the sums over all processes.
-
-        Args:
-            inputs: the inputs of the layer, which a rank without tokens cannot tell.
-            device: the device of the layer.
-        """
-        if distributed.count() == 1:
-            return self
-        tokens = distributed.number(self.count)
-        if not tokens:
-            return HessianStats()
-        # One rank may know X^T D while another has no tokens: all of them must sum the same
-        # tensors.
-        known = distributed.number(int(self.xd is not None))
-        # every rank takes part in each sum, with zeros where the rank has no tokens
-        sums = [
-            torch.zeros(inputs, inputs, device=device) if part is None else part
-            for part in (self.xx, self.xd, self.dd)
-        ]
-        if not known:
-            return HessianStats(distributed.summed(sums[0]), count=tokens)
-        xx, xd, dd = map(distributed.summed, sums)
-        return HessianStats(xx, xd, dd, tokens)
 
 
 class _AllRead(Exception):  # noqa: N818
@@ -176,6 +154,30 @@ def collect_hessians(
         roundings[name] = quantized_layer.input
     reader = _InputReader(job.block, leaders, stage.last)
     stats = {name: HessianStats() for name in leaders}
+    own = _inputs(job, reader, before, roundings, exact=exact)
+    device = next(iter(leaders.values())).weight.device
+    for sample in distributed.in_order(own, device):
+        for name, tensors in sample.items():
+            stats[name].add(*tensors)
+    for name, layer_stats in stats.items():
+        H = layer_stats.completed().xx
+        # The diagonal suffices: by Cauchy-Schwarz no other element exceeds it.
+        if H is not None and not torch.isfinite(H.diagonal()).all():
+            raise DataError(
+                f"what {name} reads is infinite or no number on the calibration data",
+            )
+    return stats
+
+
+def _inputs(
+    job: BlockJob,
+    reader: _InputReader,
+    before: Mapping[str, Any] | Replay,
+    roundings: Mapping[str, Any],
+    *,
+    exact: bool,
+) -> Iterator[dict[str, list[torch.Tensor]]]:
+    """Yield the arguments of ``HessianStats.add`` by layer, sample by sample."""
     for index, (call, float_call) in enumerate(zip(job.calls, job.floats, strict=True)):
         # The float model's own hidden states, through the block's float layers.
         exact_inputs = reader.run(float_call) if exact else {}
@@ -185,25 +187,18 @@ def collect_hessians(
             with job.put(before):
                 inputs = reader.run(call)
         tokens = call.hidden.numel() // call.hidden.shape[-1]
+        found = dict[str, list[torch.Tensor]]()
         for name, tensors in inputs.items():
             rounding = roundings[name]
             x = _rows(tensors if rounding is None else map(rounding, tensors))
-            exact_x = _rows(exact_inputs[name]) if name in exact_inputs else None
+            found[name] = [x]
+            if name not in exact_inputs:
+                continue
+            exact_x = _rows(exact_inputs[name])
             # a layer that sees each token once is comparable row by row; an expert is not
-            aligned = exact_x is not None and len(x) == len(exact_x) == tokens
-            stats[name].add(x, exact_x if aligned else None)
-    for name, layer in leaders.items():
-        # Every rank joins the sums, also for an expert without tokens on this rank.
-        weight = outputs_first(layer.weight, kind_of(layer))
-        stats[name] = stats[name].over_ranks(weight.shape[1], weight.device)
-    for name, layer_stats in stats.items():
-        H = layer_stats.xx
-        # The diagonal suffices: by Cauchy-Schwarz no other element exceeds it.
-        if H is not None and not torch.isfinite(H.diagonal()).all():
-            raise DataError(
-                f"what {name} reads is infinite or no number on the calibration data",
-            )
-    return {name: layer_stats.completed() for name, layer_stats in stats.items()}
+            if len(x) == len(exact_x) == tokens:
+                found[name].append(exact_x)
+        yield found
 
 
 def _rows(tensors: Iterable[Any]) -> Any:

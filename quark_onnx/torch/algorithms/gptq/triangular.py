@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
+from quark_onnx.torch.runtime import distributed
 from quark_onnx.torch.runtime.threads import one_thread
 
 #: Columns of a panel: wide enough for a product at full speed, and narrow enough that little below
@@ -35,12 +36,15 @@ def panels(count: int, width: int = PANEL) -> Iterator[tuple[int, int]]:
 def add_products(total: torch.Tensor, x: torch.Tensor) -> None:
     """Add X^T X to the upper triangle of a matrix.
 
+    Each of several processes adds to its own panels. ``distributed.summed`` at the end completes
+    the matrix exactly, since the panels of the other processes are zero.
+
     Args:
         total: (inputs, inputs), changed in place. Elements below the diagonal are undefined
             afterwards.
         x: (tokens, inputs).
     """
-    for start, stop in panels(len(total)):
+    for start, stop in distributed.dealt(list(panels(len(total)))):
         # Panel by panel from the diagonal on: half of the work of the full product.
         total[start:stop, start:].addmm_(
             x[:, start:stop].t(),

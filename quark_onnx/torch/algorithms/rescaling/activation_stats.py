@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from quark_onnx.common.containers import flattened
 from quark_onnx.common.errors import DataError
 from quark_onnx.torch.algorithms.gptq.triangular import add_products, quadratic_form
 from quark_onnx.torch.algorithms.rescaling.channel_pairs import inputs_last
@@ -85,9 +84,7 @@ class _Collector:
         self._tokens = list[Any]()
 
     def observe(self, x: torch.Tensor) -> None:
-        """Add inputs, (..., tokens, inputs)."""
-        # (tokens, inputs) in float32, as sums of bfloat16 would lose digits.
-        x = x.detach().flatten(0, -2).float()
+        """Add inputs, (tokens, inputs) float32."""
         if not len(x):
             return
         self.count += len(x)
@@ -115,33 +112,6 @@ class _Collector:
             step = -(-len(x) // self._share)
             self._tokens.append(x[step // 2 :: step].clone())
 
-    def over_ranks(self, like: torch.Tensor) -> None:
-        """Add the statistics of other processes.
-
-        Args:
-            like: (inputs,) floats on the device of the layer.
-        """
-        if distributed.count() == 1:
-            return
-        zeros = torch.zeros_like(like, dtype=torch.float32)
-        self.count = distributed.number(self.count)
-        self._sum = distributed.summed(
-            zeros.clone() if self._sum is None else self._sum,
-        )
-        # A rank without tokens must join the collective calls with neutral values; else the others
-        # wait forever.
-        lo, hi = self._ends or [zeros + torch.inf, zeros - torch.inf]
-        self._ends = [distributed.least(lo), distributed.greatest(hi)]
-        if self._products and len(zeros) <= PRODUCT_INPUTS:
-            if self._second is None:
-                second = zeros.new_zeros((len(zeros), len(zeros)))
-            else:
-                second = self._second
-            self._second = distributed.summed(second)
-        else:
-            tokens = flattened(distributed.gathered(self._tokens))
-            self._tokens = [tensor.to(zeros.device) for tensor in tokens]
-
     def moments(self, name: str) -> ActivationStats:
         """Return the statistics.
 
@@ -155,12 +125,8 @@ class _Collector:
                 f"what {name} reads is infinite or no number on the calibration data",
             )
         if self._second is not None:
-            return ActivationStats(
-                mean,
-                lo,
-                hi,
-                second=self._second / self.count,
-            )
+            second = distributed.summed(self._second)
+            return ActivationStats(mean, lo, hi, second=second / self.count)
         return ActivationStats(
             mean,
             lo,
@@ -188,21 +154,18 @@ def moments_of(
         DataError: a layer reads numbers that are infinite or none.
     """
     # Tokens of each call, rounded up.
-    share = -(-KEPT_TOKENS // max(len(calls), 1))
+    share = -(-KEPT_TOKENS // max(distributed.number(len(calls)), 1))
     # Each layer once: a router and experts may be readers of several pairs.
     collectors = {name: _Collector(share, products) for name in dict.fromkeys(names)}
     if not collectors:
         return {}
-    layers = dict(zip(collectors, map(block.get_submodule, collectors), strict=True))
-    with (
-        input_hooks(layers, lambda name: _observing(collectors[name])),
-        torch.no_grad(),
-    ):
-        for call in calls:
-            call.run(block)
-    # Every rank has the same collectors, and so joins the same collective calls.
-    for name, each in collectors.items():
-        each.over_ranks(inputs_last(block.get_submodule(name))[0])
+    layers = {name: block.get_submodule(name) for name in collectors}
+    device = inputs_last(next(iter(layers.values()))).device
+    with torch.no_grad():
+        for sample in distributed.in_order(_inputs(block, calls, layers), device):
+            for name, tensors in sample.items():
+                for x in tensors:
+                    collectors[name].observe(x)
     found = dict[str, ActivationStats]()
     for name, each in collectors.items():
         if each.count:
@@ -210,12 +173,27 @@ def moments_of(
     return found
 
 
-def _observing(collector: _Collector) -> Any:
+def _inputs(
+    block: nn.Module,
+    calls: Sequence[Call],
+    layers: Mapping[str, nn.Module],
+) -> Iterator[dict[str, list[torch.Tensor]]]:
+    """Yield the inputs of layers, (tokens, inputs) float32, call by call."""
+    for call in calls:
+        inputs = dict[str, list[torch.Tensor]]()
+        with input_hooks(layers, lambda name: _reading(inputs, name)):  # noqa: B023
+            call.run(block)
+        yield inputs
+
+
+def _reading(inputs: dict[str, list[torch.Tensor]], name: str) -> Any:
     def hook(
         module: nn.Module,
         args: tuple[Any, ...],
         named: Mapping[str, Any],
     ) -> None:
-        collector.observe(split_input(args, named)[0])
+        x = split_input(args, named)[0].detach().flatten(0, -2)
+        # Sums of bfloat16 would lose digits; a copy, as the model may go on in place.
+        inputs.setdefault(name, []).append(x.to(torch.float32, copy=True))
 
     return hook

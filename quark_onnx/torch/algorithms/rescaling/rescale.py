@@ -194,12 +194,9 @@ def _rescale_alike(
                 outcomes += _outcomes(algorithm, readers, plain, best)
                 if best.scale is not None:
                     pair.apply(block, best.scale)
-        # The greatest over ranks, so that all of them take back, or none does.
-        change = float(
-            distributed.greatest(
-                (call.run(block).float() - before).norm() / before.norm(),
-            ),
-        )
+        change = float((call.run(block).float() - before).norm() / before.norm())
+        # That of the first sample, as in a single process: all ranks take back, or none does.
+        change = distributed.from_first(change)
         if change <= (_BOUND if kept[0][0].dtype == torch.float32 else BOUND_SHORT):
             return outcomes
         # Copies, not ``Pair.undo``, which would leave a second rounding in 16 bits.

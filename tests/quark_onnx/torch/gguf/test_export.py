@@ -487,11 +487,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"model has no config.json$"),
     "config cut": (
         lambda f: (f / "config.json").write_text('{"model_type": "lla'),
-        r"config.json is damaged",
+        r"config.json is no JSON: line 1",
     ),
     "config a list": (
         lambda f: (f / "config.json").write_text("[]"),
-        r"config.json holds list; an object is needed",
+        r"config.json: the document is an array, and must be an object",
     ),
     "config wrong": (
         lambda f: edit(f / "config.json", hidden_size="many"),
@@ -578,7 +578,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "tokenizer cut": (
         lambda f: (f / "tokenizer.json").write_text("{"),
-        r"tokenizer.json is damaged",
+        r"tokenizer.json is no JSON: line 1",
     ),
     "tokenizer wrong": (
         lambda f: (f / "tokenizer.json").write_text("{}"),
