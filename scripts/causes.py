@@ -51,6 +51,10 @@ CLASSES = {
         "onnxruntime lacks a custom operator of the model.",
         "Give its library: `--custom-op-library FILE`, `custom_op_libraries(file)` in Python.",
     ),
+    "InliningError": (
+        "onnx cannot inline the functions of the model.",
+        "Inline them where the model is exported, or try another version of onnx.",
+    ),
     "UnknownOperator": (
         "onnxruntime lacks a custom operator of the model.",
         "As for UnknownOperatorError.",
