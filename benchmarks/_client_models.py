@@ -66,12 +66,14 @@ class ClientModel:
 _CLASSES = {"num_labels": 3}
 #: On a processor without AVX-512 vLLM has no kernel for experts of 4 bits.
 _FLOAT_EXPERTS = ("*.experts.*",)
+#: The sizes of the keys and values are those that vLLM's kernel for a CPU takes.
 _DEEPSEEK = _EXPERTS | {
     "num_key_value_heads": 4,
-    "kv_lora_rank": 32,
+    "kv_lora_rank": 512,
     "q_lora_rank": None,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "head_dim": 64,
     "v_head_dim": 32,
     "n_routed_experts": 4,
     "n_shared_experts": 1,
@@ -251,12 +253,12 @@ def _reference(folder: Path, tokens: Any) -> tuple[Any, float]:
 
     model = load_checkpoint(folder)
     ids = torch.from_numpy(tokens)
-    embeddings = model.get_input_embeddings().weight
-    noise = torch.randn(embeddings.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         exact = model(input_ids=ids).logits.float().numpy()
-        embeddings.mul_(1 + _NOISE * noise)
-        changed = model(input_ids=ids).logits.float().numpy()
+        embedded = model.get_input_embeddings()(ids)
+        noise = torch.randn(embedded.shape, generator=torch.Generator().manual_seed(0))
+        embedded = embedded * (1 + _NOISE * noise)
+        changed = model(inputs_embeds=embedded).logits.float().numpy()
     return exact, _distance(changed, exact)
 
 

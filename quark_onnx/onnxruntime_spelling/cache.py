@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from calibrators.json_file import read_json
-from calibrators.shown import short
+from calibrators.shown import clipped, short
 from quark_onnx.common.containers import by_name
 from quark_onnx.config import TensorOverride
 from quark_onnx.onnxruntime_spelling.request import CallError, Request, logger, name_of
@@ -45,7 +45,7 @@ def read_cache(request: Request) -> bool:
         return False
     if name_of(method) != name_of(request.arguments["calibrate_method"]):
         raise CallError(
-            f"calibration_cache_path {path} was written by {short(str(method))},"
+            f"calibration_cache_path {path} was written by {clipped(str(method), 200)},"
             f" and calibrate_method is {request.arguments['calibrate_method']}; remove"
             " the file, or ask for the same",
         )

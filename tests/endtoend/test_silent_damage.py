@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from onnx import ModelProto, numpy_helper
 
-from quark_onnx import QConfig, quantize
+from quark_onnx import QConfig, compare, quantize
 from quark_onnx.common.registry import DTYPES
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.optimizers import (
@@ -322,8 +322,8 @@ def test_more_bits_are_given_to_the_float_weights() -> None:
     mixed = QConfig.of("A8W8").with_(optimizers=AutoMixedPrecision(target=1000.0))
     direct = QConfig.of("A16W8")
     assert (
-        sqnr(model, quantize(model, data, mixed).model, data)
-        > sqnr(model, quantize(model, data, direct).model, data) - 1
+        compare(model, quantize(model, data, mixed).model, data).sqnr
+        > compare(model, quantize(model, data, direct).model, data).sqnr - 1
     )
 
 
