@@ -23,7 +23,6 @@ from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import (
     ConfigError,
     DataError,
-    ModelError,
     crash_behind,
     data_errors,
 )
@@ -50,6 +49,7 @@ from quark_onnx.measuring.calibrate import (
     Ranges,
     calibrate,
     missing,
+    samples_for,
     stretch,
     unmeasured,
 )
@@ -81,10 +81,7 @@ from quark_onnx.refine import (
 )
 from quark_onnx.report import Report, kept_types, summarize, verdicts
 from quark_onnx.report.clipping import Clipping
-from quark_onnx.report.verdict import (
-    MOST_SAMPLES,
-    VerdictCollector,
-)
+from quark_onnx.report.verdict import VerdictCollector
 from quark_onnx.running.function_bodies import define_functions
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints
@@ -185,7 +182,7 @@ def _run_on_data(
     # Recurrent models are measured over consecutive samples, since each step reads the state of
     # the last.
     run = stretch(reader.length or least) if states(job.graph) else range(0)
-    kept = not reader.random and job.has_task(first)
+    kept = not reader.random
     held = HoldOut(
         reader,
         remember=config.search,
@@ -474,16 +471,6 @@ class Job:
             weights=tuple(weights),
             calibration=ranges if isinstance(ranges, Calibration) else None,
         )
-
-    def has_task(self, sample: Mapping[str, Any]) -> bool:
-        """Return whether the float model's outputs allow a verdict beyond SQNR."""
-        try:
-            outputs = self.reference.outputs(sample)
-        except ModelError:  # calibration reports the failure
-            return False
-        collector = VerdictCollector(self.reference.model, self.task)
-        collector.add(sample, outputs, outputs)
-        return collector.task is not None and collector.task.name != "signal"
 
     def release_reference(self) -> None:
         """Free the session of a large float model: calibration computes its outputs, too."""
@@ -776,7 +763,7 @@ class Job:
         done = finish(
             result,
             self.reference,
-            data.judges,
+            data.measured,
             self.target,
             min_sqnr=(
                 config.min_sqnr if quantized_any else None
@@ -792,6 +779,7 @@ class Job:
             held_out=len(data.held_out),
             random=data.random,
             settings=judging.advice,
+            samples_for=samples_for,
         )
         findings = self._findings(judging)
         if findings and verdict is not None:
@@ -840,11 +828,6 @@ class Job:
             config: settings of the run, for the advice after a bad verdict.
             data: the data of the run.
         """
-        # The gate runs all held-out samples. Calibration samples fill up, as many as the size of
-        # the model permits.
-        more = data.verdict_samples(
-            min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
-        )
         check = None
         if not data.random and self.findings is None:
             check = PreprocessingCheck(self.trained or self.reference.model, self.task)
@@ -852,7 +835,7 @@ class Job:
             VerdictCollector(self.reference.model, self.task),
             check,
             settings_of_config(config, data.count),
-            more,
+            data.further,
             self.findings or (),
         )
 
