@@ -67,7 +67,7 @@ class OutputError:
 #: reaches the second.
 _GOOD, _REPEATED = 20.0, 60.0
 #: Number of rows from which each column of a matrix has a mean of its own.
-_ROWS_OF_MEANS = 8
+_ROWS_OF_MEANS = 3
 #: Share of the energy below which deviations from the mean are rounding errors of the sums.
 _ROUNDING = 1e-12
 
@@ -266,7 +266,7 @@ class _Moments:
 
 def _joined(sums: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sums over all columns, for a common mean."""
-    return sums.sum(axis=1, keepdims=True)
+    return np.asarray(sums.sum(axis=1, keepdims=True))
 
 
 class Total:

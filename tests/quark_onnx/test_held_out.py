@@ -85,7 +85,7 @@ def test_calibration_samples_give_no_band(model: ModelProto, count: int) -> None
     unclear = verdict.band == "unclear"
     if count < 31:
         assert unclear
-        assert verdict.sentence.endswith("give at least 63")
+        assert verdict.sentence.endswith("give at least 63 samples")
     if count >= 63:
         assert verdict.held_out >= 16 and not unclear
     if count <= 10:

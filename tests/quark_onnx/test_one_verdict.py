@@ -150,9 +150,10 @@ def test_swapped_models_are_noticed() -> None:
     assert compare(result.model, result.model, drawn(4)).sqnr == np.inf
 
 
-def test_a_constant_part_does_not_make_a_model_good() -> None:
+@pytest.mark.parametrize("count", [32, 100])
+def test_a_constant_part_does_not_make_a_model_good(count: int) -> None:
     """Errors of a tenth of what varies are a thousandth of the whole."""
-    result = quantize(OFFSET, drawn(100), "A8W8")
+    result = quantize(OFFSET, drawn(count), "A8W8")
     verdict = result.report.verdict
     assert verdict is not None
     (output,) = result.report.outputs

@@ -179,7 +179,8 @@ class VerdictCollector:
                 doubt = f"{samples} too few to be sure"
             if doubt:
                 band = "unclear"
-                reservation = f"; {doubt}, give at least {samples_for(self._needed)}"
+                needed = counted(samples_for(self._needed), "sample")
+                reservation = f"; {doubt}: give at least {needed}"
         advice = settings is not None and not random and measured in ("risky", "poor")
         return Verdict(
             task,

@@ -376,8 +376,9 @@ def _are_anchors(value: NDArray[Any], other: NDArray[Any]) -> bool:
     if value.ndim != 3 or other.ndim != 3 or value.shape[:2] != other.shape[:2]:
         return False
     least, greatest = sorted([value.shape[2], other.shape[2]])
-    many = value.shape[1] >= _ANCHORS
-    return many and least < _BOX_WIDTH <= greatest and greatest % 2 == 0
+    if value.shape[1] < _ANCHORS:
+        return False
+    return bool(least < _BOX_WIDTH <= greatest and greatest % 2 == 0)
 
 
 def _readable(task: str, value: NDArray[Any]) -> bool:
@@ -524,7 +525,7 @@ def _kind_of_integers(output: _Output) -> Kind:
 def _kind_of_probabilities(output: _Output) -> Kind | None:
     """Return the kind of the result of a Softmax; None if no axis has probabilities of classes."""
     value = output.value.reshape(output.shape)
-    if output.is_per_token() and value.shape[2] in output.traits.vocabulary:
+    if output.is_per_token() and value.shape[-1] in output.traits.vocabulary:
         return Kind("language")
     if output.operator == "LogSoftmax":
         value = np.exp(value)

@@ -240,7 +240,7 @@ def test_few_samples_must_agree(
     assert verdict is not None and verdict.band == band
     assert reason in verdict.sentence
     if band == "unclear":
-        assert verdict.sentence.endswith("give at least 16")
+        assert verdict.sentence.endswith("give at least 16 samples")
 
 
 def test_a_task_that_is_asked_for_is_taken() -> None:
