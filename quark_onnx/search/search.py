@@ -36,7 +36,7 @@ from quark_onnx.common.errors import (
     data_errors,
 )
 from quark_onnx.common.progress import Progress, time_limit
-from quark_onnx.common.reported import Reported
+from quark_onnx.common.reported import Reported, plain
 from quark_onnx.common.version import __version__
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig, to_dict
@@ -114,7 +114,8 @@ class SearchResult(Reported):
         reached: True if the target was met, or without a target.
         study: Optuna's study, for its plots and its dashboard.
         verdict: verdict on the best candidate on the held-out samples, as ``compare`` gives it;
-            None with a metric of the user's, for which no sample is held out.
+            None with a metric of the user's, for which no sample is held out, and if the best
+            candidate is a record of the journal, which has no model.
     """
 
     candidates: list[Candidate]
@@ -175,7 +176,7 @@ class SearchResult(Reported):
             "left_names": self.left,
             "total": self.total,
             "reached": self.reached,
-            "verdict": None if self.verdict is None else asdict(self.verdict),
+            "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
             "candidates": [
                 {**vars(each), "config": to_dict(each.config), "pareto": each in front}
                 for each in self.candidates
@@ -376,8 +377,12 @@ class Search:
         )
 
     def _verdict(self, best: Candidate) -> Verdict | None:
-        """Return the verdict on the best candidate; None without held-out samples."""
-        if not len(self._judges):
+        """Return the verdict on the best candidate.
+
+        None without held-out samples, and for a record of the journal, which has no model.
+        """
+        known = self._best is not None and self._best[0] == config_key(best.config)
+        if not len(self._judges) or not known:
             return None
         judged = judge_models(
             self._reference.model,
