@@ -24,7 +24,6 @@ from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import (
     ConfigError,
     DataError,
-    ModelError,
     crash_behind,
     data_errors,
 )
@@ -50,6 +49,7 @@ from quark_onnx.measuring.calibrate import (
     Ranges,
     calibrate,
     missing,
+    samples_for,
     stretch,
     unmeasured,
 )
@@ -77,10 +77,7 @@ from quark_onnx.refine import (
     optimize_float,
 )
 from quark_onnx.report import Report, kept_types, summarize, verdicts
-from quark_onnx.report.verdict import (
-    MOST_SAMPLES,
-    VerdictCollector,
-)
+from quark_onnx.report.verdict import VerdictCollector
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.spare_movers import spare_movers
 from quark_onnx.targets import check_structure, format_of, require_rules, unfit
@@ -169,7 +166,7 @@ def _run_on_data(
     # Recurrent models are measured over consecutive samples, since each step reads the state of
     # the last.
     run = stretch(reader.length or least) if states(job.graph) else range(0)
-    kept = not reader.random and job.has_task(first)
+    kept = not reader.random
     held = HoldOut(
         reader,
         remember=config.search,
@@ -489,16 +486,6 @@ class Job:
             calibration=ranges if isinstance(ranges, Calibration) else None,
         )
 
-    def has_task(self, sample: Mapping[str, Any]) -> bool:
-        """Return whether the float model's outputs allow a verdict beyond SQNR."""
-        try:
-            outputs = self.reference.outputs(sample)
-        except ModelError:  # calibration reports the failure
-            return False
-        collector = VerdictCollector(self.reference.model, self.task)
-        collector.add(sample, outputs, outputs)
-        return collector.task is not None and collector.task.name != "signal"
-
     def release_reference(self) -> None:
         """Free the session of a large float model: calibration computes its outputs, too."""
         if model_bytes(self.original) > _KEPT:
@@ -692,7 +679,7 @@ class Job:
         done = finish(
             made.graph,
             self.reference,
-            data.judges,
+            data.measured,
             self.target,
             min_sqnr=(
                 config.min_sqnr if made.quantized else None
@@ -708,6 +695,7 @@ class Job:
             held_out=len(data.held_out),
             random=data.random,
             settings=judging.advice,
+            samples_for=samples_for,
         )
         findings = self._findings(judging)
         if findings and verdict is not None:
@@ -729,11 +717,6 @@ class Job:
             config: settings of the run, for the advice after a bad verdict.
             data: the data of the run.
         """
-        # The gate runs all held-out samples. Calibration samples fill up, as many as the size of
-        # the model permits.
-        more = data.verdict_samples(
-            min(MOST_SAMPLES - len(data.judges), _affordable(self.original)),
-        )
         check = None
         if not data.random and self.findings is None:
             check = PreprocessingCheck(self.trained or self.reference.model, self.task)
@@ -741,7 +724,7 @@ class Job:
             VerdictCollector(self.reference.model, self.task),
             check,
             settings_of_config(config, data.count),
-            more,
+            data.further,
             self.findings or (),
         )
 

@@ -13,6 +13,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
+from calibrators.readers.spool import Spool
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
@@ -30,6 +31,7 @@ from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.report.measure import decibels
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.search.checks import check_limit
+from quark_onnx.trials.judge import judge_models
 
 #: Number of worst tensors with histograms, also of their weights.
 PICTURED = 12
@@ -38,18 +40,20 @@ _EXACT = ("", float("inf"))
 _NO_GRID = Grid("")
 
 
-def analyze(
+def analyze(  # noqa: PLR0913
     float_model: str | Path | ModelProto,
     quant_model: str | Path | ModelProto,
     data: CalibrationData | None,
     *,
     limit: int | None = None,
+    task: str = "auto",
     isolate: bool = False,
 ) -> Analysis:
     """Find accuracy losses of a quantized model by tensor, with their causes.
 
-    Every tensor is observed, so that onnxruntime fuses no integer kernels. Fused kernels round
-    differently: ``compare`` can give an output another SQNR on the same samples.
+    The errors of the outputs and the verdict are those of ``compare``. Every tensor is observed,
+    so that onnxruntime fuses no integer kernels: fused kernels round differently, and an output
+    as a tensor can have another SQNR.
 
     Args:
         float_model: the float model, a path or a ModelProto.
@@ -57,6 +61,7 @@ def analyze(
             and outputs.
         data: samples, as for ``quantize_static``; twenty samples are usually enough.
         limit: maximum number of samples; None for all samples.
+        task: task of the models, as for ``quantize``.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Returns:
@@ -79,30 +84,41 @@ def analyze(
     """  # noqa: E501
     check_limit(limit)
     with crash_errors(float_model, quant_model), isolated(isolate):
-        return _analyzed(load(float_model), load(quant_model), data, limit)
+        before, after = load(float_model), load(quant_model)
+        with Spool() as spool:
+            # Two passes read the samples: by tensor, and by output.
+            reader = reader_for(Graph.of(inlined(before)), data)
+            for sample in islice(_checked(reader), limit):
+                spool.append(sample)
+            found = _analyzed(before, after, spool)
+            judged = judge_models(before, after, spool, task=task, random=reader.random)
+    verdict = judged.verdict
+    if verdict is not None:
+        # The causes of this analysis propose what to change.
+        steps = [finding.next_step for finding in judged.findings[:1]]
+        verdict = replace(verdict, next_steps=tuple(steps))
+    warnings = list(map(str, judged.findings))
+    return replace(found, outputs=judged.outputs, verdict=verdict, warnings=warnings)
 
 
 def _analyzed(
     before: ModelProto,
     after: ModelProto,
-    data: Any,
-    limit: int | None,
+    samples: Spool,
 ) -> Analysis:
     """Compare two models tensor by tensor.
 
     Args:
         before: the float model.
         after: the quantized model.
-        data: samples, as the caller of ``analyze`` gave them.
-        limit: maximum number of samples; None for all.
+        samples: inputs by name.
 
     Returns:
-        The analysis, with histograms of the worst tensors.
+        The analysis without outputs and verdict, with histograms of the worst tensors.
 
     Raises:
         ModelError: a model cannot be run, the second is not quantized, or it lacks an output of the
             first.
-        DataError: the data does not fit the float model.
     """
     reference, plain = _read(before)
     other, runnable = _read(after)
@@ -120,7 +136,6 @@ def _analyzed(
             " model",
         )
     matching = match(reference, other)
-    samples = islice(_checked(reader_for(reference.graph, data)), limit)
     measured = measure_tensors((reference, plain), (other, runnable), matching, samples)
     weights, uncompared = weight_errors(reference, other, matching)
     tensors = _explained(
@@ -139,7 +154,7 @@ def _analyzed(
         samples=measured.samples,
         bytes_before=model_bytes(before),
         bytes_after=model_bytes(after),
-        outputs=measured.outputs,
+        outputs=[],
         tensors=tensors,
         weights=weights,
         unmatched=uncompared,

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from onnx import ModelProto
 
-import calibrators
 from calibrators.onnx_runtime.isolation import isolated
-from calibrators.onnx_runtime.session import model_bytes, open_session
+from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.latency import Latency, measure_latency
-from quark_onnx.common.containers import names_of
-from quark_onnx.common.errors import (
-    DataError,
-    ModelError,
-    QuarkError,
-    crash_errors,
-)
+from quark_onnx.analysis.reading import quantizes
+from quark_onnx.check.inlined import inlined
+from quark_onnx.common.errors import ModelError, crash_errors
 from quark_onnx.common.reported import Reported
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.labelled import scorer_for
 from quark_onnx.measuring.open_data import reader_for
-from quark_onnx.preprocessing import PreprocessingCheck
 from quark_onnx.report import output_line, section, size_change, verdict_lines
-from quark_onnx.report.measure import OutputError, least_sqnr, measure
-from quark_onnx.report.shapes import require_same_shapes, sized_by_data
-from quark_onnx.report.verdict import Score, Scorer, Verdict, VerdictCollector
+from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.report.verdict import Score, Verdict
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.search.checks import check_limit
-from quark_onnx.writing.run_settings import settings_of_model
+from quark_onnx.trials.judge import judge_models
 
 
 @dataclass(frozen=True)
@@ -134,134 +125,53 @@ def compare(  # noqa: PLR0913
 
     Raises:
         ConfigError: the limit is no whole number of at least 1.
-        ModelError: a model cannot be loaded or run, or the outputs or their shapes do not match.
+        ModelError: a model cannot be loaded or run, the outputs or their shapes do not match, or
+            the models are swapped.
         DataError: the data does not fit the reference.
     """
     check_limit(limit)
     with crash_errors(reference, other), isolated(isolate):
         before, after = load(reference), load(other)
+        require_order(before, after)
         # Labels are read before any model runs, so that a wrong file costs no time.
         scorer = None if labels is None else scorer_for(labels, data)
-        check = PreprocessingCheck(before, task) if preprocessing else None
-        found, sample = _compared(before, after, data, limit, task, scorer, check)
+        reader = reader_for(Graph.of(before), data)
+        counter = _Counter(islice(iter(reader), limit))
+        judged = judge_models(
+            before,
+            after,
+            counter,
+            task=task,
+            random=reader.random,
+            scorer=scorer,
+            preprocessing=preprocessing,
+        )
+        found = Comparison(
+            counter.count,
+            judged.outputs,
+            model_bytes(before),
+            model_bytes(after),
+            judged.verdict,
+            list(map(str, judged.findings)),
+        )
         if scorer is not None:
             found = replace(found, scores=scorer.scores(), labelled=scorer.count)
-        if not time or sample is None:
+        if not time or counter.first is None:
             # The data may be empty; without a first sample there is nothing to time.
             return found
-        latency = measure_latency(before, after, sample, threads=threads)
+        latency = measure_latency(before, after, counter.first, threads=threads)
         return replace(found, latency=latency)
 
 
-def _compared(  # noqa: PLR0913
-    before: ModelProto,
-    after: ModelProto,
-    data: Any,
-    limit: int | None,
-    task: str,
-    scorer: Scorer | None,
-    check: PreprocessingCheck | None,
-) -> tuple[Comparison, Any]:
-    """Return the comparison and the first sample.
-
-    Args:
-        before: the reference.
-        after: the other model.
-        data: samples, as the caller gave them.
-        limit: maximum number of samples; None for all.
-        task: name of the task, or ``auto``.
-        scorer: scorer on labels; None without labels.
-        check: check of the preprocessing; None if the data was checked before.
-
-    Raises:
-        ModelError: a model cannot be run, or a shape differs.
-        DataError: the data does not fit the reference.
-    """
-    collector = VerdictCollector(before, task)
-    # Sessions, and their memory, are shared by the measurement and the check of the preprocessing.
-    sessions = _opened(before, after)
-    reader = reader_for(Graph.of(before), data)
-    counter = _Counter(islice(iter(reader), limit))
-
-    def observe(
-        feeds: Mapping[str, NDArray[Any]],
-        expected: Mapping[str, Any],
-        found: Mapping[str, Any],
-    ) -> None:
-        collector.add(feeds, expected, found)
-        # One entry for each row of the batch; None for a row without a label.
-        classes: list[int | None] = []
-        if scorer is not None and collector.task is not None:
-            classes = scorer.add(collector.task, expected, found)
-        # Random numbers are preprocessed in no way.
-        if check is not None and not reader.random:
-            check.add(feeds, expected, classes)
-
-    try:
-        outputs = measure(sessions[0], sessions[1], counter, observe)
-    except QuarkError:  # of the labels
-        raise
-    except calibrators.CalibrationError as error:
-        raise DataError(str(error)) from error
-    except Exception as error:  # onnxruntime raises several unrelated types
+def require_order(before: ModelProto, after: ModelProto) -> None:
+    """Raise a ModelError if the first model is quantized and the second is float."""
+    if quantizes(inlined(with_bodies(before))) and not quantizes(
+        inlined(with_bodies(after))
+    ):
         raise ModelError(
-            f"the two models cannot be run on the same data: {error}",
-        ) from error
-    # Checked after the run: open dimensions are known from the data alone.
-    require_same_shapes(outputs, partial(sized_by_data, before))
-    verdict = collector.verdict(
-        outputs,
-        held_out=0,
-        calibrated=False,
-        random=reader.random,
-        settings=settings_of_model(after),
-    )
-    findings = () if check is None else check.findings(sessions[0])
-    # Agreement on wrongly preprocessed data says little about the model in use.
-    if findings and verdict is not None:
-        verdict = verdict.doubted(findings[0].next_step)
-    comparison = Comparison(
-        counter.count,
-        outputs,
-        model_bytes(before),
-        model_bytes(after),
-        verdict,
-        list(map(str, findings)),
-    )
-    return comparison, counter.first
-
-
-def _opened(before: ModelProto, after: ModelProto) -> list[Any]:
-    """Open sessions on both models; the second must have the first's outputs.
-
-    Args:
-        before: the reference.
-        after: the other model; further outputs are allowed.
-
-    Returns:
-        The two sessions, in this order.
-
-    Raises:
-        ModelError: a model cannot be loaded, or the second lacks an output.
-    """
-    sessions = []
-    for name, model in (("reference", before), ("other", after)):
-        try:
-            # with_bodies adds function bodies of AMD's operators, without which onnxruntime rejects
-            # the model.
-            sessions.append(open_session(with_bodies(model), what=f"the {name} model"))
-        except Exception as error:
-            raise ModelError(
-                f"onnxruntime cannot load the {name} model: {error}",
-            ) from error
-    missing = set(names_of(sessions[0].get_outputs())) - set(
-        names_of(sessions[1].get_outputs())
-    )
-    if missing:
-        raise ModelError(
-            f"the other model lacks the output {sorted(missing)[0]!r} of the reference",
+            "the first model is quantized, and the second is not: the float model comes"
+            " first; swap the two",
         )
-    return sessions
 
 
 class _Counter:

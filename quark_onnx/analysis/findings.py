@@ -8,8 +8,9 @@ from typing import Any
 
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.reported import Reported
-from quark_onnx.report import output_line, section, size_change
+from quark_onnx.report import output_line, section, size_change, verdict_lines
 from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.report.verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,8 @@ class Analysis(Reported):
         weights: error of each quantized constant.
         unmatched: tensors and constants without a comparison.
         steps: step of each output with values on a grid, in the output's own unit.
+        verdict: quality in the terms of the task, as ``compare`` gives it.
+        warnings: signs of wrong preprocessing of the data.
     """
 
     samples: int
@@ -207,6 +210,8 @@ class Analysis(Reported):
     weights: list[WeightError]
     unmatched: list[Unmatched]
     steps: dict[str, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def sqnr(self) -> float:
@@ -220,14 +225,18 @@ class Analysis(Reported):
         return sorted((t for t in self.tensors if t.added > 0), key=lambda t: -t.added)
 
     def lines(self) -> list[str]:
-        """Return the errors of the outputs and the noisiest tensors as lines of text."""
+        """Return errors of the outputs, the noisiest tensors and the verdict as lines of text."""
         lines = [f"size      {size_change(self.bytes_before, self.bytes_after)}"]
         lines += section("error", list(map(output_line, self.outputs)))
         noisy = list[str]()
         for tensor in self.ranking:
             causes = "; ".join(cause.text for cause in tensor.causes)
             noisy.append(f"{tensor.name}: {causes}" if causes else tensor.name)
-        return lines + section("noise", noisy)
+        lines += section("noise", noisy)
+        lines += section("warning", self.warnings)
+        if self.verdict is not None:
+            lines += verdict_lines(self.verdict)
+        return lines
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain values; numbers may be infinite."""

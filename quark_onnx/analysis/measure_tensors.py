@@ -27,7 +27,6 @@ from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.graph import Graph
 from quark_onnx.graph.node import rename_entries
 from quark_onnx.graph.shapes import untyped
-from quark_onnx.report.measure import OutputError, OutputTotals
 
 #: Types of tensors that are compared. UNDEFINED: the type was not inferred, and may be float.
 _MEASURED_TYPES = frozenset({*FLOATS, TensorProto.UNDEFINED})
@@ -56,7 +55,6 @@ class Measured:
 
     samples: int
     tensors: dict[str, ObservedPair]
-    outputs: list[OutputError]
 
 
 class Side:
@@ -123,7 +121,7 @@ def measure_tensors(
         samples: inputs by name.
 
     Returns:
-        Statistics of the tensors, and errors of the outputs.
+        Statistics of the tensors.
 
     Raises:
         DataError: there is no sample.
@@ -150,14 +148,10 @@ def measure_tensors(
     before = Side("float", reference[1], watched, optimize=True)
     after = Side("quantized", other[1], needed)
     local = Side("quantized", replaced(other[1], fed), needed)
-    outputs = names_of(reference[1].graph.output)
-    totals = OutputTotals(outputs)
     count = 0
     for index, sample in enumerate(samples):
         expected = before.run(sample, index)
         found = after.run(sample, index)
-        # Errors of the outputs include integer ones, which watched lacks.
-        totals.add(outputs, expected, found)
         _observe_sample(watched, reading, expected, found)
         feeds = _replacements(watched, fed, expected, found)
         alone = local.run({**sample, **feeds}, index)
@@ -165,7 +159,7 @@ def measure_tensors(
         count += 1
     if not count:
         raise DataError("no sample was given; at least one is needed")
-    return Measured(count, watched, totals.results())
+    return Measured(count, watched)
 
 
 def _observe_sample(

@@ -22,8 +22,15 @@ from quark_onnx.cli.parsing import (
     count,
     input_path,
 )
+from quark_onnx.cli.settings import add_task_option
 from quark_onnx.common.wording import counted, first_of
-from quark_onnx.report import OutputError, decibels, percentage, size_change
+from quark_onnx.report import (
+    OutputError,
+    decibels,
+    percentage,
+    size_change,
+    verdict_lines,
+)
 
 NAME = "analyze"
 SUMMARY = "find where a quantized model, from any tool, loses accuracy, and why"
@@ -53,6 +60,7 @@ def add_arguments(parser: Parser) -> None:
         help="quantized model with the same inputs and outputs",
     )
     add_data_options(parser)
+    add_task_option(parser)
     group = parser.add_argument_group("findings")
     add_html_option(group, "write a page with plots")
     group.add_argument(
@@ -66,7 +74,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> Answer:
-    found = analysis.analyze(options.reference, options.other, data_of(options))
+    found = analysis.analyze(
+        options.reference, options.other, data_of(options), task=options.task
+    )
     if options.html is not None:
         write_page(found, options.html, options.reference.name, options.other.name)
     lines = [
@@ -79,6 +89,10 @@ def run(options: Namespace) -> Answer:
     ]
     if options.html is not None:
         lines.append(entry("page", [str(options.html)]))
+    if found.warnings:
+        lines.append(entry("warning", found.warnings))
+    if found.verdict is not None:
+        lines += verdict_lines(found.verdict)
     document = {
         "command": NAME,
         "reference": options.reference,

@@ -48,8 +48,10 @@ def compared_with_commands(
         verdict: the verdict; None for none.
         options: the options of ``compare``.
     """
-    # A good result needs no advice, and random data gives none.
-    if verdict is None or verdict.band not in ("risky", "poor"):
+    # Good figures need no advice, also of an unclear verdict, and random data gives none.
+    if verdict is None or verdict.band in ("good", "unknown"):
+        return verdict
+    if verdict.band == "unclear" and not verdict.next_steps:
         return verdict
     steps = [
         *_data_steps(verdict, options),

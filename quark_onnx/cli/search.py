@@ -23,11 +23,12 @@ from quark_onnx.cli.parsing import (
     output_file,
     progress_of,
 )
+from quark_onnx.cli.settings import add_task_option
 from quark_onnx.common.containers import values_at
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.registry import TARGETS
 from quark_onnx.common.wording import counted
-from quark_onnx.report import decibels
+from quark_onnx.report import decibels, verdict_lines
 from quark_onnx.search.search import TRIALS, Candidate, Search, SearchResult
 from quark_onnx.search.space import Space
 from quark_onnx.writing.destination import destination, keeps_weights_beside
@@ -68,6 +69,7 @@ def add_arguments(parser: Parser) -> None:
         help="write the best model here, even below --min-sqnr; replaces an earlier file",
     )
     add_data_options(parser)
+    add_task_option(parser)
     default = Space()
     group = parser.add_argument_group(
         "space",
@@ -169,6 +171,7 @@ def run(options: Namespace) -> Answer:
         budget=options.budget,
         trials=options.trials,
         journal=options.journal,
+        task=options.task,
         progress=progress_of(options),
     ) as running:
         found = running.run()
@@ -203,6 +206,8 @@ def run(options: Namespace) -> Answer:
     lines.append(
         entry("best", [found.best.name, *str(found.best.config).splitlines()]),
     )
+    if found.verdict is not None:
+        lines += verdict_lines(found.verdict)
     document = {
         "command": NAME,
         "model": options.model,

@@ -222,9 +222,10 @@ def add_gate_option(
 def add_task_option(parser: Parser) -> None:
     parser.add_argument(
         "--task",
+        metavar="TASK",
         choices=["auto", *TASKS],
         default="auto",
-        help="task of the model, for the verdict; auto: detected from the outputs",
+        help="task for the verdict, such as classifier or signal; auto: from the outputs",
     )
 
 

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 _TITLE = re.compile(r"^[a-z][a-z ]{0,8}(?= )")
 _TITLE_WIDTH = 10
 #: Style by the band of a verdict.
-_BANDS = {"good": "bold green", "risky": "bold yellow", "poor": "bold red"}
+_BANDS = {
+    "good": "bold green",
+    "risky": "bold yellow",
+    "poor": "bold red",
+    "unclear": "bold yellow",
+}
 _BAND = re.compile(rf"\b({'|'.join(_BANDS)})(?=:)")
 #: Label of a remedy, at the start of a line below a finding.
 _REMEDY = re.compile(r"^ +(-> |fix: |try: )")

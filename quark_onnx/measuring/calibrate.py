@@ -9,7 +9,7 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from typing import Any, NamedTuple
 
 from onnx import ModelProto
@@ -547,6 +547,15 @@ def held_out_of(length: int) -> int:
     [0, 1, 3, 16, 20, 36, 110]
     """
     return sum(map(is_held_out, range(length)))
+
+
+def samples_for(held_out: int) -> int:
+    """Return the number of samples of which a number is held out.
+
+    >>> samples_for(1), samples_for(16)
+    (11, 63)
+    """
+    return next(length for length in count(1) if held_out_of(length) >= held_out)
 
 
 class _Reservoir:

@@ -85,19 +85,19 @@ class RunData:
         """Return a few of the held-out samples, for decisions between settings."""
         return self.held.deciding if self.held else []
 
-    def verdict_samples(self, most: int) -> list[Sample]:
-        """Return calibration samples for the verdict, in addition to the measured samples.
+    @property
+    def measured(self) -> list[Sample]:
+        """Return the samples that both models are compared on: held-out ones if there are any."""
+        if self.held is not None and not self.held.samples and self.held.calibrated:
+            return self.held.calibrated
+        return self.judges
 
-        Args:
-            most: maximum number of samples.
-        """
-        if self.held is None or most <= 0:
+    @property
+    def further(self) -> list[Sample]:
+        """Return calibration samples besides those that both models are compared on."""
+        if self.held is None or not self.held.samples:
             return []
-        # Identity, not equality: samples are dictionaries of arrays, whose comparison is no single
-        # boolean.
-        known = set(map(id, self.judges))
-        rest = [sample for sample in self.held.calibrated if id(sample) not in known]
-        return rest[:most]
+        return self.held.calibrated
 
     @property
     def count(self) -> int:

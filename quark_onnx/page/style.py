@@ -108,7 +108,7 @@ th { color: var(--soft); font-weight: 500; }
 .verdict { margin: 0 0 20px; padding: 14px 18px; border-radius: 10px; background: var(--card);
   border: 1px solid var(--line); border-left: 5px solid var(--own); }
 .verdict.good { --own: var(--good); } .verdict.risky { --own: var(--risky); }
-.verdict.poor { --own: var(--poor); } .verdict.unknown { --own: var(--unknown); }
+.verdict.poor { --own: var(--poor); } .verdict:is(.unclear, .unknown) { --own: var(--unknown); }
 .verdict p { margin: 0; font-size: 17px; color: var(--ink); max-width: none; overflow-wrap: anywhere; } .verdict b { color: var(--own); margin-right: 4px; }
 .verdict h2 { font-size: 13px; font-weight: 500; color: var(--soft); margin: 12px 0 4px; }
 .verdict ol { margin: 0; padding-left: 20px; display: grid; gap: 4px; }

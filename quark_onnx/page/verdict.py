@@ -11,7 +11,13 @@ from itertools import islice
 _SHOWN = 3
 #: Maximum letters of a word in a line of a phone.
 _UNBROKEN = 28
-_WORDS = {"good": "Good", "risky": "Risky", "poor": "Poor", "unknown": "Not measured"}
+_WORDS = {
+    "good": "Good",
+    "risky": "Risky",
+    "poor": "Poor",
+    "unclear": "Unclear",
+    "unknown": "Not measured",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ def verdict(band: str, sentence: str, actions: Sequence[Action] = ()) -> str:
     """Return the verdict of a page with the first three actions.
 
     Args:
-        band: "good", "risky", "poor" or "unknown".
+        band: "good", "risky", "poor", "unclear" or "unknown".
         sentence: the verdict, as text.
         actions: the actions, the most promising first.
     """

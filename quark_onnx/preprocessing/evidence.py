@@ -161,8 +161,8 @@ class Classified:
 
     def add(self, outputs: Outputs) -> None:
         value = outputs[self.output]
-        # Indices of classes have no confidence.
-        if value.dtype.kind != "f":
+        # Indices of classes have no confidence, and classes of positions are not of an input.
+        if value.dtype.kind != "f" or len(squeezed(value)) != 2:
             return
         rows = _probabilities(value.reshape(squeezed(value)))
         # Rows of another number of classes cannot be averaged.

@@ -1,7 +1,7 @@
 """Reports of runs, and the quality of results."""
 
 from quark_onnx.report.figures import decibels, percent, percentage, size_change
-from quark_onnx.report.loop import measure_loop, verdicts
+from quark_onnx.report.loop import Loop, verdicts
 from quark_onnx.report.measure import OutputError, measure
 from quark_onnx.report.report import (
     Report,
@@ -14,12 +14,12 @@ from quark_onnx.report.report import (
 )
 
 __all__ = [
+    "Loop",
     "OutputError",
     "Report",
     "decibels",
     "kept_types",
     "measure",
-    "measure_loop",
     "output_line",
     "percent",
     "percentage",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
 from operator import attrgetter
@@ -30,72 +30,70 @@ _ADVICE = (
 Sample = Mapping[str, NDArray[Any]]
 
 
-def measure_loop(
-    reference: Session,
-    other: Session,
-    samples: Sequence[Sample],
-    states: Sequence[State],
-) -> list[OutputError]:
-    """Run two sessions over consecutive samples with fed-back states.
+class Loop:
+    """The errors of a recurrent model over consecutive samples with fed-back states.
 
-    Args:
-        reference: session on the float model.
-        other: session on the quantized model.
-        samples: consecutive samples; the first sample holds the initial states.
-        states: outputs that are inputs of the next sample.
-
-    Returns:
-        The error of each state after the last sample, and of each other float output over all
-            samples but the first, which a single run has measured. Empty for fewer than two
-            samples, without states, or for states of changing shape.
+    Each model reads its own states: errors add up from step to step as in use.
     """
-    # A single sample has no state that an earlier one has left.
-    if len(samples) < 2 or not states:
-        return []
-    # Each model reads its own states: errors add up from step to step as in use.
-    before = _Recurrent(reference, states)
-    after = _Recurrent(other, states)
-    updated = {state.output for state in states}
-    names = names_of(reference.get_outputs())
-    totals = OutputTotals(names)
-    last = len(samples) - 1
-    for step, sample in enumerate(samples):
+
+    def __init__(
+        self, reference: Session, other: Session, states: Sequence[State]
+    ) -> None:
+        """Start before the first sample, which holds the initial states.
+
+        Args:
+            reference: session on the float model.
+            other: session on the quantized model.
+            states: outputs that are inputs of the next sample.
+        """
+        self._before = _Recurrent(reference, states)
+        self._after = _Recurrent(other, states)
+        self._names = names_of(reference.get_outputs())
+        self._updated = [state.output for state in states]
+        self._totals = OutputTotals(self._names)
+        self._last: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._steps = 0
+        self._fits = bool(states)
+
+    def add(self, sample: Sample) -> None:
+        """Run both models on the next sample.
+
+        Args:
+            sample: inputs by name; the states in it count in the first step alone.
+        """
         # A state that grows with each sample (a cache of keys and values) does not fit the recorded
         # samples.
-        if not before.takes(sample) or not after.takes(sample):
+        self._fits = (
+            self._fits and self._before.takes(sample) and self._after.takes(sample)
+        )
+        if not self._fits:
+            return
+        expected = self._before.step(sample, self._names)
+        found = self._after.step(sample, self._names)
+        # A single run has measured the first sample.
+        if self._steps:
+            others = excluding(self._names, self._updated)
+            self._totals.add(others, expected, found)
+        # The errors of states count at the end alone.
+        self._last = expected, found
+        self._steps += 1
+
+    def errors(self) -> list[OutputError]:
+        """Return the error of each state after the last sample, and of each other float output.
+
+        The first sample does not count. Empty for fewer than two samples, without states, or for
+        states of changing shape.
+        """
+        if not self._fits or self._steps < 2 or self._last is None:
             return []
-        expected = before.step(sample, names)
-        found = after.step(sample, names)
-        totals.add(_measured_at(step, last, names, updated), expected, found)
-    errors = list[OutputError]()
-    for error in totals.results():
-        # Integer outputs have a share of equal values instead, and say nothing about drift.
-        if error.sqnr is not None:
-            # steps tells the rows apart from those of single runs, which have the same names.
-            errors.append(replace(error, steps=len(samples)))
-    return errors
-
-
-def _measured_at(
-    step: int,
-    last: int,
-    names: Iterable[str],
-    updated: Container[str],
-) -> list[str]:
-    """Return the outputs to measure at a step.
-
-    Args:
-        step: number of the step, from 0.
-        last: number of the last step.
-        names: names of all outputs.
-        updated: names of the outputs that are states, whose errors count at the end alone.
-    """
-    if step == last:
-        return list(names)
-    if step == 0:
-        # a single run has measured the first sample
-        return []
-    return excluding(names, updated)
+        self._totals.add(self._updated, *self._last)
+        # Integer outputs have a share of equal values instead, and say nothing about drift. steps
+        # tells the rows apart from those of single runs, which have the same names.
+        return [
+            replace(error, steps=self._steps)
+            for error in self._totals.results()
+            if error.sqnr is not None
+        ]
 
 
 class _Recurrent:

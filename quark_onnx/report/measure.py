@@ -35,6 +35,9 @@ class OutputError:
         shapes: the first differing shapes of reference and other model, as text; None if equal.
         spread: least, median and greatest SQNR of a single sample, in dB; None for fewer than two
             samples, and if sqnr is None.
+        varying: SQNR of the varying part in dB: the energy of the reference's deviations from its
+            mean over samples and positions, divided by that of the error. None if the reference
+            does not vary, and if sqnr is None.
     """
 
     name: str
@@ -47,11 +50,26 @@ class OutputError:
     shapes: tuple[str, str] | None = None
     steps: int = 0
     spread: tuple[float, float, float] | None = None
+    varying: float | None = None
+
+    @property
+    def sqnr_of_changes(self) -> float | None:
+        """Return the SQNR that a constant offset of the output does not raise, in dB.
+
+        It is that of the varying part, and at most that of the whole output.
+        """
+        if self.sqnr is None or self.varying is None:
+            return self.sqnr
+        return min(self.sqnr, self.varying)
 
 
 #: An output with at least the first SQNR in dB is not random, nor is an output whose repetition
 #: reaches the second.
 _GOOD, _REPEATED = 20.0, 60.0
+#: Number of rows from which each column of a matrix has a mean of its own.
+_ROWS_OF_MEANS = 3
+#: Share of the energy below which deviations from the mean are rounding errors of the sums.
+_ROUNDING = 1e-12
 
 #: Called with a sample, and with the outputs of the reference and of the other model by name.
 Observe = Callable[
@@ -134,28 +152,6 @@ def measure(
     return results
 
 
-def observe_runs(
-    reference: Session,
-    other: Session,
-    samples: Iterable[Mapping[str, NDArray[Any]]],
-    observe: Observe,
-) -> None:
-    """Run two sessions on equal samples, and pass the outputs to ``observe``.
-
-    Args:
-        reference: session on the float model.
-        other: session on the other model.
-        samples: inputs by name.
-        observe: called after each sample.
-    """
-    names = names_of(reference.get_outputs())
-    for sample in samples:
-        feeds = _feeds(reference, sample)
-        expected = _run(reference, names, feeds)
-        found = _run(other, names, _feeds(other, sample))
-        observe(feeds, expected, found)
-
-
 def _run(
     session: Session,
     names: list[str],
@@ -220,6 +216,59 @@ def _as_text(shapes: list[tuple[int, ...]]) -> str:
     return str(shapes[0]) if len(shapes) == 1 else str(shapes)
 
 
+class _Moments:
+    """Number, sum and sum of squares of values, for the energy of deviations from the mean."""
+
+    def __init__(self) -> None:
+        # (3, means): one mean for each column of a matrix, one for all values otherwise.
+        self._sums: NDArray[np.float64] | None = None
+
+    def add(self, values: NDArray[np.float64], counted: NDArray[np.bool_]) -> None:
+        """Add values.
+
+        Args:
+            values: values of any shape, with zeros where they do not count.
+            counted: whether a value counts, of the same shape.
+        """
+        # Columns of a matrix are features with offsets of their own. The axis of the features of
+        # other arrays is unknown, and a mean of each position would take a pattern for an offset.
+        axis = 0 if values.ndim == 2 else None
+        sums = np.array(
+            [
+                counted.sum(axis, dtype=np.float64),
+                values.sum(axis),
+                np.square(values).sum(axis),
+            ]
+        ).reshape(3, -1)
+        if self._sums is None:
+            self._sums = sums
+        elif self._sums.shape == sums.shape:
+            self._sums += sums
+        else:
+            self._sums = _joined(self._sums) + _joined(sums)
+
+    @property
+    def energy(self) -> float | None:
+        """Return the energy of the deviations from the mean; None if the values do not vary."""
+        sums = self._sums
+        if sums is None or not sums.size:
+            return None
+        if sums[0].min() < _ROWS_OF_MEANS:
+            sums = _joined(sums)
+        count, total, squares = sums
+        if count.min() < 2:
+            return None
+        # Bessel's correction: the mean is that of the same values.
+        deviations = (squares - total**2 / count) * count / (count - 1)
+        energy = float(deviations.sum())
+        return energy if energy > _ROUNDING * squares.sum() else None
+
+
+def _joined(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sums over all columns, for a common mean."""
+    return np.asarray(sums.sum(axis=1, keepdims=True))
+
+
 class Total:
     """The error of an output, accumulated sample by sample."""
 
@@ -235,6 +284,7 @@ class Total:
         self.floating = True
         self.shapes: tuple[str, str] | None = None
         self._sqnr_of_samples: list[float] = []
+        self._moments = _Moments()
 
     @property
     def agreement(self) -> float:
@@ -305,6 +355,7 @@ class Total:
         self.product += float(np.sum(a * b))
         self.broken += int(unlike.sum())
         signal = float(np.sum(a * a))
+        self._moments.add(a, both)
         if unlike.any():
             self.largest = float("inf")
             return signal, float("inf")
@@ -341,7 +392,13 @@ class Total:
             broken=self.broken,
             shapes=self.shapes,
             spread=self._spread(),
+            varying=self._varying(),
         )
+
+    def _varying(self) -> float | None:
+        """Return the SQNR of the varying part in dB; None if the reference does not vary."""
+        energy = self._moments.energy
+        return None if energy is None else decibels(energy, self.noise)
 
     def _spread(self) -> tuple[float, float, float] | None:
         """Return least, median and greatest SQNR of a sample; None for fewer than two."""

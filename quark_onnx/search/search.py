@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from math import inf, isnan
 from numbers import Real
 from pathlib import Path
@@ -36,7 +36,7 @@ from quark_onnx.common.errors import (
     data_errors,
 )
 from quark_onnx.common.progress import Progress, time_limit
-from quark_onnx.common.reported import Reported
+from quark_onnx.common.reported import Reported, plain
 from quark_onnx.common.version import __version__
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig, to_dict
@@ -48,13 +48,15 @@ from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
-from quark_onnx.report import section
+from quark_onnx.report import section, verdict_lines
+from quark_onnx.report.verdict import Verdict, check_task
 from quark_onnx.running.run import Reference, sample_key
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.judge import Judge
 from quark_onnx.search.keys import config_key, function_key
 from quark_onnx.search.space import Space, Trial
 from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
+from quark_onnx.trials.judge import judge_models
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 if TYPE_CHECKING:
@@ -111,6 +113,9 @@ class SearchResult(Reported):
         total: number of configurations in the space.
         reached: True if the target was met, or without a target.
         study: Optuna's study, for its plots and its dashboard.
+        verdict: verdict on the best candidate on the held-out samples, as ``compare`` gives it;
+            None with a metric of the user's, for which no sample is held out, and if the best
+            candidate is a record of the journal, which has no model.
     """
 
     candidates: list[Candidate]
@@ -120,6 +125,7 @@ class SearchResult(Reported):
     total: int
     reached: bool
     study: optuna.Study
+    verdict: Verdict | None = None
 
     @property
     def best(self) -> Candidate:
@@ -155,7 +161,9 @@ class SearchResult(Reported):
         ]
         lines += section("best", found)
         if not self.reached:
-            lines.append("verdict   the target was not met")
+            lines.append("target    not met")
+        if self.verdict is not None:
+            lines += verdict_lines(self.verdict)
         return lines
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,6 +176,7 @@ class SearchResult(Reported):
             "left_names": self.left,
             "total": self.total,
             "reached": self.reached,
+            "verdict": None if self.verdict is None else plain(asdict(self.verdict)),
             "candidates": [
                 {**vars(each), "config": to_dict(each.config), "pareto": each in front}
                 for each in self.candidates
@@ -185,6 +194,7 @@ def search(  # noqa: PLR0913
     budget: float | None = None,
     trials: int | None = TRIALS,
     journal: str | Path | None = None,
+    task: str = "auto",
     progress: bool | None = False,
     isolate: bool = False,
 ) -> SearchResult:
@@ -209,6 +219,7 @@ def search(  # noqa: PLR0913
         journal: path of a file that stores the measurements, as Optuna's journal storage. A
             repeated search with the file continues where it ended, and several processes with a common file
             share the work.
+        task: task of the model, for the verdict, as for ``quantize``.
         progress: as for ``quantize_static``.
         isolate: run onnxruntime in another process, as for ``quantize``. A candidate that crashes it
             has failed, and the search goes on.
@@ -243,6 +254,7 @@ def search(  # noqa: PLR0913
             budget=budget,
             trials=trials,
             journal=journal,
+            task=task,
             progress=progress,
         ) as running,
     ):
@@ -266,9 +278,12 @@ class Search:
         budget: float | None = None,
         trials: int | None = TRIALS,
         journal: str | Path | None = None,
+        task: str = "auto",
         progress: bool | None = False,
     ) -> None:
         self._start = perf_counter()
+        check_task(task)
+        self._task, self._random = task, False
         self._space = Space.of(space)
         _check_numbers(target, budget, trials)
         _check(metric, journal, progress)
@@ -346,18 +361,53 @@ class Search:
             raise ModelError(
                 f"every candidate of the search failed; {trial.name}: {record.error}",
             )
+        candidates = [
+            Candidate(trial.name, trial.config, **vars(record))
+            for trial, record in ranked
+        ]
         return SearchResult(
-            [
-                Candidate(trial.name, trial.config, **vars(record))
-                for trial, record in ranked
-            ],
+            candidates,
             len(self._calibration),
             len(self._judges),
             names_of(self._left.values()),
             self._total,
             self._target is None or self._is_reached(),
             self._study.optuna,
+            self._verdict(candidates[0]),
         )
+
+    def _verdict(self, best: Candidate) -> Verdict | None:
+        """Return the verdict on the best candidate.
+
+        None without held-out samples, and for a record of the journal, which has no model.
+        """
+        known = self._best is not None and self._best[0] == config_key(best.config)
+        if not len(self._judges) or not known:
+            return None
+        judged = judge_models(
+            self._reference.model,
+            self._model_of(best),
+            self._judges,
+            task=self._task,
+            random=self._random,
+        )
+        if judged.verdict is None:
+            return None
+        # The other candidates are the next steps, unless the data must change.
+        steps = [finding.next_step for finding in judged.findings[:1]]
+        return replace(judged.verdict, next_steps=tuple(steps))
+
+    def _model_of(self, candidate: Candidate) -> ModelProto:
+        """Return the model of a candidate, quantized again unless it is the best of this run."""
+        # Only the best model is kept in memory. Another one is quantized again, on the ranges
+        # measured before.
+        key = config_key(candidate.config)
+        if self._best is None or self._best[0] != key:
+            result = quantize(
+                self._model, self._calibration, candidate.config, ranges=self._ranges
+            )
+            self._best = key, result.model
+        return self._best[1]
 
     def write(self, candidate: Candidate, output: str | Path) -> None:
         """Write the model of a candidate.
@@ -372,21 +422,10 @@ class Search:
             ConfigError: the output may not be written.
             ModelError: the model cannot be written; no partial file is left.
         """
-        # Only the best model is kept in memory. Another one is quantized again, on the ranges
-        # measured before.
-        if self._best is None or self._best[0] != config_key(candidate.config):
-            quantize(
-                self._model,
-                self._calibration,
-                candidate.config,
-                output,
-                ranges=self._ranges,
-            )
-            return
         target = destination(self._model, output)
         assert target is not None
         with staged(
-            self._best[1],
+            self._model_of(candidate),
             target,
             external=keeps_weights_beside(self._model, target),
         ):
@@ -420,6 +459,7 @@ class Search:
             DataError: a sample does not fit, or there are too few.
         """
         reader = reader_for(graph, data)
+        self._random = reader.random
         key = ""
         with (
             data_errors(),

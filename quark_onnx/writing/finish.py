@@ -42,12 +42,11 @@ from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.figures import decibels, percent
-from quark_onnx.report.loop import measure_loop
+from quark_onnx.report.loop import Loop
 from quark_onnx.report.measure import (
     Observe,
     OutputError,
     measure,
-    observe_runs,
 )
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
 from quark_onnx.report.verdict import (
@@ -64,8 +63,6 @@ from quark_onnx.writing.unsigned_codes import in_unsigned_codes
 
 logger = logging.getLogger(__name__)
 
-#: Number of samples that suffices for a band clear of its limits.
-_ENOUGH = 16
 #: Reported losses on this processor: dB of a float output, share of different values otherwise.
 _WORSE, _OTHER = 1.0, 0.01
 #: Differences between two models with so many dB more than their error do not show in the error:
@@ -261,7 +258,7 @@ class Judging:
         collector: collects the verdict.
         check: detects wrong preprocessing; None for random data, and if ``findings`` are known.
         advice: settings of the run, from which an error message proposes the next step.
-        samples: further samples, not used by the gate.
+        samples: further samples for the check.
         findings: signs of wrong preprocessing that are known before the run.
     """
 
@@ -339,9 +336,9 @@ class Gate:
         judging = self.judging
         errors = self._measured(session, judging.add if judging is not None else None)
         self._require(errors)
-        if judging is not None and errors:
-            with self._measuring():
-                self._judge(session, judging, errors)
+        if judging is not None and judging.check is not None:
+            for sample in judging.samples:
+                judging.check.remember(sample)
         if not self.codes or not saturates():
             return errors, []
         note = _unmeasured() if self.lean else self._saturated(model, session, errors)
@@ -379,29 +376,6 @@ class Gate:
             for difference, error in zip(differences, errors, strict=True)
         )
         return faster if equal else session
-
-    def _judge(
-        self,
-        session: Any,
-        judging: Judging,
-        errors: list[OutputError],
-    ) -> None:
-        """Run the models on further samples: a few, or all for an uncertain band.
-
-        Args:
-            session: a session on the quantized model.
-            judging: receives the outputs.
-            errors: the output errors on the samples of the gate.
-        """
-        # Samples of the gate count, too.
-        few = max(0, _ENOUGH - judging.collector.samples)
-        first, rest = judging.samples[:few], judging.samples[few:]
-        observe_runs(self.reference.remembering, session, first, judging.add)
-        if rest and judging.collector.band(errors) == "risky":
-            observe_runs(self.reference.remembering, session, rest, judging.add)
-        elif judging.check is not None:
-            for sample in rest:
-                judging.check.remember(sample)
 
     def _saturated(
         self,
@@ -463,12 +437,10 @@ class Gate:
             )
             # An output of another shape is an error below, and could not be fed back as a state.
             if not any(error.shapes for error in errors):
-                errors += measure_loop(
-                    self.reference.session,
-                    session,
-                    self.samples,
-                    self.states,
-                )
+                loop = Loop(self.reference.session, session, self.states)
+                for sample in self.samples:
+                    loop.add(sample)
+                errors += loop.errors()
         require_same_shapes(errors, partial(sized_by_data, self.reference.model))
         return errors
 

@@ -6,13 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from onnx import ModelProto
 
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx import QConfig, quantize
 from quark_onnx.common.errors import AccuracyError
 from quark_onnx.measuring.calibrate import HoldOut
 from quark_onnx.measuring.run_data import RunData
-from quark_onnx.report.verdict import MOST_SAMPLES
 from tests.models import Feeds, normal, parse, weight
 
 #: A classifier with ten classes.
@@ -57,22 +57,44 @@ def test_counts_of_a_verdict_are_those_of_the_samples_that_were_run(count: int) 
         r"(\d+) (?:samples?|held-out|calibration)", verdict.measured_on
     )
     assert sum(map(int, numbers)) == verdict.samples
-    assert 0 <= verdict.held_out <= verdict.samples <= max(32, report.held_out)
+    assert verdict.samples == (report.held_out or count)
     if count >= 64:
         assert verdict.held_out >= max(16, count / 10)
 
 
-def test_samples_of_a_verdict_fill_up_held_out_ones_for_any_count() -> None:
+def test_a_verdict_is_of_held_out_samples_if_there_are_any() -> None:
     for count in range(1, 1001, 3):
         data = [{"x": np.float32([place])} for place in range(count)]
         held = HoldOut(data, verdict=True)
         calibrated = list(map(id, held))
         run = RunData(data[0], held)
-        more = run.verdict_samples(MOST_SAMPLES - len(run.judges))
-        found = [*map(id, run.judges), *map(id, more)]
-        assert len(set(found)) == len(found)
-        assert len(found) == max(min(32, count), len(held.samples))
-        assert set(map(id, more)) <= set(calibrated)
+        found = list(map(id, run.measured))
+        if count <= 10:
+            assert found == calibrated and not run.further
+        else:
+            assert found == list(map(id, held.samples))
+            assert set(map(id, run.further)) <= set(calibrated)
+
+
+@pytest.mark.parametrize("model", [CLASSIFIER, REGRESSION])
+@pytest.mark.parametrize("count", [1, 10, 11, 20, 21, 31, 62, 63, 100])
+def test_calibration_samples_give_no_band(model: ModelProto, count: int) -> None:
+    """The figure is shown, with the number of samples that a band takes."""
+    verdict = quantize(model, drawn(count), "A8W8").report.verdict
+    assert verdict is not None and verdict.figures
+    unclear = verdict.band == "unclear"
+    if count < 31:
+        assert unclear
+        assert verdict.sentence.endswith("give at least 63 samples")
+    if count >= 63:
+        assert verdict.held_out >= 16 and not unclear
+    if count <= 10:
+        assert "the ranges were made for these samples" in verdict.sentence
+        samples = (
+            "1 calibration sample" if count == 1 else f"{count} calibration samples"
+        )
+        assert verdict.measured_on == f"{samples}, which is optimistic"
+        assert verdict.samples == count
 
 
 def test_held_out_samples_do_not_set_the_ranges() -> None:

@@ -20,7 +20,6 @@ from quark_onnx.page import (
 )
 from quark_onnx.page.svg import Scale, drawing, linear, short, tag, ticks
 from quark_onnx.report import decibels
-from quark_onnx.report.verdict.verdict import THRESHOLDS
 from quark_onnx.search.search import Candidate, SearchResult
 
 Position = tuple[float, float]
@@ -110,7 +109,11 @@ def _verdict(found: SearchResult) -> str:
     sentence = f"{best.name} is best: {_score(best)} dB SQNR in {_size(best.bytes)}"
     if not found.reached:
         return verdict("poor", f"{sentence}, which misses the target", _actions(found))
-    return verdict(THRESHOLDS["signal"][0].band(best.score), sentence, _actions(found))
+    judged = found.verdict
+    if judged is None:
+        return verdict("unknown", sentence, _actions(found))
+    sentence += f"; {judged.sentence}, on {judged.measured_on}"
+    return verdict(judged.band, sentence, _actions(found))
 
 
 def _actions(found: SearchResult) -> list[Action]:

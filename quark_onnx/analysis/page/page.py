@@ -20,9 +20,8 @@ from quark_onnx.common.containers import flattened
 from quark_onnx.common.wording import byte_size, tally
 from quark_onnx.page import Action, document, facts, grouped, verdict, write_whole
 from quark_onnx.page.svg import short
-from quark_onnx.report import decibels, percentage
+from quark_onnx.report import percentage
 from quark_onnx.report.measure import OutputError
-from quark_onnx.report.verdict.verdict import THRESHOLDS
 
 #: Tensors in the ranking (as many have histograms), and causes shown of each.
 _TOP = 12
@@ -269,21 +268,23 @@ def _rest(found: Analysis) -> str:
 
 
 def _verdict(found: Analysis) -> str:
-    """Return the verdict: the worst output, and fixes of the noisiest tensors."""
-    worst = _worst_output(found)
-    if worst is None:
-        return verdict("unknown", "the models have no float output to compare")
-    ratio = worst.sqnr or 0.0
-    if ratio == math.inf:
-        return verdict("good", "both models compute the same outputs")
-    sentence = f"output {worst.name} has {decibels(ratio)} dB SQNR"
+    """Return the verdict with the noisiest tensor, and fixes of the noisiest tensors."""
+    judged = found.verdict
+    if judged is None:
+        return verdict("unknown", "no sample was run")
+    sentence = f"{judged.sentence}, on {judged.measured_on}"
     if found.ranking:
         first = found.ranking[0]
         sentence += (
             f"; {first.op_type} {first.node or first.name} adds most of the noise"
         )
-    band = THRESHOLDS["signal"][0].band(ratio)
-    return verdict(band, sentence, [] if band == "good" else actions(found))
+    steps = [
+        Action(f"{step.effect}:", step.options or step.call)
+        for step in judged.next_steps
+    ]
+    if judged.band != "good":
+        steps += actions(found)
+    return verdict(judged.band, sentence, steps)
 
 
 def actions(found: Analysis) -> list[Action]:

@@ -1,11 +1,7 @@
 """A verdict on a quantized model in the terms of its task."""
 
 from quark_onnx.report.verdict.advice import Settings, next_steps
-from quark_onnx.report.verdict.collect import (
-    MOST_SAMPLES,
-    VerdictCollector,
-    check_task,
-)
+from quark_onnx.report.verdict.collect import VerdictCollector, check_task
 from quark_onnx.report.verdict.labels import Score, Scorer, read_labels
 from quark_onnx.report.verdict.verdict import (
     DESCRIPTIONS,
@@ -18,7 +14,6 @@ from quark_onnx.report.verdict.verdict import (
 
 __all__ = [
     "DESCRIPTIONS",
-    "MOST_SAMPLES",
     "TASKS",
     "THRESHOLDS",
     "Figure",

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
+from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.containers import by_name, present
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.wording import counted
 from quark_onnx.report.figures import near_limits, percentage
-from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.report.loop import Loop
+from quark_onnx.report.measure import Observe, OutputError, least_sqnr, measure
 from quark_onnx.report.verdict.advice import Settings, next_steps
 from quark_onnx.report.verdict.boxes import arrays_of
 from quark_onnx.report.verdict.judges import Judge, judge_for
-from quark_onnx.report.verdict.task import Task, find_task
+from quark_onnx.report.verdict.task import Task, find_task, states_of
 from quark_onnx.report.verdict.verdict import (
     TASKS,
     THRESHOLDS,
@@ -30,13 +32,14 @@ from quark_onnx.report.verdict.verdict import (
     worst_band,
 )
 
-#: Maximum number of samples for a verdict; a sample may be a batch.
-MOST_SAMPLES = 32
 #: Tasks judged by predicted classes, and the output SQNR in dB below which they are risky at best.
 #: A class survives large errors of its scores on easy samples, and hides them.
-_OF_CLASSES, _LEAST_SQNR = ("classifier", "segmentation"), 10.0
-#: With fewer rows, SQNR contributes to the band of every task.
-_FEW_ROWS = 16
+_OF_CLASSES, _LEAST_SQNR = ("classifier", "decisions", "segmentation"), 10.0
+#: With fewer rows, SQNR contributes to the band of every task, and the samples must agree on its
+#: band; with fewer than the second number there is none.
+_FEW_ROWS, _LEAST_ROWS = 16, 3
+#: Difference in dB from which the SQNR of the varying part is told from that of the whole.
+_TOLD = 0.1
 
 
 def check_task(task: str) -> None:
@@ -89,12 +92,11 @@ class VerdictCollector:
         before, after = arrays_of(expected), arrays_of(found)
         given = arrays_of(feeds)
         self.samples += 1
-        # Rows of the batch; inputs without a batch axis have fewer.
-        self.rows += max((len(each) for each in given.values() if each.ndim), default=1)
         with np.errstate(all="ignore"):  # outputs may hold infinities
             if self.task is None:
                 self.task = find_task(self._model, given, before, self._asked)
                 self._judge = judge_for(self.task)
+            self.rows += _rows(given, before.get(self.task.output))
             # A sample on which the float model's output has another form does not count.
             if self._judge is None or not self.task.reads(before):
                 return
@@ -102,7 +104,42 @@ class VerdictCollector:
             if self.task.reads(after):
                 self._judge.add(given, before, after)
 
-    def verdict(
+    def run(
+        self,
+        reference: Session,
+        other: Session,
+        samples: Iterable[Mapping[str, Any]],
+        observe: Observe | None = None,
+    ) -> list[OutputError]:
+        """Run both models on samples, add the outputs, and return the errors.
+
+        A model with recurrent states also runs over all samples with its own states.
+
+        Args:
+            reference: session on the float model.
+            other: session on the quantized model.
+            samples: inputs by name.
+            observe: called after each sample; None for none.
+        """
+        loop = Loop(reference, other, states_of(self._model))
+
+        def add(
+            feeds: Mapping[str, Any],
+            expected: Mapping[str, Any],
+            found: Mapping[str, Any],
+        ) -> None:
+            self.add(feeds, expected, found)
+            if observe is not None:
+                observe(feeds, expected, found)
+
+        def each() -> Iterator[Mapping[str, Any]]:
+            for sample in samples:
+                yield sample
+                loop.add(sample)
+
+        return [*measure(reference, other, each(), add), *loop.errors()]
+
+    def verdict(  # noqa: PLR0913
         self,
         errors: Sequence[OutputError],
         *,
@@ -110,6 +147,7 @@ class VerdictCollector:
         calibrated: bool = True,
         random: bool = False,
         settings: Settings | None = None,
+        samples_for: Callable[[int], int] = int,
     ) -> Verdict | None:
         """Return the verdict; None without samples.
 
@@ -119,23 +157,35 @@ class VerdictCollector:
             calibrated: whether the rest was used for calibration; False if unknown.
             random: whether the samples are random numbers, which give no verdict.
             settings: settings of the run, for advice; None for no advice.
+            samples_for: returns the number of samples to give, of which a number is held out from
+                calibration.
         """
         if self.task is None:
             return None
         task, shown = self._shown(errors)
-        band: Band
+        measured = self._band(task, shown, errors)
+        band, reservation = measured, self._reservation(task, shown, measured)
+        measured_on = _measured_on(self.samples, held_out, calibrated=calibrated)
         if random:
             # Random numbers activate a network in no usual way.
-            band = "unknown"
+            band, reservation = "unknown", ""
             measured_on = "random data, which tells that the model runs and little more"
-        else:
-            band = self._band(task, shown, errors)
-            measured_on = _measured_on(self.samples, held_out, calibrated=calibrated)
-        advice = settings is not None and band in ("risky", "poor")
+        elif not any(error.broken for error in errors):
+            doubt = ""
+            if calibrated and not held_out:
+                doubt = "the ranges were made for these samples"
+            elif self._is_unclear(errors):
+                samples = counted(self.samples, "sample is", "samples are")
+                doubt = f"{samples} too few to be sure"
+            if doubt:
+                band = "unclear"
+                needed = counted(samples_for(self._needed), "sample")
+                reservation = f"; {doubt}: give at least {needed}"
+        advice = settings is not None and not random and measured in ("risky", "poor")
         return Verdict(
             task,
             band,
-            _sentence(task, shown) + self._reservation(task, shown, band),
+            _sentence(task, shown) + reservation,
             shown,
             self.samples,
             held_out,
@@ -143,6 +193,17 @@ class VerdictCollector:
             # The repeated test of settings is for the type checker.
             next_steps(self._model, settings, task) if advice and settings else (),
         )
+
+    @property
+    def _needed(self) -> int:
+        """Return the number of samples that have enough rows for a band."""
+        return math.ceil(_FEW_ROWS * self.samples / max(1, self.rows))
+
+    def _is_unclear(self, errors: Iterable[OutputError]) -> bool:
+        """Return whether there are too few rows for a band, or few that do not agree on it."""
+        if self.rows >= _FEW_ROWS:
+            return False
+        return self.rows < _LEAST_ROWS or not all(map(_is_clear, errors))
 
     def _reservation(self, task: str, figures: Sequence[Figure], band: Band) -> str:
         """Return why a verdict is risky although the figure that decides is good.
@@ -168,24 +229,21 @@ class VerdictCollector:
             return f"; risky because {samples} too few to be sure"
         return ""
 
-    def band(self, errors: Sequence[OutputError]) -> Band:
-        """Return the band over the samples so far."""
-        return self._band(*self._shown(errors), errors)
-
     def _shown(
         self,
         errors: Sequence[OutputError],
     ) -> tuple[str, tuple[Figure, ...]]:
         """Return the task and the figures.
 
-        The task is a signal if no task-specific comparison was possible.
+        Where no task-specific comparison was possible, the SQNR decides.
         """
+        task = "signal" if self.task is None else self.task.name
         with np.errstate(all="ignore"):
             figures = self._judge.figures() if self._judge is not None else ()
-        # Without a figure of the task, the SQNR decides by the thresholds of a signal.
-        task = self.task.name if self.task is not None and figures else "signal"
-        sqnr = least_sqnr(errors, math.nan)
-        return task, (*figures, *_other_figures(errors, sqnr))
+        if self._judge is not None and not figures:
+            # Vectors that are no classes after all are quantities.
+            task = "regression" if task == "classifier" else "signal"
+        return task, (*figures, *_other_figures(errors, whole=bool(figures)))
 
     def _band(
         self,
@@ -202,7 +260,8 @@ class VerdictCollector:
         """
         known = by_name(figures)
         thresholds = THRESHOLDS[task]
-        if self.rows < _FEW_ROWS and task != "signal":
+        has_own = any(threshold.figure in known for threshold in thresholds)
+        if self.rows < _FEW_ROWS or not has_own:
             # Few rows may agree by chance; the SQNR counts every value of an output.
             thresholds = (*thresholds, *THRESHOLDS["signal"])
         # NaN or infinity where the float model is finite: no figure makes that usable.
@@ -212,6 +271,38 @@ class VerdictCollector:
         if _hides_errors(task, known) or _is_uncertain(task, known):
             bands.append("risky")
         return worst_band(bands)
+
+
+def _rows(feeds: Mapping[str, Any], output: Any) -> int:
+    """Return the number of rows of a batch; 1 for a sample without an axis of a batch.
+
+    Args:
+        feeds: arrays of the inputs by name.
+        output: the judged output; None if it is no array.
+    """
+    sizes = {len(feed) if feed.ndim else 1 for feed in feeds.values()}
+    if output is not None:
+        sizes.add(len(output) if output.ndim else 1)
+    # An input of all rows has as many as the others, and so has the output.
+    return max(1, sizes.pop()) if len(sizes) == 1 else 1
+
+
+def _is_clear(error: OutputError) -> bool:
+    """Return whether all samples have the SQNR of one band; True for an error without an SQNR.
+
+    Args:
+        error: the error of an output.
+    """
+    judged = error.sqnr_of_changes
+    if error.sqnr is None or judged is None or error.steps:
+        return True
+    if error.spread is None:
+        return False
+    # The share of the constant part is that of all samples.
+    constant = error.sqnr - judged if math.isfinite(error.sqnr) else 0.0
+    least, _, greatest = error.spread
+    limit = THRESHOLDS["signal"][0]
+    return limit.band(least - constant) == limit.band(greatest - constant)
 
 
 def _bands(
@@ -254,35 +345,47 @@ def _hides_errors(task: str, figures: Mapping[str, Figure]) -> bool:
     return task in _OF_CLASSES and sqnr is not None and sqnr.value < _LEAST_SQNR
 
 
-def _other_figures(errors: Sequence[OutputError], sqnr: float) -> list[Figure]:
+def _other_figures(errors: Sequence[OutputError], *, whole: bool) -> list[Figure]:
     """Return the figure of every task: the SQNR, or for integers the share of equal values.
 
     Args:
         errors: errors of the outputs.
-        sqnr: minimum SQNR over the outputs in dB; NaN if no output has one.
+        whole: take the SQNR of whole outputs, where another figure decides; else that of their
+            varying part, which a constant offset does not raise.
 
     Returns:
         One figure; none without outputs.
     """
-    if not math.isnan(sqnr):
-        shown = near_limits(sqnr, limits_of("signal", "sqnr"))
-        return [Figure("sqnr", sqnr, f"SQNR {shown} dB")]
+    least = least_sqnr(errors, math.nan)
+    judged = least
+    if not whole:
+        judged = min(present(error.sqnr_of_changes for error in errors), default=least)
+    if not math.isnan(least):
+        shown = near_limits(judged, limits_of("signal", "sqnr"))
+        text = f"SQNR {shown} dB"
+        if judged < least - _TOLD:
+            text += f" of what varies ({near_limits(least)} dB with the constant part)"
+        return [Figure("sqnr", judged, text)]
     # All outputs are integers, or random.
     shares = present(error.agreement for error in errors)
     if not shares:
         return []
-    least = min(shares)
-    shown = percentage(least, limits_of("signal", "equal"))
-    return [Figure("equal", least, f"{shown} of the values are equal")]
+    share = min(shares)
+    shown = percentage(share, limits_of("signal", "equal"))
+    return [Figure("equal", share, f"{shown} of the values are equal")]
 
 
 _NAMES = {
     "classifier": "classifier",
+    "decisions": "decisions",
     "segmentation": "segmentation",
+    "mask": "masks",
     "detector": "detector",
     "embedding": "embeddings",
     "language": "language model",
     "image": "images",
+    "regression": "regression",
+    "series": "time series",
     "signal": "outputs",
 }
 
@@ -297,16 +400,11 @@ def _measured_on(samples: int, held_out: int, *, calibrated: bool) -> str:
 
     Args:
         samples: number of samples that were run.
-        held_out: number of them that calibration did not use.
-        calibrated: whether the others were used for calibration; False if unknown.
+        held_out: number of them that calibration did not use: all or none.
+        calibrated: whether calibration used the others; False if unknown.
     """
     if not calibrated:
         return counted(samples, "sample")
-    # All held out is the usual, unbiased case; mixed samples name their bias.
-    if held_out == samples:
+    if held_out:
         return f"{counted(samples, 'sample')} held out from calibration"
-    rest = counted(samples - held_out, "calibration sample")
-    optimistic = "which is optimistic: the ranges were made for them"
-    if not held_out:
-        return f"{rest}, {optimistic}"
-    return f"{counted(held_out, 'held-out sample')} and {rest}, {optimistic}"
+    return f"{counted(samples, 'calibration sample')}, which is optimistic"

@@ -23,6 +23,10 @@ Floats = NDArray[np.float64]
 _SHOWN_SCORE = 0.25
 #: Share of the minimum score that suffices for a detection of the other model.
 _SLACK = 0.5
+#: Probability of a decision, and the share up to which values between 0 and 1 are undecided.
+_YES, _UNDECIDED = 0.5, 0.1
+#: Number of samples from which predicted classes differ.
+_ROWS = 16
 #: Maximum number of logits per batch.
 #: float64 copies of a batch of logits (tokens by vocabulary) take 32 MiB each.
 _CHUNK = 1 << 22
@@ -46,7 +50,7 @@ class Judge(Protocol):
 
 
 def judge_for(task: Task) -> Judge | None:
-    """Return the judge of a task; None for signals, with SQNR as the only figure.
+    """Return the judge of a task; None where SQNR is the only figure.
 
     Args:
         task: the task, with the output to read; a detector without a layout has no judge.
@@ -55,7 +59,9 @@ def judge_for(task: Task) -> Judge | None:
         return Detections(task)
     judges: dict[str, type[Judge]] = {
         "classifier": Classes,
+        "decisions": Decisions,
         "segmentation": Pixels,
+        "mask": Masks,
         "embedding": Vectors,
         "language": Tokens,
         "image": Images,
@@ -68,19 +74,26 @@ class Classes:
     """The share of samples with the float model's predicted class."""
 
     def __init__(self, task: Task) -> None:
-        self._output = task.output
+        self._output, self._axis = task.output, task.axis
+        self._certain = task.certain
         self._rows = self._equal = 0
+        self._classes = set[int]()
 
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
-        before = predicted(expected[self._output])
-        after = predicted(found[self._output])
+        before = predicted(expected[self._output], self._axis)
+        after = predicted(found[self._output], self._axis)
         if before.shape == after.shape:
             self._equal += int((before == after).sum())
         # Rows count even if the shapes differ: they do not agree.
         self._rows += before.size
+        if len(self._classes) < 2:
+            self._classes.update(before.tolist())
 
     def figures(self) -> tuple[Figure, ...]:
         if not self._rows:
+            return ()
+        # Values whose greatest is the same on all samples are quantities, such as means.
+        if not self._certain and self._rows >= _ROWS and len(self._classes) < 2:
             return ()
         share = self._equal / self._rows
         limits = limits_of("classifier", "agreement")
@@ -94,30 +107,80 @@ class Classes:
         return (Figure("agreement", share, text, least),)
 
 
-def predicted(scores: NDArray[Any]) -> NDArray[np.int64]:
+def predicted(scores: NDArray[Any], axis: int = -1) -> NDArray[np.int64]:
     """Return the predicted class per row, or per position.
 
     Args:
         scores: (N, classes), (N, positions, classes), each with trailing ones; or integers,
             which are the classes.
+        axis: axis of the classes, without trailing ones.
     """
     if scores.dtype.kind in "iu":
         return scores.astype(np.int64).reshape(-1)
     rows = scores.reshape(squeezed(scores))
-    return np.asarray(rows.argmax(axis=-1).reshape(-1))
+    return np.asarray(rows.argmax(axis=axis).reshape(-1))
+
+
+class Decisions:
+    """The share of equal decisions at 0.5, of a model with a Sigmoid for each of them."""
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._count = self._equal = 0
+        # Decisions of "yes": in both models, and in each of them.
+        self._both = self._before = self._after = 0
+        self._difference = 0.0
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        before, after = expected[self._output], found[self._output]
+        # Decisions count even if the shapes differ: they do not agree.
+        self._count += before.size
+        if before.shape != after.shape:
+            self._before += before.size
+            self._difference += before.size
+            return
+        yes, found_yes = before >= _YES, after >= _YES
+        self._equal += int((yes == found_yes).sum())
+        self._both += int((yes & found_yes).sum())
+        self._before += int(yes.sum())
+        self._after += int(found_yes.sum())
+        self._difference += float(np.abs(before - after).sum(dtype=np.float64))
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._count:
+            return ()
+        share = self._equal / self._count
+        limits = limits_of("decisions", "agreement")
+        difference = self._difference / self._count
+        figures = [
+            Figure(
+                "agreement",
+                share,
+                f"{self._equal} of {counted(self._count, 'decision')} at 0.5 as in the float"
+                f" model ({percentage(share, limits)})",
+            )
+        ]
+        if self._before or self._after:
+            f1 = 2 * self._both / (self._before + self._after)
+            shown = near_limits(f1, limits_of("decisions", "f1"), 3)
+            text = f"{self._both} of {self._before} above 0.5 found again: F1 {shown}"
+            figures.append(Figure("f1", f1, text))
+        text = f"probabilities change by {difference:.3f} on average"
+        figures.append(Figure("difference", difference, text))
+        return tuple(figures)
 
 
 class Pixels:
     """The share of pixels with the float model's predicted class."""
 
     def __init__(self, task: Task) -> None:
-        self._output = task.output
+        self._output, self._axis = task.output, task.axis
         self._pixels = self._equal = 0
 
     def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
-        # (N, classes, H, W): the class of each pixel; ties go to the first class in both models.
-        before = expected[self._output].argmax(axis=1)
-        after = found[self._output].argmax(axis=1)
+        # The class of each pixel; ties go to the first class in both models.
+        before = predicted(expected[self._output], self._axis)
+        after = predicted(found[self._output], self._axis)
         if before.shape == after.shape:
             self._equal += int((before == after).sum())
         self._pixels += before.size
@@ -130,6 +193,49 @@ class Pixels:
         shown = percentage(share, limits)
         text = f"{shown} of the pixels have the class of the float model"
         return (Figure("agreement", share, text),)
+
+
+class Masks:
+    """The overlap (IoU) of masks: at 0.5 if the float model's are of two values, else as they are.
+
+    The overlap of shares is the sum of the lesser over that of the greater (Ruzicka's similarity),
+    which for zeros and ones is the IoU.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._output = task.output
+        self._count = self._undecided = 0
+        # Intersection and union, at 0.5 and of shares.
+        self._decided = np.zeros(2)
+        self._shares = np.zeros(2)
+
+    def add(self, feeds: Arrays, expected: Arrays, found: Arrays) -> None:
+        before = expected[self._output].astype(np.float64)
+        after = found[self._output].astype(np.float64)
+        # A mask of another shape has no overlap.
+        if before.shape != after.shape:
+            after = np.zeros_like(before)
+        self._count += before.size
+        self._undecided += int((np.minimum(before, 1 - before) > _UNDECIDED).sum())
+        self._decided += _overlap(before >= _YES, after >= _YES)
+        self._shares += _overlap(before, after)
+
+    def figures(self) -> tuple[Figure, ...]:
+        if not self._count:
+            return ()
+        at, overlap = "", self._shares
+        if self._undecided < _UNDECIDED * self._count:
+            at, overlap = " at 0.5", self._decided
+        shared, union = overlap
+        # Two empty masks are equal.
+        iou = float(shared / union) if union else 1.0
+        shown = near_limits(iou, limits_of("mask", "iou"), 3)
+        return (Figure("iou", iou, f"IoU of the masks{at} {shown}"),)
+
+
+def _overlap(before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the sums of the lesser and of the greater values."""
+    return np.array([np.minimum(before, after).sum(), np.maximum(before, after).sum()])
 
 
 class Detections:

@@ -263,7 +263,8 @@ class Scorer:
         Raises:
             ConfigError: the labels are for another task.
         """
-        if task.name != self._labels.kind:
+        undecoded = self._labels.kind == "detector" and task.layout is None
+        if task.name != self._labels.kind or undecoded:
             raise ConfigError(
                 f"labels {self._labels.source} are for a {self._labels.kind}, and the"
                 f" outputs are those of: {task.name}; say --task {self._labels.kind} if"

@@ -9,7 +9,7 @@ from typing import Literal
 
 from quark_onnx.common.containers import excluding
 
-Band = Literal["good", "risky", "poor", "unknown"]
+Band = Literal["good", "risky", "poor", "unclear", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")
 
 
@@ -61,13 +61,14 @@ class Verdict:
 
     Attributes:
         task: name of a task in ``TASKS``.
-        band: ``good``, ``risky``, ``poor``, or ``unknown`` without data.
+        band: ``good``, ``risky`` or ``poor``; ``unclear`` for too few held-out samples, and
+            ``unknown`` for random data.
         sentence: the verdict in one sentence, without the band.
         figures: the measured values; the first decides the band.
         samples: number of samples that were run.
         held_out: number of samples not used for calibration.
         measured_on: the samples in words, and their bias if calibration used them.
-        next_steps: commands to try, the most promising first; empty for a good band.
+        next_steps: commands to try, the most promising first; empty for good figures.
     """
 
     task: str
@@ -88,7 +89,7 @@ class Verdict:
         Args:
             step: the change that the data needs.
         """
-        # A poor verdict stays poor, and an unknown one unknown.
+        # A poor verdict stays poor, an unclear one unclear, and an unknown one unknown.
         band: Band = "risky" if self.band == "good" else self.band
         return replace(
             self,
@@ -129,16 +130,23 @@ class Threshold:
         return "risky" if sign * value >= sign * self.risky else "poor"
 
 
+#: Thresholds of outputs that are compared by the ratio of signal to noise, or value by value.
+_OF_SIGNALS = (Threshold("sqnr", 20.0, 10.0), Threshold("equal", 0.99, 0.90))
 #: Thresholds by task. Every row of a task must hold for a band. docs/accuracy.md has the same
 #: table.
 THRESHOLDS: dict[str, tuple[Threshold, ...]] = {
     "classifier": (Threshold("agreement", 0.95, 0.85),),
+    # Most decisions of a detection of events are "no": the others count by themselves.
+    "decisions": (Threshold("agreement", 0.95, 0.85), Threshold("f1", 0.90, 0.70)),
     "segmentation": (Threshold("agreement", 0.97, 0.90),),
+    "mask": (Threshold("iou", 0.90, 0.70),),
     "detector": (Threshold("f1", 0.90, 0.70), Threshold("iou", 0.85, 0.70)),
     "embedding": (Threshold("cosine", 0.98, 0.93), Threshold("rank", 0.95, 0.85)),
     "language": (Threshold("divergence", 0.05, 0.20, rising=False),),
     "image": (Threshold("psnr", 38.0, 30.0),),
-    "signal": (Threshold("sqnr", 20.0, 10.0), Threshold("equal", 0.99, 0.90)),
+    "regression": _OF_SIGNALS,
+    "series": _OF_SIGNALS,
+    "signal": _OF_SIGNALS,
 }
 TASKS = tuple(THRESHOLDS)
 
@@ -158,7 +166,9 @@ def limits_of(task: str, figure: str) -> tuple[float, ...]:
 #: The name of a model by task; a signal may be any tensor.
 DESCRIPTIONS = {
     "classifier": "a classifier",
+    "decisions": "a model of independent decisions",
     "segmentation": "a segmentation model",
+    "mask": "a model of masks",
     "detector": "a detector",
     "embedding": "an embedding model",
     "language": "a language model",

@@ -118,12 +118,14 @@ def test_bins_of_an_empty_histogram() -> None:
 
 
 def test_it_begins_with_a_verdict_and_what_to_do(found: Analysis) -> None:
-    """The verdict names the worst output; a fix for several tensors is one action."""
+    """The verdict is that of compare; a fix for several tensors is one action."""
     text = render(found)
     start = text[: text.index("<h2>Error along the graph")]
-    (worst,) = [output for output in found.outputs if output.sqnr == found.sqnr]
-    assert f"Output {worst.name} has {found.sqnr:.2f} dB SQNR" in start
-    assert re.search(r'class="verdict (good|risky|poor)"', start)
+    judged = found.verdict
+    assert judged is not None and f"SQNR {found.sqnr:.2f} dB" in judged.sentence
+    sentence = f"{judged.sentence}, on {judged.measured_on}; "
+    assert f"{sentence[0].upper()}{sentence[1:]}" in start
+    assert f'class="verdict {judged.band}"' in start
     shown = re.findall(r"<li>.*?</li>", start)
     assert len(shown) <= 3 and len(set(shown)) == len(shown)
     assert all("<code>" in action for action in shown)

@@ -52,6 +52,26 @@ def test_json(cli: Any) -> None:
     assert document["outputs"][0]["name"] == "scores"
 
 
+def test_analyze_gives_the_same_verdict(cli: Any) -> None:
+    """In the text and in the JSON document."""
+    lines = set[str]()
+    for command in ("compare", "analyze"):
+        (line,) = [
+            line
+            for line in cli(command, *COMPARE[1:]).out.splitlines()
+            if line.startswith("verdict ")
+        ]
+        verdict = cli(command, *COMPARE[1:], "--json").json["verdict"]
+        assert line == f"verdict   {verdict['band']}: {verdict['sentence']}"
+        lines.add(line)
+    assert len(lines) == 1
+
+
+def test_swapped_models_are_an_error(cli: Any) -> None:
+    finished = cli("compare", "out.onnx", "model.onnx", "--data", "data")
+    assert finished.code == 2 and "the float model comes first" in finished.error
+
+
 def test_the_same_model_has_no_error(cli: Any) -> None:
     assert (
         cli("compare", "model.onnx", "model.onnx", "--data", "data", "--json").json[

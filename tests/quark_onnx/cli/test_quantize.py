@@ -85,6 +85,7 @@ def test_json_is_all_there_is_on_stdout(cli: Any) -> None:
         "shapes",
         "steps",
         "spread",
+        "varying",
     ]
     assert document["worst_sqnr"] == output["sqnr"] > 20
 

@@ -59,6 +59,7 @@ def test_json(cli: Any) -> None:
         "left_names",
         "total",
         "reached",
+        "verdict",
         "candidates",
     ]
     rows = document["candidates"]
@@ -163,7 +164,7 @@ def test_what_fails_is_in_the_table(cli: Any) -> None:
     assert "failed    bad.yaml: " in finished.out
     assert (
         len([line for line in finished.out.splitlines() if line.startswith("  ")])
-        == 3 + 3
+        == 3 + 3 + 1  # table, settings, samples of the verdict
     )
     finished = cli(*SEARCH[:4], "--preset", "bad.yaml")
     assert (

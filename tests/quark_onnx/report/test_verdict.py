@@ -16,6 +16,7 @@ from onnx import ModelProto
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.report import OutputError
+from quark_onnx.report.measure import Total
 from quark_onnx.report.verdict import (
     TASKS,
     THRESHOLDS,
@@ -47,7 +48,8 @@ def judged(
     """The verdict on one sample."""
     collector = VerdictCollector(model, options.pop("task", "auto"))
     collector.add(feeds, before, after)
-    errors = [OutputError("y", sqnr, 1.0, 0.1, None if sqnr else 1.0)]
+    spread = (sqnr, sqnr, sqnr) if sqnr else None
+    errors = [OutputError("y", sqnr, 1.0, 0.1, None if sqnr else 1.0, spread=spread)]
     verdict = collector.verdict(errors, held_out=1, **options)
     assert verdict is not None
     return verdict
@@ -80,7 +82,7 @@ def test_a_classifier_is_judged_by_its_classes() -> None:
         ((1, 1000, 1, 1), "classifier"),
         ((2, 10), "classifier"),
         ((2, 512), "embedding"),
-        ((2, 1), "signal"),
+        ((2, 1), "regression"),
         ((2, 3, 64, 64), "image"),
         ((2, 3, 128, 128), "image"),
         ((2, 21, 64, 64), "segmentation"),
@@ -110,13 +112,135 @@ def test_the_task_of_a_model_of_tokens() -> None:
 
 
 def test_probabilities_may_come_from_a_body() -> None:
-    """Labels of several classes at once do not sum to 1; the Sigmoid tells them from vectors."""
+    """Labels of several classes at once do not sum to 1: they are independent decisions."""
     model = parse("g (float[N, 64] x) => (float y) { y = Sigmoid (x) }")
     output = probabilities(4, 64, 0) + 0.1
     feeds = {"x": normal(4, 64)}
     for place in (model, in_a_branch(model), in_a_branch(in_a_branch(model))):
         verdict = judged(place, feeds, {"y": output}, {"y": output})
-        assert verdict.task == "classifier"
+        assert verdict.task == "decisions"
+
+
+def test_decisions_count_one_by_one() -> None:
+    """A model of 600 decisions for each sample, of which 3 % change."""
+    model = parse("g (float[N, 600, 1] x) => (float y) { y = Sigmoid (x) }")
+    before = normal(20, 600, 1) > 0
+    after = before.copy()
+    after[:, ::33] = ~after[:, ::33]
+    outputs = [{"y": np.where(each, 0.9, 0.1)} for each in (before, after)]
+    verdict = judged(model, {"x": normal(20, 600, 1)}, *outputs)
+    assert (verdict.task, verdict.band) == ("decisions", "good")
+    found = values(verdict)
+    assert found["agreement"] == 1 - 19 / 600
+    both = (before & after).sum() / (before.sum() + after.sum())
+    assert found["f1"] == pytest.approx(2 * both)
+    assert found["difference"] == pytest.approx(0.8 * 19 / 600)
+
+
+def test_rare_events_that_are_lost_are_not_outvoted() -> None:
+    model = parse("g (float[N, 100] x) => (float y) { y = Sigmoid (x) }")
+    before = np.full((20, 100), 0.01, np.float32)
+    before[:, 0] = 0.99
+    verdict = judged(
+        model,
+        {"x": normal(20, 100)},
+        {"y": before},
+        {"y": np.minimum(before, np.float32(0.4))},
+    )
+    assert values(verdict)["agreement"] == 0.99
+    assert (values(verdict)["f1"], verdict.band) == (0, "poor")
+
+
+def test_masks_of_two_values_are_compared_at_one_half() -> None:
+    model = parse("g (float[N, 3, 64, 64] x) => (float y) { y = Sigmoid (x) }")
+    before = np.full((16, 1, 64, 64), 0.02, np.float32)
+    before[:, :, :32] = 0.98
+    after = np.roll(before, 4, axis=2) + np.float32(0.01)
+    feeds = {"x": np.zeros((16, 3, 64, 64), np.float32)}
+    verdict = judged(model, feeds, {"y": before}, {"y": after})
+    assert (verdict.task, verdict.band) == ("mask", "risky")
+    assert values(verdict)["iou"] == 28 / 36
+
+
+def test_masks_of_shares_are_compared_as_they_are() -> None:
+    model = parse("g (float[N, 40, 65] x) => (float y) { y = Sigmoid (x) }")
+    before = np.abs(normal(16, 40, 65)) % 1
+    after = before * np.float32(0.8)
+    verdict = judged(model, {"x": normal(16, 40, 65)}, {"y": before}, {"y": after})
+    assert verdict.task == "mask"
+    assert values(verdict)["iou"] == pytest.approx(0.8)
+
+
+def test_classes_that_never_change_are_quantities() -> None:
+    """The greatest of several means is the same on every sample, and says nothing."""
+    before = normal(220, 5) + np.float32([1, 2, 3, 40, 5])
+    feeds = {"x": np.zeros((220, 3, 8, 8))}
+    verdict = judged(LINEAR, feeds, {"y": before}, {"y": before})
+    assert verdict.task == "regression" and "classes" not in verdict.sentence
+    before[0] = -before[0]
+    verdict = judged(LINEAR, feeds, {"y": before}, {"y": before})
+    assert verdict.task == "classifier"
+
+
+@pytest.mark.parametrize("shape", [(64, 1), (64, 3), (4, 50, 7)])
+def test_a_constant_offset_does_not_hide_errors(shape: tuple[int, ...]) -> None:
+    """The ratio is that of the deviations, by an oracle of the same samples at once."""
+    offset = np.float32(30 if len(shape) == 3 else [30, -7, 2][: shape[1]])
+    before = normal(*shape) + offset
+    after = before + normal(*shape, seed=1, scale=0.1)
+    total = Total()
+    for a, b in zip(np.split(before, 4), np.split(after, 4), strict=True):
+        total.add(a, b)
+    error = total.result("y")
+    axis = 0 if len(shape) == 2 else None
+    deviations = np.float64(before) - np.float64(before).mean(axis)
+    noise = np.square(np.float64(before) - after).sum()
+    expected = 10 * np.log10(np.square(deviations).sum() / noise)
+    assert error.varying == pytest.approx(expected, abs=0.1)
+    assert error.sqnr is not None and error.sqnr > error.varying + 10
+    collector = VerdictCollector(
+        parse("g (float[N, 3] x) => (float y) { y = Abs (x) }")
+    )
+    collector.add({"x": normal(shape[0], 3)}, {"y": before}, {"y": after})
+    verdict = collector.verdict([error], held_out=0, calibrated=False)
+    assert verdict is not None
+    assert values(verdict)["sqnr"] == error.varying
+    assert f"of what varies ({error.sqnr:.2f} dB with the constant part)" in str(
+        verdict
+    )
+
+
+def test_a_constant_output_is_compared_as_a_whole() -> None:
+    total = Total()
+    for _ in range(20):
+        total.add(np.full((1, 2), 5, np.float32), np.full((1, 2), 5.05, np.float32))
+    error = total.result("y")
+    assert error.varying is None
+    assert error.sqnr_of_changes == error.sqnr == pytest.approx(40, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "spread", "band", "reason"),
+    [
+        (2, (30.0, 30.0, 30.0), "unclear", "2 samples are too few to be sure"),
+        (3, (24.0, 30.0, 36.0), "good", ""),
+        (3, (14.0, 30.0, 36.0), "unclear", "3 samples are too few to be sure"),
+        (15, (14.0, 30.0, 36.0), "unclear", "15 samples are too few to be sure"),
+        (16, (14.0, 30.0, 36.0), "good", ""),
+    ],
+)
+def test_few_samples_must_agree(
+    rows: int, spread: tuple[float, float, float], band: str, reason: str
+) -> None:
+    collector = VerdictCollector(LINEAR)
+    for _ in range(rows):
+        collector.add({"x": normal(1, 6)}, {"y": normal(1, 1)}, {"y": normal(1, 1)})
+    error = OutputError("y", 30.0, 1.0, 0.1, None, spread=spread)
+    verdict = collector.verdict([error], held_out=0, calibrated=False)
+    assert verdict is not None and verdict.band == band
+    assert reason in verdict.sentence
+    if band == "unclear":
+        assert verdict.sentence.endswith("give at least 16 samples")
 
 
 def test_a_task_that_is_asked_for_is_taken() -> None:
@@ -143,8 +267,8 @@ def test_embeddings_are_pooled_under_the_mask() -> None:
 
 
 def test_divergence_of_tokens_against_its_definition() -> None:
-    before, after = normal(2, 4, 50, seed=1), normal(2, 4, 50, seed=2)
-    ids = {"ids": np.zeros((2, 4), np.int64)}
+    before, after = normal(16, 4, 50, seed=1), normal(16, 4, 50, seed=2)
+    ids = {"ids": np.zeros((16, 4), np.int64)}
     verdict = judged(LINEAR, ids, {"y": before}, {"y": after}, task="language")
     p, q = (
         np.exp(each.astype(np.float64))
@@ -213,7 +337,8 @@ def test_detections_are_matched_by_class_and_overlap() -> None:
         ]
     )
     verdict = judged(LINEAR, IMAGE, {"y": before}, {"y": after})
-    assert (verdict.task, verdict.band) == ("detector", "poor")
+    # One image has poor figures, and tells little of others.
+    assert (verdict.task, verdict.band) == ("detector", "unclear")
     found = values(verdict)
     assert found["f1"] == pytest.approx(2 / 3)
     assert found["iou"] == pytest.approx((18 / 22 + 1) / 2)
@@ -265,8 +390,8 @@ def test_values_that_are_finite_on_one_side_alone_are_poor() -> None:
 
 
 def test_few_rows_do_not_outvote_the_noise() -> None:
-    before = probabilities(1, 7, 0)
-    feeds = {"x": np.zeros((1, 3, 8, 8))}
+    before = probabilities(8, 7, 0)
+    feeds = {"x": np.zeros((8, 3, 8, 8))}
     assert judged(SOFTMAX, feeds, {"y": before}, {"y": before}, sqnr=5.0).band == "poor"
     assert (
         judged(SOFTMAX, feeds, {"y": before}, {"y": before}, sqnr=25.0).band == "good"
@@ -325,12 +450,12 @@ def test_the_samples_are_named() -> None:
     for _ in range(3):
         collector.add({"x": np.zeros((20, 3, 8, 8))}, {"y": before}, {"y": before})
     texts = {}
-    for held_out in 0, 1, 3:
+    for held_out in 0, 3:
         verdict = collector.verdict([], held_out=held_out)
         assert verdict is not None
         texts[held_out] = verdict.measured_on
-    assert texts[0].startswith("3 calibration samples, which is optimistic")
-    assert texts[1].startswith("1 held-out sample and 2 calibration samples")
+        assert (verdict.band == "unclear") is (not held_out)
+    assert texts[0] == "3 calibration samples, which is optimistic"
     assert texts[3] == "3 samples held out from calibration"
     random = collector.verdict([], held_out=0, random=True)
     assert random is not None and random.band == "unknown"
