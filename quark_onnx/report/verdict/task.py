@@ -525,7 +525,7 @@ def _kind_of_integers(output: _Output) -> Kind:
 def _kind_of_probabilities(output: _Output) -> Kind | None:
     """Return the kind of the result of a Softmax; None if no axis has probabilities of classes."""
     value = output.value.reshape(output.shape)
-    if output.is_per_token() and value.shape[-1] in output.traits.vocabulary:
+    if output.is_per_token() and output.shape[-1] in output.traits.vocabulary:
         return Kind("language")
     if output.operator == "LogSoftmax":
         value = np.exp(value)
