@@ -359,7 +359,7 @@ def test_one_scale_for_all_channels_ruins_the_small_ones() -> None:
     tensor = quantize(
         model, samples(model), WIDE.with_(per_channel=False)
     ).report.worst_sqnr
-    assert tensor < 7 and channel > 35, "6 dB: one of four channels is lost"
+    assert tensor < 8 and channel > 35, "6 dB: one of four channels is lost"
 
 
 @pytest.mark.parametrize(
