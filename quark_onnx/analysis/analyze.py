@@ -85,12 +85,15 @@ def analyze(  # noqa: PLR0913
     check_limit(limit)
     with crash_errors(float_model, quant_model), isolated(isolate):
         before, after = load(float_model), load(quant_model)
+        read = _read(before), _read(after)
+        _require_pair(*(model for _, model in read))
         with Spool() as spool:
             # Two passes read the samples: by tensor, and by output.
             reader = reader_for(Graph.of(inlined(before)), data)
             for sample in islice(_checked(reader), limit):
                 spool.append(sample)
-            found = _analyzed(before, after, spool)
+            sizes = model_bytes(before), model_bytes(after)
+            found = _analyzed(*read, sizes, spool)
             judged = judge_models(before, after, spool, task=task, random=reader.random)
     verdict = judged.verdict
     if verdict is not None:
@@ -101,28 +104,9 @@ def analyze(  # noqa: PLR0913
     return replace(found, outputs=judged.outputs, verdict=verdict, warnings=warnings)
 
 
-def _analyzed(
-    before: ModelProto,
-    after: ModelProto,
-    samples: Spool,
-) -> Analysis:
-    """Compare two models tensor by tensor.
-
-    Args:
-        before: the float model.
-        after: the quantized model.
-        samples: inputs by name.
-
-    Returns:
-        The analysis without outputs and verdict, with histograms of the worst tensors.
-
-    Raises:
-        ModelError: a model cannot be run, the second is not quantized, or it lacks an output of the
-            first.
-    """
-    reference, plain = _read(before)
-    other, runnable = _read(after)
-    if not quantizes(runnable):
+def _require_pair(before: ModelProto, after: ModelProto) -> None:
+    """Raise ModelError if the second model is not quantized, or lacks an output of the first."""
+    if not quantizes(after):
         raise ModelError(
             "the quantized model has no QuantizeLinear, DequantizeLinear or other"
             " operator of a number format: it is not quantized; the float model comes"
@@ -135,8 +119,31 @@ def _analyzed(
             f"the quantized model lacks the output {sorted(missing)[0]!r} of the float"
             " model",
         )
+
+
+def _analyzed(
+    before: tuple[Reading, ModelProto],
+    after: tuple[Reading, ModelProto],
+    sizes: tuple[int, int],
+    samples: Spool,
+) -> Analysis:
+    """Compare two models tensor by tensor.
+
+    Args:
+        before: the float model, as ``_read`` returns it.
+        after: the quantized model.
+        sizes: bytes of both models as given.
+        samples: inputs by name.
+
+    Returns:
+        The analysis without outputs and verdict, with histograms of the worst tensors.
+
+    Raises:
+        ModelError: a model cannot be run.
+    """
+    reference, other = before[0], after[0]
     matching = match(reference, other)
-    measured = measure_tensors((reference, plain), (other, runnable), matching, samples)
+    measured = measure_tensors(before, after, matching, samples)
     weights, uncompared = weight_errors(reference, other, matching)
     tensors = _explained(
         reference,
@@ -152,8 +159,8 @@ def _analyzed(
             uncompared.append(Unmatched(name, watch.reason))
     found = Analysis(
         samples=measured.samples,
-        bytes_before=model_bytes(before),
-        bytes_after=model_bytes(after),
+        bytes_before=sizes[0],
+        bytes_after=sizes[1],
         outputs=[],
         tensors=tensors,
         weights=weights,

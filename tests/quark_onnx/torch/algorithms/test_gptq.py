@@ -472,7 +472,7 @@ def test_families(family: str, chosen: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["int8", "fp8", "mxfp4", "mxfp6_e2m3", "int4_wo_128", "ptpc_fp8", "nvfp4"]
+    "name", ["int8", "fp8", "mxfp4", "mxfp6_e2m3", "int4_wo_32", "ptpc_fp8", "nvfp4"]
 )
 def test_schemes(name: str) -> None:
     float_model, plain, better = (made(llama()) for _ in range(3))
@@ -769,11 +769,11 @@ def test_data_and_blocks_are_needed() -> None:
         ModelError, match="gptq works block by block: the model has no list of blocks"
     ):
         quantize_model(
-            nn.Sequential(nn.Linear(4, 4)), [torch.ones(1, 4)], config, progress=False
+            nn.Sequential(nn.Linear(32, 4)), [torch.ones(1, 32)], config, progress=False
         )
     bare = nn.Module()
-    bare.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+    bare.layers = nn.ModuleList([nn.Linear(32, 32), nn.Linear(32, 32)])
     with pytest.raises(
         ModelError, match=r"gptq works block by block: layers\.0 is a Linear alone"
     ):
-        quantize_model(bare, [torch.ones(1, 4)], config, progress=False)
+        quantize_model(bare, [torch.ones(1, 32)], config, progress=False)
