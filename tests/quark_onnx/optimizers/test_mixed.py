@@ -215,12 +215,14 @@ def test_a_distance_between_outputs() -> None:
 def test_only_some_nodes_may_be_changed() -> None:
     model, data = broken()
     settings = {"target": 90.0, "to": "float"}
-    some = raised(quantize(model, data, mixed(**settings, op_types=["Gemm"])))
-    assert some and set(some) <= {"a", "b", "d"}
+    some = raised(quantize(model, data, mixed(**settings, op_types=["Mul"])))
+    assert some and set(some) <= {"spread", "back"}
     rest = raised(quantize(model, data, mixed(**settings, exclude=["[ac]"])))
     assert rest and not {"a", "c"} & set(rest)
-    named = raised(quantize(model, data, mixed(**settings, nodes="relu")))
-    assert named == ["relu"]
+    model, data = residual_of_weights()
+    few_bits = QuantizationSpec("int4", per_channel=True)
+    config = mixed(target=90.0, to="8bit_weights", nodes="b").with_(weight=few_bits)
+    assert raised(quantize(model, data, config)) == ["b"]
 
 
 @pytest.mark.parametrize(
