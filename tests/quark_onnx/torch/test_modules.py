@@ -40,7 +40,7 @@ def seen_by(model: Any, layer: Any, data: list[Any]) -> float:
 
 def small(spec: LayerSpec = INT8) -> Any:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 4))
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
     quantize_model(model, [torch.randn(4, 64)], TorchConfig(spec), progress=False)
     return model
 
