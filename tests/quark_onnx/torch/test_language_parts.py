@@ -418,9 +418,11 @@ def test_layers_outside_of_the_blocks_are_measured(
     model = tiny.tiny_model(family)
     data = tiny.samples(model)
     source = saved(model, tmp_path / "model")
-    exclude = () if family == "llama" else FloatCheckpoint(source).usually_float()
+    usually = FloatCheckpoint(source).usually_float()
+    # the head of BERT has a layer of its own in front of the vocabulary
+    exclude = [each for each in usually if "lm_head" not in each and "cls" not in each]
     output, report = quantized(
-        source, TorchConfig(scheme("fp8"), exclude=exclude), data
+        source, TorchConfig(scheme("fp8"), exclude=tuple(exclude)), data
     )
     greatest = greatest_inputs(model, data)
     found = {

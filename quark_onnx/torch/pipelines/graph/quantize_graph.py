@@ -14,7 +14,13 @@ from quark_onnx.common.errors import ConfigError, ModelError
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.config.spec import LayerSpec
 from quark_onnx.torch.config.torch_config import TorchConfig, require_config
-from quark_onnx.torch.models.float_weights import ROUTER, check_not_all_float, reason_of
+from quark_onnx.torch.models.float_weights import (
+    ROUTER,
+    TOO_NARROW,
+    check_not_all_float,
+    fills_a_group,
+    reason_of,
+)
 from quark_onnx.torch.models.mixtures import routers_of
 from quark_onnx.torch.models.quantized_layer import QuantizedLayer
 from quark_onnx.torch.pipelines.block import weight_of
@@ -296,6 +302,8 @@ def _chosen(
         # config.exclude or no default for the kind
         elif spec is None:
             report.kept[name] = reason_of(name, config)
+        elif not fills_a_group(calls.layer, spec) and name not in config.named:
+            report.kept[name] = TOO_NARROW
         else:
             if calls.kind.startswith("Embedding"):
                 # it reads indices
