@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from quark_onnx import job, quantize
+from quark_onnx import assemble, quantize
 from quark_onnx.graph import Graph
 from quark_onnx.plan import Plan
 from quark_onnx.scales.compute_qparams import ResolvedPlan
@@ -18,7 +18,10 @@ def test_parameters_and_codes_are_freed_once_the_pairs_are_inserted(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model has codes of its own, and a report and two sessions take memory next."""
-    compute_qparams, define_functions = job.compute_qparams, job.define_functions
+    compute_qparams, define_functions = (
+        assemble.compute_qparams,
+        assemble.define_functions,
+    )
     references: list[weakref.ref[object]] = []
     alive: list[bool] = []
 
@@ -31,8 +34,8 @@ def test_parameters_and_codes_are_freed_once_the_pairs_are_inserted(
         alive.append(references[-1]() is not None)
         define_functions(graph)
 
-    monkeypatch.setattr(job, "compute_qparams", computed)
-    monkeypatch.setattr(job, "define_functions", defined)
+    monkeypatch.setattr(assemble, "compute_qparams", computed)
+    monkeypatch.setattr(assemble, "define_functions", defined)
     model = conv_net()
     quantize(model, samples(model), config)
     assert alive[-1] is False

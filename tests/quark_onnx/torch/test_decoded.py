@@ -21,12 +21,12 @@ from quark_onnx.torch.config.language import config_for
 from quark_onnx.torch.config.schemes import SCHEMES
 from quark_onnx.torch.config.spec import TensorSpec
 from quark_onnx.torch.config.torch_config import KVCache
+from quark_onnx.torch.models.heads import usually_float
 from quark_onnx.torch.models.quantized_layer import (
     QuantizedLayer,
     kind_of,
     outputs_first,
 )
-from quark_onnx.torch.models.structure import usually_float
 from quark_onnx.torch.pipelines.file_to_file import Writing, quantize_checkpoint
 from quark_onnx.torch.pipelines.in_memory import quantize_model
 from tests.quark_onnx.torch.test_layer_choice import mixture_of
