@@ -35,6 +35,7 @@ from quark_onnx import (
 )
 from quark_onnx.cli import main
 from quark_onnx.common.errors import AccuracyError, ConfigError, DataError, ModelError
+from quark_onnx.measuring.calibrate import held_out_of
 from tests.models import Array, Feeds, interface, kinds, normal, parse, weight
 
 
@@ -219,14 +220,18 @@ def drawn(count: int, *shape: int) -> Iterator[Feeds]:
 # 1-10: calibration data
 
 
+#: Bytes of the held-out samples of 256, and of the float model's outputs on them.
+HELD_OUT = held_out_of(256) * 2 * 64 * 16 * 4
+
+
 @pytest.mark.parametrize(
     ("calibrator", "slack"),
     [
-        ("percentile", 300_000),
-        ("entropy", 300_000),
+        ("percentile", HELD_OUT),
+        ("entropy", HELD_OUT),
         ("minmse", 4_000_000),
     ],  # minmse looks at full bins, which few values leave empty
-)  # held-out samples stay, with both models' outputs, up to a fixed limit: 12 KB each here
+)
 def test_ort_10503_bert_percentile_memory(calibrator: str, slack: int) -> None:
     """1: histograms held every intermediate of every sample, 256 GB for BERT.
 
