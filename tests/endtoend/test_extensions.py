@@ -278,7 +278,7 @@ def test_a_model_is_quantized_behind_the_operators_of_the_library(
         else {"MatMul": (2, 2), "Gather": (1, 1)}
     )
     assert {kind: result.report.operators[kind] for kind in weighted} == weighted
-    # What is looked up is an index, where activations are quantized; weights alone have no question.
+    # Presets of weights alone ask nothing of an activation.
     indices = () if preset in ("INT4", "DYNAMIC") else LOOKED_UP
     for node in custom_nodes(floats.model):
         reason = result.report.kept_nodes[node.name]
