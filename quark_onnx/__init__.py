@@ -11,6 +11,7 @@ from calibrators.onnx_runtime.installed import require_onnxruntime
 from quark_onnx.analysis import (
     Analysis,
     Comparison,
+    advise,
     analyze,
     compare,
     quantize_to_accuracy,
@@ -81,6 +82,7 @@ __all__ = [
     "SmoothQuant",
     "Space",
     "TensorOverride",
+    "advise",
     "analyze",
     "calibrate",
     "compare",

@@ -138,7 +138,7 @@ def run(
             f"the given ranges lack tensors ({names}), and no calibration data was given;"
             " give data as well",
         )
-    # Not above: known ranges are those of the model without equalization.
+    # Not above: without data, the ranges are those of the model without equalization.
     return _run_on_data(job.equalizing(), data, executor, progress)
 
 
@@ -512,9 +512,10 @@ class Job:
     def equalizing(self) -> Job:
         """Return the job with the optimizers that the structure of the model calls for.
 
-        Known ranges are those of the model without them.
+        Given ranges of single tensors are those of the model without them. Statistics of a
+        calibration have keys: tensors that equalization changes are measured on the data.
         """
-        if self.has_ranges:
+        if self.config.tensors:
             return self
         config, reason = with_equalization(self.config, self.graph)
         if not reason:

@@ -1,8 +1,51 @@
-"""Settings of the whole suite: no test fails because the machine was slow for a moment."""
+"""Settings of the whole suite.
+
+No test fails because the machine was slow for a moment. A second run, in another environment, can
+leave out the tests that a first one has passed: ``--passed FILE`` writes their names, and
+``--without FILE`` reads them.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("steady", deadline=None)
 settings.load_profile("steady")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed", metavar="FILE", help="write the names of passed tests")
+    parser.addoption("--without", metavar="FILE", help="leave these tests out")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    # Only the process that reports to the user has a file to write to.
+    if _passed is not None and report.when == "call" and report.passed:
+        with _passed.open("a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\n")
+
+
+_passed: Path | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _passed
+    file = config.getoption("--passed")
+    if file is not None and not hasattr(config, "workerinput"):
+        _passed = Path(file)
+        _passed.write_text("", encoding="utf-8")
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    file = config.getoption("--without")
+    if file is None:
+        return
+    known = set(Path(file).read_text(encoding="utf-8").splitlines())
+    left_out = [item for item in items if item.nodeid in known]
+    items[:] = [item for item in items if item.nodeid not in known]
+    config.hook.pytest_deselected(items=left_out)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import ceil, isfinite, isnan
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -31,6 +32,7 @@ from quark_onnx.common.errors import (
 from quark_onnx.common.progress import Progress, time_limit
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.reported import Reported
+from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.files.io import load, staged
 from quark_onnx.files.overwrites import refuse_overwritten_arguments
@@ -45,6 +47,8 @@ from quark_onnx.report import section
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.checks import check_budget
 from quark_onnx.writing.destination import destination, keeps_weights_beside
+
+logger = logging.getLogger(__name__)
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 256
@@ -195,7 +199,7 @@ def quantize_to_accuracy(  # noqa: PLR0913
 ) -> AccuracyResult:
     """Try configurations, fastest models first, until a model is accurate enough.
 
-    8-bit integers come first: plain, with bias correction, by the recipe for the kind of model, and
+    8-bit integers come first: plain, by the recipe for the kind of model, with bias correction, and
     with learned codes. For a target in dB, models with some float nodes come next. 16-bit
     activations and weight-only quantization come last.
 
@@ -256,6 +260,16 @@ def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
         Spool(memory=MEMORY // 2) as judges,
     ):
         _read(model, data, calibration, judges, progress)
+        if target.percent and 0 < target.value < 100.0 / len(judges):
+            # Before the work: its verdict may depend on a single sample.
+            logger.warning(
+                "%s judge, so that one of them is a loss of %.2g %%; for a loss of %g %% give"
+                " at least %d samples",
+                counted(len(judges), "sample"),
+                100.0 / len(judges),
+                target.value,
+                ceil(100.0 * _EVERY / target.value),
+            )
         ladder = _Ladder(model, calibration, judges, target, task, budget)
         found = ladder.climb(choice, progress)
     if target_file is not None:
@@ -326,8 +340,8 @@ def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
     tried = list[QConfig]()
     for name, config in (
         ("A8W8", plain),
-        ("A8W8 bias_correction", plain.with_(optimizers=corrected)),
         (f"recipe {choice.recipe.name}", choice.config),
+        ("A8W8 bias_correction", plain.with_(optimizers=corrected)),
         (f"A8W8 {'+'.join(learned)}", plain.with_(optimizers=learned)),
         ("A8W8, some nodes float", None if target.percent else mixed),
         ("A16W8", wide),

@@ -14,6 +14,7 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
+from quark_onnx.analysis.advise import advise_analysis
 from quark_onnx.analysis.causes import Evidence, causes_of, nsr
 from quark_onnx.analysis.findings import Analysis, TensorError, Unmatched, WeightError
 from quark_onnx.analysis.match import match
@@ -30,7 +31,7 @@ from quark_onnx.graph import Graph, gather_constants, reach
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.report.measure import decibels
 from quark_onnx.running.function_bodies import with_bodies
-from quark_onnx.search.checks import check_limit
+from quark_onnx.search.checks import check_budget, check_limit
 from quark_onnx.trials.judge import judge_models
 
 #: Number of worst tensors with histograms, also of their weights.
@@ -47,6 +48,7 @@ def analyze(  # noqa: PLR0913
     *,
     limit: int | None = None,
     task: str = "auto",
+    budget: float | None = None,
     isolate: bool = False,
 ) -> Analysis:
     """Find accuracy losses of a quantized model by tensor, with their causes.
@@ -62,13 +64,16 @@ def analyze(  # noqa: PLR0913
         data: samples, as for ``quantize_static``; twenty samples are usually enough.
         limit: maximum number of samples; None for all samples.
         task: task of the models, as for ``quantize``.
+        budget: time limit in seconds for trying changes of the quantization after a risky or poor
+            verdict; None to list them untried. Models of other tools have no configuration to
+            change, and nothing is tried.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Returns:
         Errors of tensors and weights, with causes.
 
     Raises:
-        ConfigError: the limit is no whole number of at least 1.
+        ConfigError: the limit is no whole number of at least 1, or the budget no positive number.
         ModelError: a model cannot be loaded or run, the second is not quantized, or the models do
             not belong together.
         DataError: the data does not fit the float model.
@@ -83,25 +88,34 @@ def analyze(  # noqa: PLR0913
     (['x', 'y'], ['w'])
     """  # noqa: E501
     check_limit(limit)
+    check_budget(budget)
     with crash_errors(float_model, quant_model), isolated(isolate):
         before, after = load(float_model), load(quant_model)
         read = _read(before), _read(after)
         _require_pair(*(model for _, model in read))
         with Spool() as spool:
-            # Two passes read the samples: by tensor, and by output.
+            # Several passes read the samples: by tensor, by output, and for each trial.
             reader = reader_for(Graph.of(inlined(before)), data)
             for sample in islice(_checked(reader), limit):
                 spool.append(sample)
             sizes = model_bytes(before), model_bytes(after)
             found = _analyzed(*read, sizes, spool)
             judged = judge_models(before, after, spool, task=task, random=reader.random)
-    verdict = judged.verdict
-    if verdict is not None:
-        # The causes of this analysis propose what to change.
-        steps = [finding.next_step for finding in judged.findings[:1]]
-        verdict = replace(verdict, next_steps=tuple(steps))
-    warnings = list(map(str, judged.findings))
-    return replace(found, outputs=judged.outputs, verdict=verdict, warnings=warnings)
+            found = replace(
+                found,
+                outputs=judged.outputs,
+                verdict=judged.verdict,
+                warnings=list(map(str, judged.findings)),
+            )
+            if found.verdict is None:
+                return found
+            # Wrong inputs come first: no setting makes up for them.
+            steps = tuple(finding.next_step for finding in judged.findings[:1])
+            if not steps and found.verdict.band in ("risky", "poor"):
+                steps = advise_analysis(
+                    float_model, after, found, spool, task=task, budget=budget
+                )
+    return replace(found, verdict=replace(found.verdict, next_steps=steps))
 
 
 def _require_pair(before: ModelProto, after: ModelProto) -> None:

@@ -13,7 +13,6 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
-from quark_onnx.analysis.latency import Latency, measure_latency
 from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
@@ -28,6 +27,7 @@ from quark_onnx.report.verdict import Score, Verdict
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.search.checks import check_limit
 from quark_onnx.trials.judge import judge_models
+from quark_onnx.trials.latency import Latency, measure_latency
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import shlex
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from calibrators.shown import printable
 from quark_onnx import analysis
 from quark_onnx.analysis import Analysis
-from quark_onnx.analysis.findings import Cause, TensorError, Unmatched
+from quark_onnx.analysis.advise import BUDGET
+from quark_onnx.analysis.findings import TensorError, Unmatched
 from quark_onnx.analysis.page import write_page
 from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.output import Answer, cell, columns, entry
@@ -20,8 +21,10 @@ from quark_onnx.cli.parsing import (
     add_common_options,
     add_html_option,
     count,
+    duration,
     input_path,
 )
+from quark_onnx.cli.requantize import requantized
 from quark_onnx.cli.settings import add_task_option
 from quark_onnx.common.wording import counted, first_of
 from quark_onnx.report import (
@@ -64,6 +67,13 @@ def add_arguments(parser: Parser) -> None:
     group = parser.add_argument_group("findings")
     add_html_option(group, "write a page with plots")
     group.add_argument(
+        "--budget",
+        metavar="TIME",
+        type=duration,
+        default=BUDGET,
+        help="time for trying changes that may help, such as 90s; 30s unless given",
+    )
+    group.add_argument(
         "--top",
         metavar="N",
         type=count,
@@ -75,8 +85,14 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: Namespace) -> Answer:
     found = analysis.analyze(
-        options.reference, options.other, data_of(options), task=options.task
+        options.reference,
+        options.other,
+        data_of(options),
+        task=options.task,
+        budget=options.budget,
     )
+    if found.verdict is not None:
+        found = replace(found, verdict=requantized(found.verdict, options))
     if options.html is not None:
         write_page(found, options.html, options.reference.name, options.other.name)
     lines = [
@@ -193,7 +209,7 @@ def _ranking(found: Analysis, top: int) -> Iterator[str]:
         yield line
         for cause in tensor.causes[:_CAUSES]:
             yield printable(f"       {cause.text}")
-            yield printable(f"         -> {remedy(cause)}")
+            yield printable(f"         -> {cause.remedy}")
 
 
 def _row(place: int, tensor: TensorError) -> tuple[str, ...]:
@@ -212,14 +228,3 @@ def _decibels(ratio: float | None) -> str:
     if ratio is None or math.isinf(ratio):
         return "-"
     return f"{ratio:.1f}"
-
-
-def remedy(cause: Cause) -> str:
-    """Return the remedy of a cause, with its option.
-
-    Args:
-        cause: the cause.
-    """
-    if not cause.options:
-        return cause.remedy
-    return f"{cause.remedy}: {shlex.join(cause.options)}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 from quark_onnx import api
 from quark_onnx.analysis import Comparison, compare
+from quark_onnx.analysis.advise import BUDGET, advise
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
 from quark_onnx.cli.compare import score_document, score_lines
 from quark_onnx.cli.data import add_data_options, data_of
@@ -33,6 +35,7 @@ from quark_onnx.cli.parsing import (
 )
 from quark_onnx.cli.settings import (
     AUTO,
+    add_advice_option,
     add_config_options,
     add_gate_option,
     add_labels_option,
@@ -43,9 +46,11 @@ from quark_onnx.cli.settings import (
 from quark_onnx.cli.workers import workers
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted, labelled, prefixed
-from quark_onnx.config import to_dict
+from quark_onnx.config import QConfig, to_dict
+from quark_onnx.job import Result
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.report import Report
+from quark_onnx.report.verdict import NextStep
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
@@ -82,6 +87,7 @@ def add_arguments(parser: Parser) -> None:
     add_labels_option(parser)
     add_time_options(parser)
     add_accuracy_options(parser)
+    add_advice_option(parser)
     parser.add_argument(
         "--ranges",
         metavar="FILE",
@@ -108,8 +114,10 @@ def run(options: Namespace) -> Answer:
     if options.accuracy is not None:
         return run_to_accuracy(options)
     # Silently ignoring the limit would be worse.
-    if options.budget is not None:
-        raise UsageError("--budget is for --accuracy; a single run has no limit")
+    if options.budget is not None and options.advice != "try":
+        raise UsageError(
+            "--budget is for --accuracy and --advice try; a single run has no limit"
+        )
     choice = _choice(options)
     config = config_of(options, None if choice is None else choice.config)
     # Ranges of an earlier calibration stand for data; weight-only configurations need none.
@@ -129,8 +137,9 @@ def run(options: Namespace) -> Answer:
             labels=options.labels,
         )
     seconds = perf_counter() - start
+    report = _advised(options, data, result, config, seconds)
     # Steps become command lines of this command.
-    report = report_with_commands(result.report, options)
+    report = report_with_commands(report, options)
     # After `seconds`, which are those of the quantization.
     latency = quantized_latency(options, data)
     scored = _scored(options, data)
@@ -161,6 +170,43 @@ def run(options: Namespace) -> Answer:
     if choice is not None:
         document["recipe"] = choice.recipe.name
     return Answer("\n".join(lines), document)
+
+
+def _advised(
+    options: Namespace, data: Any, result: Result, config: QConfig, seconds: float
+) -> Report:
+    """Return the report with the advice that --advice asks for.
+
+    Args:
+        options: the options of the command.
+        data: the calibration data; None for none.
+        result: the result of the run.
+        config: the configuration of the run.
+        seconds: runtime of the run, the default budget.
+    """
+    report = result.report
+    verdict = report.verdict
+    if verdict is None:
+        return report
+    wanted = options.advice == "try" or (
+        options.advice is None and verdict.band in ("risky", "poor")
+    )
+    if options.advice == "none":
+        steps = tuple[NextStep, ...]()
+    elif wanted and data is not None:
+        steps = advise(
+            options.model,
+            data,
+            result,
+            config,
+            task=options.task,
+            budget=options.budget or min(BUDGET, seconds),
+            timed=options.time,
+            progress=progress_of(options),
+        )
+    else:
+        return report
+    return replace(report, verdict=replace(verdict, next_steps=steps))
 
 
 def _scored(options: Namespace, data: Any) -> Comparison | None:

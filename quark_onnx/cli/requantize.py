@@ -53,11 +53,19 @@ def compared_with_commands(
         return verdict
     if verdict.band == "unclear" and not verdict.next_steps:
         return verdict
-    steps = [
-        *_data_steps(verdict, options),
-        *_quantize_steps(verdict, options),
-        analysis_step(options.reference, options.other, options),
-    ]
+    step = analysis_step(options.reference, options.other, options)
+    steps = requantized(verdict, options).next_steps
+    return replace(verdict, next_steps=(*steps, step))
+
+
+def requantized(verdict: Verdict, options: Namespace) -> Verdict:
+    """Return a verdict with complete command lines for the data, or for another quantization.
+
+    Args:
+        verdict: the verdict on a quantized model.
+        options: the options of a command with a float and a quantized model.
+    """
+    steps = [*_data_steps(verdict, options), *_quantize_steps(verdict, options)]
     return replace(verdict, next_steps=tuple(steps))
 
 

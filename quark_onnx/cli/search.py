@@ -195,8 +195,14 @@ def run(options: Namespace) -> Answer:
             "tried",
             [f"{len(found.candidates)} of {counted(found.total, 'configuration')}"],
         ),
-        Table([("configuration", "SQNR dB", "seconds", "bytes", ""), *_rows(found)]),
-        entry("front", ["* none of the others is both smaller and better"]),
+        Table(
+            [
+                ("configuration", "SQNR dB", "runtime", "bytes", "seconds", ""),
+                *_rows(found),
+            ]
+        ),
+        entry("runtime", ["relative to the float model, on this processor"]),
+        entry("front", ["* none of the others is better, and no larger or slower"]),
         *_left_out(found),
     ]
     if failed:
@@ -263,14 +269,15 @@ def _check_files(options: Namespace) -> None:
     keeps_weights_beside(options.model, destination(options.model, options.output))
 
 
-def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str]]:
+def _rows(found: SearchResult) -> Iterator[tuple[str, str, str, str, str, str]]:
     front = found.front
     for each in found.candidates:
         yield (
             each.name,
             _score(each),
-            f"{each.seconds:.1f}",
+            cell(each.runtime, "{:.2f}"),
             _size(each),
+            f"{each.seconds:.1f}",
             _remark(each, front),
         )
 

@@ -229,6 +229,16 @@ def add_task_option(parser: Parser) -> None:
     )
 
 
+def add_advice_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--advice",
+        choices=["none", "list", "try"],
+        metavar="HOW",
+        help="none, list, or try: measure what would help, within --budget (default: try"
+        " unless the verdict is good)",
+    )
+
+
 def config_base(options: Namespace) -> str:
     """Return the name of the preset or the file that other settings change.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from math import inf, isnan
+from math import isnan
 from numbers import Real
 from pathlib import Path
 from time import perf_counter
@@ -50,6 +50,7 @@ from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.report import section, verdict_lines
 from quark_onnx.report.verdict import Verdict, check_task
+from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.run import Reference, sample_key
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.judge import Judge
@@ -57,6 +58,7 @@ from quark_onnx.search.keys import config_key, function_key
 from quark_onnx.search.space import Space, Trial
 from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.trials.judge import judge_models
+from quark_onnx.trials.latency import measure_latency
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 if TYPE_CHECKING:
@@ -66,8 +68,10 @@ logger = logging.getLogger(__name__)
 
 #: The second of every _EVERY samples is held out, _AT_MOST samples in total.
 _EVERY, _AT_MOST = 4, 64
-#: Maximum share of the budget for a candidate.
-_SHARE = 0.25
+#: A ratio of sizes up to which they count as equal.
+_SIZE_TOLERANCE = 1.01
+#: A ratio of latencies above which a candidate is no candidate for the best.
+_SLOW = 1.1
 #: Maximum number of successive duplicates from the sampler.
 _DUPLICATES = 4
 #: Default number of candidates.
@@ -88,6 +92,8 @@ class Candidate:
         error: reason of the failure; empty without a failure.
         judged: number of samples in the evaluation; 0 with a metric of the user's.
         pruned: True if the evaluation ended early because the score was below the median.
+        runtime: latency relative to the float model on this machine; None if not measured, as for a
+            target, or if the float model's latency is mostly overhead.
     """
 
     name: str
@@ -98,6 +104,7 @@ class Candidate:
     error: str = ""
     judged: int = 0
     pruned: bool = False
+    runtime: float | None = None
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,9 @@ class SearchResult(Reported):
     """Result of a search.
 
     Attributes:
-        candidates: candidates by falling score, of equal scores the smaller first; then pruned
-            candidates, then failed candidates.
+        candidates: candidates by falling score, of equal scores the smaller first; then those that
+            are slower than the float model (than the fastest candidate, if that is slower, too),
+            then pruned candidates, then failed candidates.
         calibrated: number of calibration samples.
         judged: number of held-out samples for the evaluation.
         left: names of candidates that did not fit into the budget.
@@ -129,34 +137,33 @@ class SearchResult(Reported):
 
     @property
     def best(self) -> Candidate:
-        """Return the candidate with the highest score."""
+        """Return the candidate with the highest score among those that are not slow."""
         return self.candidates[0]
 
     @property
     def front(self) -> list[Candidate]:
-        """Return the Pareto front of size and score.
+        """Return the Pareto front of score, size and runtime.
 
-        A candidate is on the front if no other candidate is both smaller and better.
+        A candidate is on the front if no other one is better without being larger or slower.
+        Differences of 1 % of the size or 5 % of the runtime count as none.
         """
-        # One pass over candidates by falling score; O(n), as the last one on the front is the
-        # smallest so far.
-        front = list[Candidate]()
-        smallest: float = inf
-        for candidate in self.candidates:  # in falling order of scores
-            if candidate.bytes is None or candidate.pruned:
-                continue
-            # Each candidate on the front is smaller than all better ones.
-            if candidate.bytes < smallest:
-                front.append(candidate)
-                smallest = candidate.bytes
-        return front
+        measured = [
+            each
+            for each in self.candidates
+            if each.score is not None and not each.pruned
+        ]
+        return [
+            each
+            for each in measured
+            if not any(_surpasses(other, each) for other in measured)
+        ]
 
     def lines(self) -> list[str]:
         """Return the Pareto front, best first, as lines of text."""
         tried = f"{len(self.candidates)} of {counted(self.total, 'configuration')}"
         lines = [f"tried     {tried}, on {counted(self.judged, 'held-out sample')}"]
         found = [
-            f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes"
+            f"{each.name}: score {each.score:.4g}, {each.bytes:,} bytes{_times(each)}"
             for each in self.front
         ]
         lines += section("best", found)
@@ -184,6 +191,25 @@ class SearchResult(Reported):
         }
 
 
+def _surpasses(other: Candidate, candidate: Candidate) -> bool:
+    """Return whether another candidate is better in something, and in nothing worse."""
+    scores = other.score or 0.0, candidate.score or 0.0
+    sizes = other.bytes or 0, candidate.bytes or 0
+    times = other.runtime or 0.0, candidate.runtime or 0.0
+    if scores[0] < scores[1] or sizes[0] > _SIZE_TOLERANCE * sizes[1]:
+        return False
+    if times[0] > SLOWER * times[1]:
+        return False
+    smaller = _SIZE_TOLERANCE * sizes[0] < sizes[1]
+    return scores[0] > scores[1] or smaller or SLOWER * times[0] < times[1]
+
+
+def _times(candidate: Candidate) -> str:
+    if candidate.runtime is None:
+        return ""
+    return f", {candidate.runtime:.2f} times the float model's runtime"
+
+
 def search(  # noqa: PLR0913
     model: str | Path | ModelProto,
     data: CalibrationData,
@@ -200,9 +226,10 @@ def search(  # noqa: PLR0913
 ) -> SearchResult:
     """Try configurations on a model and rank them; requires the extra ``search``.
 
-    Each choice of the space is tried alone first, in the order of cost and promise. Optuna's TPE
-    sampler then combines the best choices. Failed candidates are part of the result, with the
-    reason.
+    The first preset and the recipe for the model come first, then each choice of the space alone,
+    in the order of cost and promise. Optuna's TPE sampler then combines the best choices. The best
+    candidate is the most accurate one that is not slower than the float model on this machine.
+    Failed candidates are part of the result, with the reason.
 
     Args:
         model: the float model, a path or a ModelProto.
@@ -213,8 +240,7 @@ def search(  # noqa: PLR0913
             SQNR of the worst output in dB.
         target: score at which the search stops.
         budget: time limit in seconds. A candidate that is estimated to exceed the limit is not
-            started, and a candidate that takes more than a quarter of the budget is stopped. The
-            first one always finishes.
+            started, and a running one is stopped at the limit. The first one always finishes.
         trials: maximum number of candidates; None for the whole space.
         journal: path of a file that stores the measurements, as Optuna's journal storage. A
             repeated search with the file continues where it ended, and several processes with a common file
@@ -284,7 +310,7 @@ class Search:
         self._start = perf_counter()
         check_task(task)
         self._task, self._random = task, False
-        self._space = Space.of(space)
+        self._space = Space.of(space).for_model(model)
         _check_numbers(target, budget, trials)
         _check(metric, journal, progress)
         refuse_overwritten_arguments(
@@ -354,10 +380,12 @@ class Search:
                         "%s: %s", asked.trial.name, record.error or record.score
                     )
                 bar.update(len(self._found()))
-        ranked = sorted(self._found(), key=_rank)
+        found = self._found()
+        limit = _slow(found)
+        ranked = sorted(found, key=lambda pair: _rank(pair, limit))
         # Failed candidates rank last: the first failed, so all did.
         if ranked[0][1].score is None:
-            trial, record = self._found()[0]
+            trial, record = found[0]
             raise ModelError(
                 f"every candidate of the search failed; {trial.name}: {record.error}",
             )
@@ -600,8 +628,7 @@ class Search:
         limit = None
         # The first candidate has no limit: a search returns at least one model.
         if self._budget is not None and self._found():
-            remaining = max(self._budget - self._elapsed(), 0.0)
-            limit = min(_SHARE * self._budget, remaining)
+            limit = max(self._budget - self._elapsed(), 0.0)
         try:
             with time_limit(limit):
                 return self._measured(asked, start)
@@ -664,11 +691,29 @@ class Search:
         if isnan(score):
             return Record(None, seconds, None, "the metric is not a number (NaN)")
         size = model_bytes(model)
-        record = Record(float(score), seconds, size, "", judged, pruned)
+        runtime = None if pruned else self._runtime(model)
+        record = Record(float(score), seconds, size, "", judged, pruned, runtime)
+        found = self._found()
+        limit = _slow([*found, (asked.trial, record)])
         # Strictly better: of equal candidates the first stays, as in the sorted result.
-        if all(_rank((asked.trial, record)) < _rank(each) for each in self._found()):
+        if all(
+            _rank((asked.trial, record), limit) < _rank(each, limit) for each in found
+        ):
             self._best = config_key(asked.trial.config), model
         return record
+
+    def _runtime(self, model: ModelProto) -> float | None:
+        """Return the latency of a model relative to the float model; None if unknown."""
+        # The latency on a target is not that on this processor.
+        if self._space.target:
+            return None
+        try:
+            latency = measure_latency(
+                self._reference.model, model, self._calibration[0]
+            )
+        except ModelError:  # the quality is known without it
+            return None
+        return None if latency.is_overhead else latency.ratio
 
 
 def _has_gates(graph: Graph) -> bool:
@@ -712,20 +757,34 @@ def _takes_as_long(other: Trial, trial: Trial) -> bool:
     return same_work and other.kinds == trial.kinds
 
 
-def _rank(found: tuple[Trial, Record]) -> tuple[bool, bool, float, int]:
+def _slow(found: list[tuple[Trial, Record]]) -> float:
+    """Return the ratio of latencies above which a candidate is slow.
+
+    A processor without fast integers may run every candidate slower than the float model: the
+    fastest one is the measure then.
+    """
+    ratios = present(record.runtime for _, record in found)
+    return _SLOW * max(1.0, min(ratios, default=1.0))
+
+
+def _rank(
+    found: tuple[Trial, Record], slow: float
+) -> tuple[bool, bool, bool, float, int]:
     """Return the sort key of a result; equal results keep their order.
 
     Args:
         found: a trial with its record.
+        slow: ratio of latencies above which a candidate is slow.
 
     Returns:
-        A key that sorts by falling score, then by size. Candidates that ended early come after
-        complete ones, and failed ones last.
+        A key that sorts by falling score, then by size. Slow candidates come after the others,
+        then those that ended early, and failed ones last.
     """
     record = found[1]
     return (
         record.score is None,
         record.pruned,
+        (record.runtime or 0.0) > slow,
         -(record.score or 0.0),
         record.bytes or 0,
     )

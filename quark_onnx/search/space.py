@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from re import split
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from onnx import ModelProto
 
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, nearest
@@ -17,9 +19,12 @@ from quark_onnx.config import QConfig
 from quark_onnx.config.qconfig import parse_optimizer
 from quark_onnx.config.spec import check_names, is_measured, parse_calibrator
 from quark_onnx.config.text import format_call
+from quark_onnx.recipes import Recipe, choose
 from quark_onnx.search.keys import config_key
 from quark_onnx.targets import unfit
 
+#: Name of the recipe for a model, which is known with the model.
+RECIPE = "recipe"
 #: Label of the choice that keeps the preset's setting.
 PLAIN = ""
 #: Assumed runtime by optimizer relative to a plain candidate, before any candidate was timed
@@ -76,7 +81,8 @@ class Space:
         per_channel: choices for per-channel weights: True, False or both; empty to keep the
             presets' granularity.
         optimizers: optimizers to add after a preset's own optimizers, each a text such as
-            ``"cle+bias_correction"``, an optimizer, or a tuple of optimizers.
+            ``"cle+bias_correction"``, an optimizer, or a tuple of optimizers; ``"recipe"`` stands
+            for the optimizers and operator types of the recipe for the model.
         target: target of the result, as in ``QConfig.target``; empty for any runtime.
 
     >>> Space(presets="A8W8", optimizers=["cle", "cle+adaquant:iterations=100"]).optimizers[1]
@@ -93,9 +99,11 @@ class Space:
     )
     per_channel: tuple[bool, ...] = ()
     optimizers: tuple[Any, ...] = (
+        RECIPE,
         "bias_correction",
         "cle+bias_correction",
         "cle",
+        "smoothquant",
         "adaquant",
         "cle+adaquant",
     )
@@ -158,7 +166,7 @@ class Space:
 
         Returns:
             For each of the axes preset, calibrator, granularity and optimizers the values by label:
-            a QConfig, a calibrator or None, a bool or None, and a tuple of optimizers.
+            a QConfig, a calibrator or None, a bool or None, and a chain of optimizers.
 
         Raises:
             ConfigError: a choice is no preset, calibrator or optimizer.
@@ -177,11 +185,11 @@ class Space:
             "granularity": _by_label(
                 None, _GRANULARITIES.__getitem__, self.per_channel
             ),
-            "optimizers": _by_label((), _chain_label, chains),
+            "optimizers": _by_label(_Chain(), lambda chain: chain.label, chains),
         }
 
     def _config(self, preset: Any) -> QConfig:
-        """Return the configuration of a preset, without default optimizers.
+        """Return the configuration of a preset.
 
         Args:
             preset: anything that ``QConfig.of`` accepts.
@@ -189,14 +197,25 @@ class Space:
         Returns:
             The configuration, for the target of the space if it has one.
         """
-        # Equalization by default would hide the effect of the choice "cle".
-        config = _naming("presets", QConfig.of, preset).with_(equalize=False)
+        config = _naming("presets", QConfig.of, preset)
         if not self.target:
             return config
         # Before the search: each candidate with such a preset would fail.
         if why := unfit(TARGETS[self.target], config):
             raise ConfigError(f"presets: {why}")
         return config.with_(target=self.target)
+
+    def for_model(self, model: str | Path | ModelProto) -> Space:
+        """Return the space with the recipe of a model in the place of ``"recipe"``.
+
+        Raises:
+            ModelError: the model cannot be read.
+        """
+        if RECIPE not in self.optimizers:
+            return self
+        recipe = choose(model, self.target).recipe
+        chains = [recipe if each == RECIPE else each for each in self.optimizers]
+        return replace(self, optimizers=tuple(chains))
 
     def trial(self, choices: Mapping[str, str]) -> Trial:
         """Return the configuration of a choice on each axis.
@@ -216,10 +235,12 @@ class Space:
         if per_channel is not None and _has_other_granularity(config, per_channel):
             config = config.with_(per_channel=per_channel)
             name.append(choices["granularity"])
-        if picked["optimizers"]:
+        chain: _Chain = picked["optimizers"]
+        if chain.optimizers:
             # The preset's own optimizers come first.
-            chain = (*config.optimizers, *picked["optimizers"])
-            config = config.with_(optimizers=chain)
+            optimizers = (*config.optimizers, *chain.optimizers)
+            op_types = chain.op_types or config.op_types
+            config = config.with_(optimizers=optimizers, op_types=op_types)
             name.append(choices["optimizers"])
         return Trial(" ".join(name), config, tuple(choices.items()))
 
@@ -250,13 +271,17 @@ class Space:
         probes.sort(key=lambda trial: trial.relative_cost)
         others.sort(key=lambda trial: trial.relative_cost)
         promising = [trial for trial in probes if early in trial.kinds]
-        if promising:
-            # bias correction is fast, and complements any optimizer before it
-            with_bias = [each for each in promising if "bias_correction" in each.kinds]
-            first = (with_bias or promising)[0]
+        # bias correction is fast, and complements any optimizer before it
+        with_bias = [each for each in promising if "bias_correction" in each.kinds]
+        of_recipe = [trial for trial in probes if _is_of_recipe(trial)]
+        for first in (*(with_bias or promising)[:1], *of_recipe):
             probes.remove(first)
             probes.insert(1, first)
         return probes, others
+
+
+def _is_of_recipe(trial: Trial) -> bool:
+    return dict(trial.choices)["optimizers"].startswith(RECIPE)
 
 
 def _default_presets(target: str) -> tuple[str, ...]:
@@ -285,9 +310,24 @@ def _by_label(
     return labelled
 
 
-def _chain_label(chain: Iterable[Any]) -> str:
-    """Return the label of a chain of optimizers."""
-    return "+".join(map(format_call, chain))
+@dataclass(frozen=True)
+class _Chain:
+    """Optimizers to add, with the operators that a recipe quantizes.
+
+    Attributes:
+        optimizers: the optimizers, in order.
+        op_types: operator types to quantize; empty to keep those of the preset.
+        recipe: name of the recipe; empty for optimizers without one.
+    """
+
+    optimizers: tuple[Any, ...] = ()
+    op_types: tuple[str, ...] = ()
+    recipe: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return the label in tables: the recipe, or the optimizers."""
+        return self.recipe or "+".join(map(format_call, self.optimizers))
 
 
 def _calibrator(choice: Any) -> Any:
@@ -312,21 +352,26 @@ def _checked(calibrator: Any) -> Any:
     return activation.calibrator
 
 
-def _optimizers(choice: Any) -> tuple[Any, ...]:
+def _optimizers(choice: Any) -> _Chain:
     """Return a chain of optimizers from a text, an object, or a tuple.
 
     Args:
-        choice: a text such as "cle+bias_correction", an optimizer, or a list or tuple of
-            optimizers.
+        choice: a text such as "cle+bias_correction", an optimizer, a list or tuple of optimizers,
+            or a recipe; "recipe" stands for that of a model that is not known yet.
 
     Raises:
         ConfigError: a part is no optimizer.
     """
+    if isinstance(choice, Recipe):
+        optimizers = choice.config.optimizers
+        return _Chain(optimizers, choice.op_types, f"{RECIPE} {choice.name}")
+    if choice == RECIPE:
+        return _Chain(recipe=RECIPE)
     if isinstance(choice, str):
         # A plus before a digit is part of a number, such as 1e+3.
-        return tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice)))
+        return _Chain(tuple(map(parse_optimizer, split(r"\+(?=[A-Za-z])", choice))))
     chain = tuple(choice) if isinstance(choice, list | tuple) else (choice,)
-    return QConfig().with_(optimizers=chain).optimizers
+    return _Chain(QConfig().with_(optimizers=chain).optimizers)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

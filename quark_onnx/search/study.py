@@ -51,6 +51,7 @@ class Record:
         error: reason of the failure; empty without a failure.
         judged: number of samples in the evaluation; 0 with a metric of the user's.
         pruned: True if the evaluation ended early because the score was below the median.
+        runtime: latency relative to the float model; None if not measured.
     """
 
     score: float | None
@@ -59,6 +60,7 @@ class Record:
     error: str = ""
     judged: int = 0
     pruned: bool = False
+    runtime: float | None = None
 
 
 class Study:
@@ -261,6 +263,7 @@ class Study:
         """
         record = self._attribute(trial, _RECORD)
         score, size = record["score"], record["bytes"]
+        runtime = record["runtime"]
         if score.value is not None and type(score.value) not in (int, float):
             raise score.wrong("a number, or null")
         return Record(
@@ -270,6 +273,7 @@ class Study:
             record["error"].text(),
             record["judged"].integer(),
             record["pruned"].boolean(),
+            None if runtime.value is None else runtime.number(),
         )
 
     def _choices(self, trial: optuna.trial.FrozenTrial) -> dict[str, str]:

@@ -72,10 +72,14 @@ def preset_of(config: QConfig) -> str:
     >>> preset_of(QConfig.of("A8W8").with_(exclude="head")), preset_of(QConfig.of("INT4"))
     ('A8W8', 'INT4')
     """
-    # Formats alone identify a preset: exclusions and optimizers have entries of their own.
-    own = (config.activation, config.weight)
+    # Formats alone identify a preset: calibrator, exclusions and optimizers have entries of their
+    # own.
+    activation = config.activation
     for name, preset in PRESETS.items():
-        if own == (preset.activation, preset.weight):
+        usual = preset.activation
+        if activation is not None and usual is not None:
+            usual = usual.with_(calibrator=activation.calibrator)
+        if (activation, config.weight) == (usual, preset.weight):
             return name
     return ""
 

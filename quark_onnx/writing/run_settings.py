@@ -56,6 +56,7 @@ def settings_of_config(config: QConfig, samples: int) -> Settings:
         calibrator,
         usual,
         activation is not None and activation.pow2,
+        config,
     )
 
 
@@ -87,9 +88,9 @@ def settings_of_model(model: ModelProto) -> Settings | None:
     weight = min(pairs.weights - {0}, default=None)
     if activation is None and weight is None:
         return None
-    known = {entry.key: entry.value for entry in model.metadata_props}
-    optimizers = known.get(f"{PRODUCER}.optimizers", "").split()
-    target = known.get(f"{PRODUCER}.target") or None
+    known = _provenance(model)
+    optimizers = known.get("optimizers", "").split()
+    target = known.get("target") or None
     powers_of_two = bool(pairs.scales) and all(map(_is_power_of_two, pairs.scales))
     # Models of other tools have no target in their metadata, but scales of an NPU are powers of
     # two.
@@ -100,10 +101,40 @@ def settings_of_model(model: ModelProto) -> Settings | None:
         pairs.per_channel or weight is None,
         frozenset(text.partition(":")[0] for text in optimizers),
         target,
-        calibrator=known.get(f"{PRODUCER}.calibrator", ""),
+        calibrator=known.get("calibrator", ""),
         usual_calibrator=usual.get(activation or 0, ""),
         powers_of_two=powers_of_two,
+        config=config_of_model(model),
     )
+
+
+def config_of_model(model: ModelProto) -> QConfig | None:
+    """Return the configuration in the metadata of a quantized model, without its exclusions.
+
+    None for a model of another tool, and for formats without a preset.
+
+    Args:
+        model: the quantized model.
+    """
+    known = _provenance(model)
+    if known.get("preset") not in PRESETS:
+        return None
+    config = QConfig.of(known["preset"]).with_(
+        optimizers=known.get("optimizers", "").split(), target=known.get("target", "")
+    )
+    if calibrator := known.get("calibrator"):
+        config = config.with_(calibrator=calibrator)
+    return config
+
+
+def _provenance(model: ModelProto) -> dict[str, str]:
+    """Return the settings in a model's metadata, by key without the prefix."""
+    prefix = f"{PRODUCER}."
+    return {
+        entry.key.removeprefix(prefix): entry.value
+        for entry in model.metadata_props
+        if entry.key.startswith(prefix)
+    }
 
 
 @dataclass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.architecture.recipes import copy, recipes, run
 
 
@@ -17,6 +19,7 @@ def test_every_recipe_has_code_a_registration_and_a_test() -> None:
         assert recipe.commands[0] == tests, recipe.title
 
 
+@pytest.mark.slow
 def test_the_recipes_work_together(tmp_path: Path) -> None:
     """Those that need no extra; each adds to a tree that has the others."""
     copy(tmp_path)

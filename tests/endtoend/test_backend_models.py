@@ -34,15 +34,14 @@ LARGE = dict.fromkeys(
 ) | {"node/test_softmax_large_number_expanded_ver18": "the same"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)  # a model that hangs has a limit of its own
 @pytest.mark.parametrize(
     ("preset", "least", "known"),
     [
         ("A8W8", 20, HIDDEN),
-        ("A16W8", 35, LARGE),
         ("XINT8", 15, HIDDEN),
-        *((preset, None, {}) for preset in LONG),
+        pytest.param("A16W8", 35, LARGE, marks=pytest.mark.slow),
+        *(pytest.param(preset, None, {}, marks=pytest.mark.slow) for preset in LONG),
     ],
 )
 def test_models_pass_and_keep_their_function(

@@ -14,17 +14,17 @@ from tests.endtoend.mutations import MUTATIONS, mutant
 COUNT, SEED = 350, 0
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)  # a command that hangs has a limit of its own
-def test_no_mutant_does_harm() -> None:
+@pytest.mark.parametrize("count", [70, pytest.param(COUNT, marks=pytest.mark.slow)])
+def test_no_mutant_does_harm(count: int) -> None:
     """No internal error, no dead process, no gigabyte, no run without end, and no file left behind.
 
     ``python -m tests.endtoend.fuzz --count 10000`` runs more.
     """
-    found = list(outcomes(range(COUNT), SEED))
+    found = list(outcomes(range(count), SEED))
     assert [outcome for outcome in found if outcome.failure] == []
     codes = Counter(outcome.code for outcome in found)
-    assert codes[0] > 50 and codes[2] > 200, (
+    assert codes[0] > count // 7 and codes[2] > count // 2, (
         "both sound and unsound models are among them"
     )
     assert {outcome.command for outcome in found} == COMMANDS.keys()

@@ -73,6 +73,7 @@ def test_graphs_are_quantized_and_run(part: int) -> None:
             )
 
 
+@pytest.mark.slow
 def test_more_bits_are_better() -> None:
     mean = {}
     for bits in (4, 8, 16):

@@ -20,7 +20,6 @@ SAMPLES = 100
 
 pytestmark = [
     pytest.mark.realdata,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -76,6 +75,7 @@ def test_the_metric_holds(
     assert found >= least, f"{task.metric}: {found:.2f}, float {task.float_value}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "preset", "least"),
     [("squeezenet", "A8W8", 15.0), ("minilm-stsb", "A8W8", 10.0)],
@@ -113,6 +113,7 @@ def test_the_analysis_finds_what_was_spoilt(realdata: Any, tmp_path: Path) -> No
     assert (first.name, first.causes[0].kind) == (name, "clipped")
 
 
+@pytest.mark.slow
 def test_wrong_preprocessing_is_found(realdata: Any) -> None:
     """ResNet-20: as it was trained, scaled to [0, 1], with swapped channels, and interleaved.
 

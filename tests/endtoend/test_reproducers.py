@@ -224,6 +224,7 @@ def drawn(count: int, *shape: int) -> Iterator[Feeds]:
 HELD_OUT = held_out_of(256) * 2 * 64 * 16 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("calibrator", "slack"),
     [

@@ -232,6 +232,7 @@ def test_mixed_precision() -> None:
     } <= types and mixed.report.worst_sqnr > 25
 
 
+@pytest.mark.slow
 def test_no_scale_in_a_model_is_degenerate() -> None:
     for make in MODELS.values():
         model = make()

@@ -36,7 +36,6 @@ _STYLE = """
 .pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 20px 28px; }
 svg .point { fill: var(--card); stroke: var(--faint); stroke-width: 1.4; }
 svg .front { fill: var(--accent); stroke: var(--accent); } svg .best { fill: var(--good); stroke: var(--good); }
-svg .steps { fill: none; stroke: var(--accent); stroke-width: 1.2; opacity: 0.6; }
 .key i.front { background: var(--accent); } .key i.best { background: var(--good); }
 .key i.point { background: none; border: 1.4px solid var(--faint); }
 .pair svg { max-width: 520px; }
@@ -129,15 +128,18 @@ def _actions(found: SearchResult) -> list[Action]:
 def _smaller(found: SearchResult) -> Action | None:
     """Return the smallest candidate that is hardly worse than the best, if any."""
     best = found.best
-    # The front falls in score, so that the last of it is the smallest.
-    for candidate in reversed(found.front):
-        if candidate is best or candidate.score is None or best.score is None:
-            continue
-        loss = best.score - candidate.score
-        if loss <= _LOSS:
-            effect = f"{_size(candidate.bytes)}, {loss:.1f} dB less"
-            return Action(f"or a smaller model: {candidate.name}", effect=effect)
-    return None
+    smaller = [
+        each
+        for each in found.front
+        if (each.bytes or 0) < (best.bytes or 0)
+        and (best.score or 0.0) - (each.score or 0.0) <= _LOSS
+    ]
+    if not smaller:
+        return None
+    candidate = min(smaller, key=lambda each: each.bytes or 0)
+    loss = (best.score or 0.0) - (candidate.score or 0.0)
+    effect = f"{_size(candidate.bytes)}, {loss:.1f} dB less"
+    return Action(f"or a smaller model: {candidate.name}", effect=effect)
 
 
 def _plots(found: SearchResult) -> str:
@@ -145,17 +147,20 @@ def _plots(found: SearchResult) -> str:
     sized = list(filter(_is_drawable, found.candidates))
     if len(sized) < 2:
         return ""
-    best, front = found.best, found.front
-    by_size = _plot("SQNR against size", "size, MB", sized, _megabytes, best, front)
-    by_time = _plot("SQNR against time", "time, s", sized, _seconds, best, [])
+    plots = _plot("SQNR against size", "size, MB", sized, _megabytes, found)
+    timed = [each for each in sized if each.runtime is not None]
+    if len(timed) > 1:
+        title = "runtime, relative to the float model"
+        plots += _plot("SQNR against runtime", title, timed, _runtime, found)
     key = (
-        '<li><i class="best"></i>the best</li><li><i class="front"></i>front: no other'
-        ' is both smaller and better</li><li><i class="point"></i>other candidates</li>'
+        '<li><i class="best"></i>the best</li><li><i class="front"></i>front: no other is'
+        ' better, and no larger or slower</li><li><i class="point"></i>other'
+        " candidates</li>"
     )
     return (
-        "<section>\n<h2>Accuracy against size and time</h2>\n"
+        "<section>\n<h2>Accuracy against size and runtime</h2>\n"
         '<p class="note">Up and to the left is better. Numbers are places in the table'
-        f' below.</p>\n<div class="card"><div class="pair">{by_size}{by_time}</div>'
+        f' below.</p>\n<div class="card"><div class="pair">{plots}</div>'
         f'<ul class="key">{key}</ul></div>\n</section>'
     )
 
@@ -171,45 +176,39 @@ def _megabytes(candidate: Candidate) -> float:
     return (candidate.bytes or 0) / 1e6
 
 
-def _seconds(candidate: Candidate) -> float:
-    return candidate.seconds
+def _runtime(candidate: Candidate) -> float:
+    return candidate.runtime or 0.0
 
 
-def _plot(  # noqa: PLR0913
+def _plot(
     title: str,
     unit: str,
     candidates: Sequence[Candidate],
     measure: Callable[[Candidate], float],
-    best: Candidate,
-    front: Sequence[Candidate],
+    found: SearchResult,
 ) -> str:
-    """Return a plot of scores by another measure, with the Pareto front as steps.
+    """Return a plot of scores by another measure.
 
     Args:
         title: title of the plot.
         unit: title of the horizontal axis, with its unit.
-        candidates: the candidates by falling score, which are numbered from 1.
+        candidates: the candidates of the plot.
         measure: the horizontal value of a candidate.
-        best: the best candidate.
-        front: the Pareto front, to be joined by steps; empty for none.
+        found: the search, in which the candidates are numbered from 1.
     """
     xs = list(map(measure, candidates))
     scores = [candidate.score or 0.0 for candidate in candidates]
     x = _scale(xs, _LEFT, _WIDTH - _RIGHT)
     y = _scale(scores, _HEIGHT - _BOTTOM, _TOP)
-
-    def position(candidate: Candidate) -> Position:
-        return x(measure(candidate)), y(candidate.score or 0.0)
-
     parts = _axes(xs, scores, x, y, unit)
-    if len(front) > 1:
-        # From left to right; on the front, size and score rise together.
-        parts.append(_steps(sorted(map(position, front))))
     labels = list[Position]()
+    front = found.front
     # from the last to the first, so that the best candidates are drawn on top
-    for rank, candidate in reversed(list(enumerate(candidates, 1))):
-        center = position(candidate)
-        kind = _kind(candidate, best, front)
+    for rank, candidate in reversed(list(enumerate(found.candidates, 1))):
+        if candidate not in candidates:
+            continue
+        center = x(measure(candidate)), y(candidate.score or 0.0)
+        kind = _kind(candidate, found.best, front)
         cx, cy = center
         parts.append(tag("circle", cx=cx, cy=cy, r=4.5, class_=f"point {kind}".strip()))
         labelled = kind or len(candidates) <= _LABELLED
@@ -217,17 +216,6 @@ def _plot(  # noqa: PLR0913
             labels.append(center)
             parts.append(_label(rank, center))
     return drawing(_WIDTH, _HEIGHT, title, parts)
-
-
-def _steps(points: list[Position]) -> str:
-    """Return the SVG path that joins the candidates of a Pareto front by steps.
-
-    Args:
-        points: positions of the candidates in pixels, from left to right; at least one.
-    """
-    (left, low), *others = points
-    steps = "".join(f" H{right:.1f} V{high:.1f}" for right, high in others)
-    return tag("path", d=f"M{left:.1f} {low:.1f}{steps}", class_="steps")
 
 
 def _kind(candidate: Candidate, best: Candidate, front: Sequence[Candidate]) -> str:
@@ -320,7 +308,7 @@ def _table(found: SearchResult) -> str:
     # Failed candidates are listed below the table, by reason.
     shown = [candidate for candidate in found.candidates if not candidate.error]
     head = "<th>#</th><th>configuration</th>"
-    for title in ("SQNR, dB", "size", "time"):
+    for title in ("SQNR, dB", "size", "runtime", "time"):
         head += f'<th class="number">{title}</th>'
     head += "<th></th>"
     rows = "".join(
@@ -342,6 +330,7 @@ def _row(place: int, candidate: Candidate, on_front: bool) -> str:
     return (
         f'<tr><td>{place}</td><td>{name}</td><td class="number">{_score(candidate)}</td>'
         f'<td class="number">{_size(candidate.bytes)}</td>'
+        f'<td class="number">{_times(candidate.runtime)}</td>'
         f'<td class="number">{_time(candidate.seconds)}</td><td>{remark}</td></tr>'
     )
 
@@ -380,6 +369,10 @@ def _span(found: SearchResult) -> str:
 
 def _size(count: int | None) -> str:
     return "–" if count is None else byte_size(count)
+
+
+def _times(runtime: float | None) -> str:
+    return "–" if runtime is None else f"{runtime:.2f} ×"
 
 
 def _time(seconds: float) -> str:

@@ -268,7 +268,7 @@ def _rest(found: Analysis) -> str:
 
 
 def _verdict(found: Analysis) -> str:
-    """Return the verdict with the noisiest tensor, and fixes of the noisiest tensors."""
+    """Return the verdict with the noisiest tensor, and the changes to try."""
     judged = found.verdict
     if judged is None:
         return verdict("unknown", "no sample was run")
@@ -279,60 +279,9 @@ def _verdict(found: Analysis) -> str:
             f"; {first.op_type} {first.node or first.name} adds most of the noise"
         )
     steps = [
-        Action(f"{step.effect}:", step.options or step.call)
-        for step in judged.next_steps
+        Action(f"{step.text}:", step.options or step.call) for step in judged.next_steps
     ]
-    if judged.band != "good":
-        steps += actions(found)
     return verdict(judged.band, sentence, steps)
-
-
-def actions(found: Analysis) -> list[Action]:
-    """Return fixes for the tensors that add most noise, greatest effect first.
-
-    Tensors with a common fix form a single action.
-
-    Args:
-        found: the analysis.
-    """
-    effects = dict[tuple[str, str], float]()
-    nodes = dict[tuple[str, str], list[str]]()
-    for tensor in found.ranking[:_TOP]:
-        for cause in tensor.causes:
-            if not cause.options:
-                continue
-            options = shlex.join(cause.options)
-            node = tensor.node or tensor.name
-            if cause.options[0] == "--exclude":
-                # exclusions of several nodes form one action
-                options, node = cause.options
-            fix = (cause.remedy, options)
-            # The noise that a fix may remove, summed over tensors: larger effects come first.
-            effects[fix] = effects.get(fix, 0.0) + cause.share * tensor.added
-            concerned = nodes.setdefault(fix, [])
-            if node not in concerned:
-                concerned.append(node)
-    ordered = sorted(effects, key=lambda fix: -effects[fix])
-    return [
-        _action(remedy, options, nodes[remedy, options]) for remedy, options in ordered
-    ]
-
-
-def _action(remedy: str, options: str, nodes: list[str]) -> Action:
-    """Return a remedy with options and affected nodes.
-
-    Args:
-        remedy: the remedy in words.
-        options: options of the command line; ``--exclude`` alone is followed by the nodes.
-        nodes: names of the affected nodes, at least one.
-    """
-    if options == "--exclude":
-        # A command with more names would not fit on the page; "and N more" tells of the others.
-        options = shlex.join(["--exclude", *nodes[:_CAUSES]])
-    effect = f"concerns {nodes[0]}"
-    if len(nodes) > 1:
-        effect += f" and {len(nodes) - 1} more"
-    return Action(f"{remedy}:", options, effect)
 
 
 def _ratio(ratio: float | None) -> str:

@@ -1,6 +1,7 @@
 """A verdict on a quantized model in the terms of its task."""
 
 from quark_onnx.report.verdict.advice import Settings, next_steps
+from quark_onnx.report.verdict.change import changed, is_possible
 from quark_onnx.report.verdict.collect import VerdictCollector, check_task
 from quark_onnx.report.verdict.labels import Score, Scorer, read_labels
 from quark_onnx.report.verdict.verdict import (
@@ -8,6 +9,7 @@ from quark_onnx.report.verdict.verdict import (
     TASKS,
     THRESHOLDS,
     Figure,
+    Gain,
     NextStep,
     Verdict,
 )
@@ -17,13 +19,16 @@ __all__ = [
     "TASKS",
     "THRESHOLDS",
     "Figure",
+    "Gain",
     "NextStep",
     "Score",
     "Scorer",
     "Settings",
     "Verdict",
     "VerdictCollector",
+    "changed",
     "check_task",
+    "is_possible",
     "next_steps",
     "read_labels",
 ]

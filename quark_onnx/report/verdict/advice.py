@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from onnx import ModelProto, NodeProto, TensorProto
 
+from quark_onnx.config import QConfig
 from quark_onnx.graph import Node, scopes_of
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
+from quark_onnx.report.verdict.change import is_possible
 from quark_onnx.report.verdict.verdict import NextStep
 
 #: Minimum share of depthwise convolutions for which equalization is proposed.
@@ -17,7 +19,7 @@ _DEPTHWISE = 0.15
 #: Kinds of nodes for advice: a depthwise convolution, a product of two activations.
 _DEPTHWISE_CONV, _PRODUCT = "depthwise convolution", "product of activations"
 #: Maximum number of proposed steps.
-_MOST = 3
+MOST = 3
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Settings:
         usual_calibrator: calibrator of the preset for these activations; empty if unknown.
         powers_of_two: whether scales are powers of two, as the integer engines of some processors
             require, which have one scale per tensor.
+        config: the configuration; None if unknown, for models of other tools.
     """
 
     activation: int | None
@@ -48,6 +51,7 @@ class Settings:
     calibrator: str = ""
     usual_calibrator: str = ""
     powers_of_two: bool = False
+    config: QConfig | None = None
 
     @property
     def is_portable(self) -> bool:
@@ -98,7 +102,7 @@ def _kind(node: NodeProto, constants: Mapping[str, TensorProto]) -> str:
 
 
 def next_steps(
-    model: ModelProto, settings: Settings, task: str
+    model: ModelProto, settings: Settings, task: str, most: int = MOST
 ) -> tuple[NextStep, ...]:
     """Return changes to try, the most promising first.
 
@@ -106,13 +110,17 @@ def next_steps(
         model: the float model.
         settings: settings of the run with a risky or poor verdict.
         task: name of a task in ``TASKS``.
+        most: maximum number of steps; further ones would only tire, unless they are tried.
     """
     structure = _Structure.of(model)
     steps: list[NextStep] = []
     for rule in _RULES:
-        steps += rule(settings, structure, task)
-    # The rules are in the order of promise; further proposals would only tire.
-    return tuple(steps[:_MOST])
+        for step in rule(settings, structure, task):
+            # Data changes no configuration.
+            known = settings.config if step.options else None
+            if known is None or is_possible(known, step.options):
+                steps.append(step)
+    return tuple(steps[:most])
 
 
 def _call(changes: str) -> str:
@@ -148,9 +156,9 @@ def _usual_calibrator(
     if usual and chosen and usual != chosen:
         yield NextStep(
             f"--calibrator {usual}",
-            f"the ranges are those of {chosen!r}; {usual!r} is what the preset has, and"
-            " loses less on most models",
+            f"the ranges are those of {chosen!r}; {usual!r} is what the preset has",
             _call(f"calibrator={usual!r}"),
+            expected="it loses less on most models",
         )
 
 
@@ -160,29 +168,31 @@ def _per_channel(settings: Settings, _: _Structure, task: str) -> Iterator[NextS
     if settings.weight == 8 and not settings.per_channel and settings.is_portable:
         yield NextStep(
             "--per-channel",
-            "one scale per output channel of a weight: usually 1 to 5 dB, same speed",
+            "one scale per output channel of a weight",
             _call("per_channel=True"),
+            expected="usually 1 to 5 dB, same speed",
         )
 
 
-#: Recipes by task: name, an optimizer that identifies the recipe in a run, and effect.
+#: Recipes by task: name, an optimizer that identifies the recipe in a run, effect, and gain.
 _RECIPES = {
     "classifier": (
         "classifier",
         "bias_correction",
-        "corrects the mean of what 8-bit weights compute: tenths of a dB to several dB,"
-        " same speed",
+        "corrects the mean of what 8-bit weights compute",
+        "tenths of a dB to several dB, same speed",
     ),
     "detector": (
         "detector",
         "cle",
-        "equalizes channels across SiLU and Relu6 and corrects biases: YOLOX-nano gains"
-        " 6 mAP, same speed",
+        "equalizes channels across SiLU and Relu6 and corrects biases",
+        "YOLOX-nano gains 6 mAP, same speed",
     ),
     "image": (
         "superres",
         "cle",
-        "equalizes channels and corrects biases, so that no mean shifts; same speed",
+        "equalizes channels and corrects biases, so that no mean shifts",
+        "same speed",
     ),
 }
 
@@ -205,15 +215,18 @@ def _recipe(
         yield NextStep(
             "--recipe transformer",
             "moves outliers of activations into the weights and leaves all but the"
-            " products float: usually 1 to 5 dB",
+            " products float",
             _recipe_call("transformer"),
+            expected="usually 1 to 5 dB",
         )
     # The recipes by task are for convolutional networks.
     if structure.transformer or task not in _RECIPES:
         return
-    name, optimizer, effect = _RECIPES[task]
+    name, optimizer, effect, expected = _RECIPES[task]
     if optimizer not in settings.optimizers:
-        yield NextStep(f"--recipe {name}", effect, _recipe_call(name))
+        yield NextStep(
+            f"--recipe {name}", effect, _recipe_call(name), expected=expected
+        )
 
 
 def _equalize(
@@ -238,9 +251,23 @@ def _equalize(
         optimizers = ["cle", *others]
         yield NextStep(
             f"--optimize {' '.join(optimizers)}",
-            "equalizes the channels of depthwise convolutions: usually 1 to 6 dB, same"
-            " speed",
+            "equalizes the channels of depthwise convolutions",
             _optimizer_call(", ".join(map(repr, optimizers))),
+            expected="usually 1 to 6 dB, same speed",
+        )
+
+
+def _corrected(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
+    """Propose bias correction, where no recipe of the task contains it."""
+    # The search for power-of-two scales corrects biases itself.
+    if settings.activation is None or settings.weight is None or settings.powers_of_two:
+        return
+    if "bias_correction" not in settings.optimizers and task not in _RECIPES:
+        yield NextStep(
+            "--optimize bias_correction",
+            "corrects the mean of what rounded weights compute",
+            _optimizer_call("'bias_correction'"),
+            expected="tenths of a dB to several dB, same speed",
         )
 
 
@@ -249,9 +276,9 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
     if settings.is_portable_8bit:
         yield NextStep(
             "--preset A16W8",
-            "16-bit activations: what is left is the error of the weights, often 10 dB"
-            " or more better; slower than 8 bits on most processors",
+            "16-bit activations: what is left is the error of the weights",
             "quantize(model, data, 'A16W8')",
+            expected="often 10 dB or more, slower than 8 bits on most processors",
         )
 
 
@@ -269,15 +296,16 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
     if (few_bits or not settings.is_portable) and activations and not learned:
         yield NextStep(
             "--optimize adaround",
-            "learns the rounding of the weights layer by layer: minutes of calibration,"
-            " same speed",
+            "learns the rounding of the weights layer by layer",
             _optimizer_call("'adaround'"),
+            expected="minutes of calibration, same speed",
         )
     if few_bits and not activations:
         yield NextStep(
             "--preset W8",
-            "8-bit weights: nearly no error, twice the size",
+            "8-bit weights, twice the size",
             "quantize(model, None, 'W8')",
+            expected="nearly no error",
         )
 
 
@@ -314,6 +342,7 @@ def _mixed(settings: Settings, structure: _Structure, task: str) -> Iterator[Nex
             options,
             f"as few nodes as possible {kind} so that every output reaches {goal} dB",
             _optimizer_call(optimizer),
+            expected="slower than 8 bits throughout",
         )
 
 
@@ -325,6 +354,7 @@ _RULES: tuple[Callable[[Settings, _Structure, str], Iterator[NextStep]], ...] = 
     _equalize,
     _recipe,
     _learned,
+    _corrected,
     _wide,
     _mixed,
 )

@@ -13,7 +13,7 @@ from onnx import ModelProto
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.containers import by_name, present
 from quark_onnx.common.errors import ConfigError, nearest
-from quark_onnx.common.wording import counted
+from quark_onnx.common.wording import counted, first_of
 from quark_onnx.report.figures import near_limits, percentage
 from quark_onnx.report.loop import Loop
 from quark_onnx.report.measure import Observe, OutputError, least_sqnr, measure
@@ -31,6 +31,7 @@ from quark_onnx.report.verdict.verdict import (
     limits_of,
     worst_band,
 )
+from quark_onnx.running.branches import Branches
 
 #: Tasks judged by predicted classes, and the output SQNR in dB below which they are risky at best.
 #: A class survives large errors of its scores on easy samples, and hides them.
@@ -74,6 +75,7 @@ class VerdictCollector:
         self.task: Task | None = None
         self._judge: Judge | None = None
         self.samples = self.rows = 0
+        self._branches = Branches(model)
 
     def add(
         self,
@@ -92,6 +94,7 @@ class VerdictCollector:
         before, after = arrays_of(expected), arrays_of(found)
         given = arrays_of(feeds)
         self.samples += 1
+        self._branches.add(feeds)
         with np.errstate(all="ignore"):  # outputs may hold infinities
             if self.task is None:
                 self.task = find_task(self._model, given, before, self._asked)
@@ -166,6 +169,8 @@ class VerdictCollector:
         measured = self._band(task, shown, errors)
         band, reservation = measured, self._reservation(task, shown, measured)
         measured_on = _measured_on(self.samples, held_out, calibrated=calibrated)
+        if self._branches.unseen:
+            measured_on += f", of which none takes {first_of(self._branches.unseen, 3)}"
         if random:
             # Random numbers activate a network in no usual way.
             band, reservation = "unknown", ""

@@ -11,6 +11,8 @@ from quark_onnx.common.containers import excluding
 
 Band = Literal["good", "risky", "poor", "unclear", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")
+#: A ratio of latencies above which a model is slower.
+SLOWER = 1.05
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,78 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What a change of the configuration brought, on the samples that judge the run.
+
+    Attributes:
+        sqnr: SQNR of the worst output in dB: of the run, and with the change.
+        figure: the figure that decides the band, of the run and with the change, as text; empty
+            where the SQNR decides.
+        runtime: latency relative to the model of the run; None if not measured.
+        float_runtime: latency relative to the float model; None if not measured.
+    """
+
+    sqnr: tuple[float, float]
+    figure: str = ""
+    runtime: float | None = None
+    float_runtime: float | None = None
+
+    @property
+    def decibels(self) -> float:
+        """Return the difference of the SQNR in dB."""
+        before, after = self.sqnr
+        return 0.0 if before == after else after - before
+
+    def __str__(self) -> str:
+        before, after = self.sqnr
+        parts = [f"{self.decibels:+.1f} dB ({before:.1f} -> {after:.1f})"]
+        if self.figure:
+            parts.append(self.figure)
+        if self.runtime is not None:
+            parts.append(f"{self.runtime:.2f} times the runtime")
+        if self.float_runtime is not None and self.float_runtime > SLOWER:
+            parts.append(
+                f"slower than the float model ({self.float_runtime:.2f} times)"
+            )
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
 class NextStep:
-    """A change to try, and the expected effect.
+    """A change to try, and its effect.
 
     Attributes:
         options: options that change the ``quark-onnx`` command of the run; empty if the data
             must change. ``--color swapped`` stands for the other channel order.
-        effect: the expected effect.
+        effect: what the change does.
         call: the change in Python, as a call with the model, the data and the configuration
             of the run as ``model``, ``data`` and ``config``; or words if no call can make it.
         command: the complete command line, which the command line fills in; else empty.
+        expected: the usual gain of a change that a trial can measure; else empty.
+        gain: the measured gain; None if the change was not tried.
     """
 
     options: str
     effect: str
     call: str
     command: str = ""
+    expected: str = ""
+    gain: Gain | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the effect with the measured gain, or with the expected one."""
+        if self.gain is not None:
+            return f"{self.gain}: {self.effect}"
+        if self.expected:
+            return f"{self.effect} (not tried; {self.expected})"
+        return self.effect
 
     def lines(self) -> list[str]:
         """Return the step as text; a command is a line of its own, to be pasted."""
         if self.command:
-            return [self.effect, self.command]
-        return [f"{self.call}: {self.effect}"]
+            return [self.text, self.command]
+        return [f"{self.call}: {self.text}"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +147,8 @@ class Verdict:
             self,
             band=band,
             sentence=f"the preprocessing of the data looks wrong; {self.sentence}",
-            next_steps=(step, *self.next_steps),
+            # Other settings were measured on the wrong inputs, too.
+            next_steps=(step,),
         )
 
 

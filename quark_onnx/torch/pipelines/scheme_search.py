@@ -120,16 +120,16 @@ def pareto(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def candidates_for(client: str) -> list[Candidate]:
-    """Return the candidates for a client, the fastest first.
+    """Return the candidates for a client, those without algorithms first.
 
     Args:
         client: one of ``CLIENTS`` of ``scheme_clients``.
 
     >>> for candidate in candidates_for("onnxruntime-genai")[:3]:
     ...     print(candidate)
-    int4_wo_128 (oga)
-    int4_wo_64 (oga)
     int4_wo_32 (oga)
+    int4_wo_64 (oga)
+    int4_wo_128 (oga)
     """
     names = [name for name, clients in SCHEME_CLIENTS.items() if client in clients]
     found = list[Candidate]()

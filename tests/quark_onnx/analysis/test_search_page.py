@@ -17,8 +17,17 @@ from tests.browser import check_alone, laid_out
 A8W8 = QConfig.of("A8W8")
 
 
-def candidate(name: str, score: float | None, size: int, seconds: float) -> Candidate:
-    return Candidate(name, A8W8, score, seconds, size if score is not None else None)
+def candidate(
+    name: str, score: float | None, size: int, seconds: float, runtime: float = 1.0
+) -> Candidate:
+    return Candidate(
+        name,
+        A8W8,
+        score,
+        seconds,
+        size if score is not None else None,
+        runtime=runtime,
+    )
 
 
 @pytest.fixture
@@ -30,8 +39,8 @@ def found() -> SearchResult:
         candidate("A16W8 cle", 41.5, 1_400_000, 12.0),
         candidate("A16W8", 40.9, 1_300_000, 4.0),
         candidate("A8W8 <cle>", 27.25, 1_350_000, 6.5),
-        candidate("A8W8", 25.0, 1_290_000, 3.0),
-        candidate("XINT8", 18.0, 1_295_000, 30.0),
+        candidate("A8W8", 25.0, 1_290_000, 3.0, 0.8),
+        candidate("XINT8", 18.0, 1_295_000, 30.0, 1.1),
         replace(candidate("S8S8", 17.0, 1_280_000, 2.0), pruned=True, judged=8),
         replace(candidate("BAD", None, 0, 1.0), error="out of <luck>"),
     ]
@@ -44,7 +53,9 @@ def test_it_says_what_was_found(found: SearchResult) -> None:
     assert "A16W8 cle is best: 41.50 dB SQNR in 1.4 MB" in text
     assert "Or a smaller model: A16W8 <small>1.3 MB, 0.6 dB less" in text
     assert "Raise --budget: 1 configuration did not fit" in text
+    # A16W8 is 7 % smaller than the best; XINT8 is as large as A8W8, and slower.
     assert text.count("<td>front</td>") == 3
+    assert "1.10 ×" in text
     assert "ended early, after 8 samples" in text
     assert "1 configuration: out of &lt;luck&gt;" in text and "<cle>" not in text
     assert "activation: " in text
@@ -74,4 +85,7 @@ def test_a_browser_lays_it_out(
 ) -> None:
     write_search_page(found, tmp_path / "page.html", "net.onnx")
     page = laid_out(tmp_path / "page.html", width, dark=dark)
-    assert len(page["plots"]) == 2
+    assert [plot["title"] for plot in page["plots"]] == [
+        "SQNR against size",
+        "SQNR against runtime",
+    ]

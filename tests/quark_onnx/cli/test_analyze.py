@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from quark_onnx.analysis.findings import Cause
-from quark_onnx.cli.analyze import remedy
 from quark_onnx.cli.dispatch import parse
 
 ANALYZE = ("analyze", "model.onnx", "out.onnx", "--data", "data")
@@ -88,17 +86,6 @@ def test_every_remedy_is_an_option_of_quantize(cli: Any) -> None:
     assert causes
     for options in {tuple(cause["options"]) for cause in causes}:
         parse(["quantize", "model.onnx", "-o", "new.onnx", "--data", "data", *options])
-
-
-def test_a_remedy_can_be_pasted() -> None:
-    cause = Cause(
-        "weight", "", 1.0, "keep the node in float", ("--exclude", "a node; rm")
-    )
-    assert remedy(cause) == "keep the node in float: --exclude 'a node; rm'"
-    assert (
-        remedy(Cause("inherited", "", 1.0, "improve that tensor first"))
-        == "improve that tensor first"
-    )
 
 
 def test_page(cli: Any, folder: Path) -> None:

@@ -17,6 +17,7 @@ from quark_onnx.cli.next_command import next_command
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.npu import deploy
 from quark_onnx.preprocessing.pixels import SCALINGS
+from quark_onnx.report.verdict import Gain, NextStep
 from tests.models import normal
 from tests.pictures import pictures, trained
 
@@ -95,9 +96,9 @@ def test_the_commands_of_a_poor_verdict_run(cli: Any, outlier: Path) -> None:
     ]
     assert printed == [step["command"] for step in steps] and len(printed) == 3
     for step in steps:
-        assert (
-            f"try       {step['effect']}\n          {step['command']}" in finished.out
-        )
+        gain = None if step["gain"] is None else Gain(**step["gain"])
+        text = NextStep(**{**step, "gain": gain}).text
+        assert f"try       {text}\n          {step['command']}" in finished.out
         program, *words = shlex.split(step["command"])
         assert program == "quark-onnx" and step["options"] in step["command"]
         assert words[:2] == ["quantize", "my model.onnx"]

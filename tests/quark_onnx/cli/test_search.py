@@ -32,9 +32,10 @@ def test_table_and_model(cli: Any) -> None:
     assert lines[0] == "model     model.onnx -> best.onnx"
     assert "15 to calibrate on, 5 to judge by" in lines[1]
     assert lines[2] == "tried     8 of 8 configurations"
-    assert lines[3].split() == ["configuration", "SQNR", "dB", "seconds", "bytes"]
+    columns = ["configuration", "SQNR", "dB", "runtime", "bytes", "seconds"]
+    assert lines[3].split() == columns
     table = lines[4:12]
-    assert table[0].endswith("*") and lines[12].startswith("front ")
+    assert table[0].endswith("*") and lines[13].startswith("front ")
     assert {line.split()[0] for line in table} == {"A8W8", "S8S8"}
     assert any(line.startswith("best ") for line in lines)
     onnx.checker.check_model("best.onnx", full_check=True)
@@ -72,6 +73,7 @@ def test_json(cli: Any) -> None:
         "error",
         "judged",
         "pruned",
+        "runtime",
         "pareto",
     ]
     assert [row["score"] for row in rows] == sorted(
@@ -164,7 +166,7 @@ def test_what_fails_is_in_the_table(cli: Any) -> None:
     assert "failed    bad.yaml: " in finished.out
     assert (
         len([line for line in finished.out.splitlines() if line.startswith("  ")])
-        == 3 + 3 + 1  # table, settings, samples of the verdict
+        == 3 + 2 + 1  # table, settings, samples of the verdict
     )
     finished = cli(*SEARCH[:4], "--preset", "bad.yaml")
     assert (

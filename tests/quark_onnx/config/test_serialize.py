@@ -336,6 +336,7 @@ def test_each_key_is_looked_up_once(
     assert Key.compared < 1000
 
 
+@pytest.mark.slow
 def test_an_override_of_each_tensor_of_a_large_model_survives(tmp_path: Path) -> None:
     config = QConfig(
         tensors=tuple(

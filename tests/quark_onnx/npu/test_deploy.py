@@ -569,6 +569,7 @@ def test_every_recipe_makes_a_bundle(name: str, tmp_path: Path) -> None:
     assert made.kind == recipe.preset and recipe.source and recipe.advice
 
 
+@pytest.mark.slow
 @pytest.mark.images
 def test_images_are_read_as_the_calibration_data_was(tmp_path: Path) -> None:
     from PIL import Image

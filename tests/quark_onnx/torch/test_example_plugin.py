@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.endtoend.example_plugin import install, quark_onnx, with_path
 
 
+@pytest.mark.slow
 def test_the_algorithm_for_language_models(tmp_path: Path) -> None:
     installed = install(tmp_path)
     listed = quark_onnx(installed, "list", "algorithms").splitlines()

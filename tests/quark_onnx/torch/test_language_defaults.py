@@ -130,6 +130,7 @@ def test_options_add_to_the_layers_that_stay_float(
     }
 
 
+@pytest.mark.slow
 def test_the_script_leaves_the_same_layers_float(tiny: Any, tmp_path: Path) -> None:
     """The script with AMD Quark's options has the same defaults for a family without a template."""
     model = tiny.tiny_model("llava")

@@ -36,6 +36,7 @@ def run(folder: Path, *what: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "scheme", "algorithms"),
     [
@@ -67,6 +68,7 @@ def test_two_processes_find_what_one_finds(
     assert same > 0.99 * total
 
 
+@pytest.mark.slow
 def test_what_needs_all_samples_is_refused(tmp_path: Path) -> None:
     done = run(tmp_path, "llama3", "uint4_wo_32", "autoround")
     assert (

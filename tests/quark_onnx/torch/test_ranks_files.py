@@ -49,6 +49,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -80,6 +81,7 @@ def test_equal_bytes(
     }
 
 
+@pytest.mark.slow
 def test_windows_of_one_batch_are_shared(source: Path) -> None:
     """Eight windows of 64 tokens are one batch of one process, and two of two processes."""
     rng = np.random.default_rng(1)
@@ -97,6 +99,7 @@ def test_windows_of_one_batch_are_shared(source: Path) -> None:
         torch.testing.assert_close(two[name].float(), tensor.float(), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_fewer_windows_than_processes(source: Path) -> None:
     np.save(source.parent / "tokens.npy", np.zeros((1, 64), np.int64))
     done = run_two(command(source, "two", "--scheme", "fp8", "--no-verdict"))
@@ -107,6 +110,7 @@ def test_fewer_windows_than_processes(source: Path) -> None:
     assert not (source.parent / "two").exists()
 
 
+@pytest.mark.slow
 def test_one_process_stores_finished_blocks(source: Path) -> None:
     options = ["--scheme", "fp8", "--resume", str(source.parent / "kept")]
     done = run_two(command(source, "out", *options))

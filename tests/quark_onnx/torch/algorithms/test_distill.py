@@ -238,6 +238,7 @@ def test_the_mean_of_the_last_steps_is_what_is_kept(
     assert sum(same) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +287,7 @@ def test_a_run_that_was_ended_goes_on_with_the_same_bytes(
     assert run("damaged", state) == whole
 
 
+@pytest.mark.slow
 def test_it_makes_a_real_model_better() -> None:
     folder = data_folder() / "llm"
     with np.load(folder / "eval_tokens_stories260K.npz") as loaded:

@@ -360,6 +360,7 @@ def test_families(family: str) -> None:
     assert not any(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["int8", "mxfp4", "ptpc_fp8", "nvfp4", "uint4_wo_per_channel"]
 )

@@ -11,8 +11,8 @@ from onnx import ModelProto, numpy_helper, parser
 
 from quark_onnx import QConfig, QuantizationSpec, compare, quantize, quantize_static
 from quark_onnx.analysis import Latency, measure_latency
-from quark_onnx.analysis.latency import reasons
 from quark_onnx.common.errors import ConfigError, ModelError
+from quark_onnx.trials.latency import reasons
 from tests.models import (
     depthwise,
     in_a_branch,

@@ -25,14 +25,13 @@ from quark_onnx.files.io import load
 from quark_onnx.graph import Node, scopes_of
 from quark_onnx.graph.node import all_graphs, makers_of, nested_nodes
 from quark_onnx.patterns.slow_depthwise import describe_slow_depthwise
+from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.function_bodies import with_bodies
 
 #: Maximum number of runs of each model, and their total time in seconds.
 _RUNS, _SECONDS = 30, 1.0
 #: Number of turns of each model.
 _TURNS = 5
-#: A ratio of latencies above which the quantized model is slower.
-_SLOWER = 1.05
 #: Minimum number of runs for quartiles.
 _FEWEST = 4
 #: Maximum distance of the quartiles, as a share of the median, on a machine that is not busy.
@@ -108,6 +107,16 @@ class Latency:
     reasons: tuple[str, ...] = ()
     reference_quartiles: tuple[float, float] | None = None
     other_quartiles: tuple[float, float] | None = None
+
+    @property
+    def ratio(self) -> float:
+        """Return the latency of the quantized model relative to the float model."""
+        return self.other_ms / self.reference_ms if self.reference_ms else 1.0
+
+    @property
+    def is_overhead(self) -> bool:
+        """Return whether most of the float model's latency is the overhead of a run."""
+        return self.reference_ms < _TINY
 
     @property
     def doubt(self) -> str:
@@ -214,7 +223,7 @@ def measure_latency(
         [model.run for model in timed], turns
     )
     before, after = 1000 * median(reference_seconds), 1000 * median(other_seconds)
-    slower = after > _SLOWER * before
+    slower = after > SLOWER * before
     # The reasons read the graph as it was written, before with_bodies expands operators of vendors.
     why = tuple(reasons(quantized, before)) if slower else ()
     return Latency(

@@ -1,0 +1,403 @@
+"""advise: the changes that a verdict proposes, each tried before it is given."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from onnx import ModelProto
+
+from calibrators.onnx_runtime.isolation import isolated
+from calibrators.readers.open import CalibrationData
+from calibrators.readers.spool import Spool
+from quark_onnx.analysis.findings import Analysis
+from quark_onnx.api import quantize
+from quark_onnx.check.inlined import inlined
+from quark_onnx.common.errors import (
+    ModelError,
+    QuarkError,
+    TimeLimitError,
+    crash_errors,
+    data_errors,
+)
+from quark_onnx.common.progress import Progress, time_limit
+from quark_onnx.config import QConfig
+from quark_onnx.config.checks import require
+from quark_onnx.files.io import load
+from quark_onnx.graph import Graph
+from quark_onnx.job import Result
+from quark_onnx.measuring.calibrate import HoldOut
+from quark_onnx.measuring.calibration import Calibration
+from quark_onnx.measuring.open_data import reader_for
+from quark_onnx.report import percentage
+from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.report.verdict import (
+    THRESHOLDS,
+    Figure,
+    Gain,
+    NextStep,
+    Verdict,
+    changed,
+    is_possible,
+    next_steps,
+)
+from quark_onnx.report.verdict.verdict import BANDS
+from quark_onnx.search.checks import check_budget
+from quark_onnx.trials.judge import judge_models
+from quark_onnx.trials.latency import Latency, measure_latency
+from quark_onnx.writing.run_settings import settings_of_config, settings_of_model
+
+#: Number of steps that a verdict shows, and a number that no list of steps reaches.
+_SHOWN, _ALL = 3, 1000
+#: Number of tensors whose causes propose fixes, and of nodes in an exclusion.
+_RANKED, _EXCLUDED = 10, 3
+#: Least gain in dB. A smaller one may be chance.
+_LEAST = 0.3
+#: Least change of the deciding figure, in units of one sample or one percent.
+_CHANCE = 1.5
+#: Default budget in seconds, at most; the run itself may take less.
+BUDGET = 30.0
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a model reaches on the samples that judge it.
+
+    Attributes:
+        sqnr: SQNR of the worst output in dB; infinite without an error.
+        verdict: the verdict.
+        latency: latency of the float model and of this one; None if not measured.
+    """
+
+    sqnr: float
+    verdict: Verdict
+    latency: Latency | None = None
+
+    @classmethod
+    def of(
+        cls, outputs: Iterable[OutputError], verdict: Verdict | None
+    ) -> Judged | None:
+        """Return the judgement of a model; None without a verdict."""
+        if verdict is None:
+            return None
+        return cls(least_sqnr(list(outputs), np.inf), verdict)
+
+    @property
+    def figure(self) -> Figure | None:
+        """Return the figure that decides the band, unless it is the SQNR."""
+        deciding = {threshold.figure for threshold in THRESHOLDS[self.verdict.task]}
+        for figure in self.verdict.figures:
+            if figure.name in deciding and figure.name != "sqnr":
+                return figure
+        return None
+
+    def gain(self, other: Judged) -> Gain:
+        """Return what another model brings."""
+        runtime = float_runtime = None
+        if self.latency is not None and other.latency is not None:
+            # Each model ran in turns with the float model: the ratio of ratios is steadier.
+            own = self.latency.other_ms / self.latency.reference_ms
+            float_runtime = other.latency.other_ms / other.latency.reference_ms
+            runtime = float_runtime / own
+        return Gain(
+            (self.sqnr, other.sqnr),
+            _change(self.figure, other.figure),
+            runtime,
+            float_runtime,
+        )
+
+    def is_worse_than(self, other: Judged) -> bool:
+        """Return whether another model is better by more than chance, and in nothing worse."""
+        own, others = self.verdict.band, other.verdict.band
+        if own in BANDS and others in BANDS and own != others:
+            return BANDS.index(others) < BANDS.index(own)
+        decibels = self.gain(other).decibels
+        progress = self._progress(other)
+        if decibels >= _LEAST:
+            return progress >= -_CHANCE
+        return progress > _CHANCE and decibels > -_LEAST
+
+    def _progress(self, other: Judged) -> float:
+        """Return the rise of the deciding figure, in units of one sample or one percent."""
+        before, after = self.figure, other.figure
+        if before is None or after is None or before.name != after.name:
+            return 0.0
+        unit = max(1.0 / max(1, self.verdict.samples), 0.01 * abs(before.value))
+        rise = (after.value - before.value) / unit
+        for threshold in THRESHOLDS[self.verdict.task]:
+            if threshold.figure == before.name and not threshold.rising:
+                return -rise
+        return rise
+
+
+def _change(before: Figure | None, after: Figure | None) -> str:
+    """Return two values of a figure as text; empty if one is missing, or if they are equal."""
+    if before is None or after is None or before.value == after.value:
+        return ""
+    # Shares are percent; divergences and decibels are numbers.
+    if before.name in ("agreement", "f1", "equal", "iou"):
+        return f"{before.name} {100 * before.value:.1f} -> {100 * after.value:.1f} %"
+    return f"{before.name} {before.value:.4g} -> {after.value:.4g}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose result needs advice.
+
+    Attributes:
+        model: the float model.
+        quantized: the quantized model.
+        config: the configuration of the run.
+        judged: what the quantized model reaches on the samples that are held out.
+        task: task of the model, as for ``quantize``.
+    """
+
+    model: str | Path | ModelProto
+    quantized: str | Path | ModelProto
+    config: QConfig
+    judged: Judged
+    task: str = "auto"
+
+
+def advise(  # noqa: PLR0913
+    model: str | Path | ModelProto,
+    data: CalibrationData,
+    result: Result,
+    config: QConfig,
+    *,
+    task: str = "auto",
+    budget: float = BUDGET,
+    timed: bool = True,
+    progress: bool | None = False,
+    isolate: bool = False,
+) -> tuple[NextStep, ...]:
+    """Try changes of the configuration of a run, and return those that help, best first.
+
+    Each change is a run of its own on the data, judged on the samples that are held out in the same
+    places. A change that helps by less than chance is left out.
+
+    Args:
+        model: the float model, a path or a ModelProto.
+        data: the data of the run, as for ``quantize_static``.
+        result: the result of the run.
+        config: the configuration of the run.
+        task: as for ``quantize``.
+        budget: time limit in seconds for all trials. A trial that would exceed it is not started.
+        timed: whether to measure the latency of the models; not for a target.
+        progress: as for ``quantize_static``.
+        isolate: run onnxruntime in another process, as for ``quantize``.
+
+    Returns:
+        Changes with their measured gain, then those that were not tried; the steps of the verdict
+        as they are for wrong preprocessing or random data.
+
+    Raises:
+        ConfigError: the budget is no positive number.
+        DataError: the data does not fit the model.
+    """
+    check_budget(budget)
+    require(timed in (True, False), "timed", timed, "True or False")
+    report = result.report
+    judged = Judged.of(report.outputs, report.verdict)
+    if judged is None or judged.verdict.band == "unknown" or report.warnings:
+        return () if judged is None else judged.verdict.next_steps
+    with crash_errors(model), isolated(isolate), Spool() as samples:
+        float_model = load(model)
+        steps = next_steps(
+            float_model,
+            settings_of_config(config, report.samples),
+            judged.verdict.task,
+            most=_ALL,
+        )
+        run = Run(model, result.model, config, judged, task)
+        if not any(step.expected for step in steps):
+            return steps
+        reader = reader_for(Graph.of(inlined(float_model)), data, config)
+        with data_errors():
+            for sample in reader:
+                samples.append(sample)
+        return tried(run, steps, samples, budget, timed=timed, progress=progress)
+
+
+def advise_analysis(  # noqa: PLR0913
+    model: str | Path | ModelProto,
+    quantized: ModelProto,
+    found: Analysis,
+    samples: Spool,
+    *,
+    task: str = "auto",
+    budget: float | None = None,
+) -> tuple[NextStep, ...]:
+    """Return the changes that help an analyzed model, or that may.
+
+    Args:
+        model: the float model.
+        quantized: the quantized model; without the configuration in its metadata nothing is tried.
+        found: the analysis, with a risky or poor verdict.
+        samples: the samples of the analysis.
+        task: as for ``quantize``.
+        budget: time limit in seconds for all trials; None to try nothing.
+    """
+    assert found.verdict is not None
+    settings = settings_of_model(quantized)
+    steps = [*fixes(found)]
+    if settings is not None:
+        rules = next_steps(load(model), settings, found.verdict.task, most=_ALL)
+        steps = [*rules, *steps]
+    config = None if settings is None else settings.config
+    if config is None or budget is None:
+        return tuple(steps[:_SHOWN])
+    held = HoldOut(samples)
+    for _ in held:
+        pass
+    judges = held.samples or list(samples)
+    judged = judge_models(
+        load(model), quantized, judges, task=task, preprocessing=False
+    )
+    before = Judged.of(judged.outputs, judged.verdict)
+    if before is None:
+        return tuple(steps[:_SHOWN])
+    possible = [step for step in steps if is_possible(config, step.options)]
+    return tried(Run(model, quantized, config, before, task), possible, samples, budget)
+
+
+def fixes(found: Analysis) -> Iterator[NextStep]:
+    """Yield fixes of the tensors that add most noise, greatest effect first.
+
+    Tensors with a common fix form a single step.
+
+    Args:
+        found: the analysis.
+    """
+    noise = sum(tensor.added for tensor in found.ranking)
+    effects = dict[tuple[str, str], float]()
+    nodes = dict[tuple[str, str], list[str]]()
+    for tensor in found.ranking[:_RANKED]:
+        for cause in tensor.causes:
+            if not cause.options:
+                continue
+            options = shlex.join(cause.options)
+            node = tensor.node or tensor.name
+            if cause.options[0] == "--exclude":
+                # exclusions of several nodes form one step
+                options, node = cause.options
+            fix = (cause.remedy, options)
+            # The noise that a fix may remove, summed over tensors: larger effects come first.
+            effects[fix] = effects.get(fix, 0.0) + cause.share * tensor.added
+            concerned = nodes.setdefault(fix, [])
+            if node not in concerned:
+                concerned.append(node)
+    for remedy, options in sorted(effects, key=lambda fix: -effects[fix]):
+        concerned = nodes[remedy, options]
+        share = percentage(min(1.0, effects[remedy, options] / noise))
+        if options == "--exclude":
+            concerned = concerned[:_EXCLUDED]
+            options = shlex.join(["--exclude", *concerned])
+        more = f" and {len(concerned) - 1} more" if len(concerned) > 1 else ""
+        yield NextStep(
+            options,
+            f"{remedy} (concerns {concerned[0]}{more})",
+            f"quark-onnx quantize ... {options}",
+            expected=f"an estimated {share} of the noise",
+        )
+
+
+def tried(  # noqa: PLR0913
+    run: Run,
+    steps: Sequence[NextStep],
+    samples: Spool,
+    budget: float,
+    *,
+    timed: bool = True,
+    progress: bool | None = False,
+) -> tuple[NextStep, ...]:
+    """Return the steps that help, best first, then those that were not tried.
+
+    Args:
+        run: the run to improve.
+        steps: changes to try, the most promising first; a step without an expected gain cannot be
+            tried, and is kept.
+        samples: the data, of which each trial holds samples out.
+        budget: time limit in seconds.
+        timed: whether to measure the latency of the models.
+        progress: as for ``quantize_static``.
+    """
+    trials = _Trials(run, samples, budget, timed=timed and not run.config.target)
+    done, untried = list[tuple[Judged, NextStep]](), list[NextStep]()
+    with Progress(progress, len(steps), "trying", "change") as bar:
+        for count, step in enumerate(steps, 1):
+            found = trials.judged(step) if step.expected else None
+            if found is None and step not in trials.failed:
+                untried.append(step)
+            elif found is not None and trials.before.is_worse_than(found):
+                gain = trials.before.gain(found)
+                done.append((found, replace(step, gain=gain)))
+            bar.update(count)
+    done.sort(key=lambda pair: _rank(pair[0]))
+    best = [step for _, step in done[:_SHOWN]]
+    return (*best, *untried[: _SHOWN - len(best)])
+
+
+def _rank(judged: Judged) -> tuple[int, float]:
+    """Return the sort key of a judgement, best first."""
+    band = judged.verdict.band
+    return (BANDS.index(band) if band in BANDS else len(BANDS), -judged.sqnr)
+
+
+class _Trials:
+    """Runs with changes of one configuration, on the data of the run."""
+
+    def __init__(self, run: Run, samples: Spool, budget: float, *, timed: bool) -> None:
+        self._run, self._samples = run, samples
+        self._budget, self._timed = budget, timed
+        self._start = perf_counter()
+        self._seconds = list[float]()
+        # Tensors that no change concerns are measured once.
+        self._ranges = Calibration("")
+        self.failed = list[NextStep]()
+        self.before = replace(run.judged, latency=self._latency(run.quantized))
+
+    def judged(self, step: NextStep) -> Judged | None:
+        """Return what the model with a change reaches.
+
+        None for a step that was not tried, and for one that failed, which ``failed`` then has.
+        """
+        start = perf_counter()
+        left = self._budget - (start - self._start)
+        # The fastest trial is a lower bound.
+        if left <= min(self._seconds, default=0.0):
+            return None
+        config = changed(self._run.config, step.options)
+        try:
+            with time_limit(left):
+                result = quantize(
+                    self._run.model,
+                    self._samples,
+                    config.with_(min_sqnr=None),
+                    ranges=self._ranges if config.measures else None,
+                    task=self._run.task,
+                )
+                found = Judged.of(result.report.outputs, result.report.verdict)
+                latency = self._latency(result.model)
+        except TimeLimitError:
+            return None
+        except QuarkError:
+            found = None
+        self._seconds.append(perf_counter() - start)
+        if found is None:
+            self.failed.append(step)
+            return None
+        return replace(found, latency=latency)
+
+    def _latency(self, model: str | Path | ModelProto) -> Latency | None:
+        """Return the latency of a model and of the float model; None if not wanted or not known."""
+        if not self._timed:
+            return None
+        try:
+            return measure_latency(self._run.model, model, self._samples[0])
+        except ModelError:  # judging the accuracy does not need it
+            return None

@@ -1,0 +1,108 @@
+"""Changes of a configuration, as the options of the command line that make them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import PRESETS, RECIPES, TARGETS
+from quark_onnx.config import QConfig
+from quark_onnx.optimizers import AutoMixedPrecision
+from quark_onnx.targets import unfit
+
+
+def changed(config: QConfig, options: str) -> QConfig:
+    """Return a configuration with a change.
+
+    The command line makes the same change of the command of the run.
+
+    Args:
+        config: the configuration.
+        options: one option with its values, as in ``NextStep``.
+
+    Raises:
+        ConfigError: the option changes no configuration, or a value is wrong.
+
+    >>> changed(QConfig.of("S8S8"), "--preset A8W8") == QConfig.of("A8W8")
+    True
+    """
+    option, *values = shlex.split(options)
+    if option not in _CHANGES:
+        raise ConfigError(f"{option} changes no configuration")
+    return _CHANGES[option](config, values)
+
+
+def is_possible(config: QConfig, options: str) -> bool:
+    """Return whether a change makes another configuration, which the target takes.
+
+    Args:
+        config: the configuration.
+        options: as for ``changed``.
+    """
+    try:
+        other = changed(config, options)
+    except ConfigError:
+        return False
+    if other == config:
+        return False
+    return not config.target or not unfit(TARGETS[config.target], other)
+
+
+def _with_preset(config: QConfig, values: Sequence[str]) -> QConfig:
+    preset = PRESETS[values[0]]
+    # Exclusions, optimizers and the target are the user's, and stay.
+    return config.with_(**{name: getattr(preset, name) for name in _preset_fields()})
+
+
+def _preset_fields() -> list[str]:
+    """Return the settings in which presets differ, but for optimizers."""
+    names = list[str]()
+    for field in fields(QConfig):
+        values = [getattr(preset, field.name) for preset in PRESETS.values()]
+        if field.name != "optimizers" and any(value != values[0] for value in values):
+            names.append(field.name)
+    return names
+
+
+def _with_recipe(config: QConfig, values: Sequence[str]) -> QConfig:
+    recipe: QConfig = RECIPES[values[0]].config_for(config.target)
+    return recipe.with_(
+        target=config.target,
+        fix_sizes=config.fix_sizes,
+        exclude=config.exclude,
+        min_sqnr=config.min_sqnr,
+    )
+
+
+def _with_exclusions(config: QConfig, values: Sequence[str]) -> QConfig:
+    return config.with_(exclude=(*config.exclude, *values))
+
+
+def _with_calibrator(config: QConfig, values: Sequence[str]) -> QConfig:
+    return config.with_(calibrator=values[0])
+
+
+def _with_channels(config: QConfig, values: Sequence[str]) -> QConfig:
+    return config.with_(per_channel=True)
+
+
+def _with_optimizers(config: QConfig, values: Sequence[str]) -> QConfig:
+    return config.with_(optimizers=(*config.optimizers, *values))
+
+
+def _with_float_nodes(config: QConfig, values: Sequence[str]) -> QConfig:
+    mixed = AutoMixedPrecision(target=float(values[0]), to="float")
+    return config.with_(optimizers=(mixed, *config.optimizers))
+
+
+_CHANGES: dict[str, Callable[[QConfig, Sequence[str]], QConfig]] = {
+    "--preset": _with_preset,
+    "--recipe": _with_recipe,
+    "--exclude": _with_exclusions,
+    "--calibrator": _with_calibrator,
+    "--per-channel": _with_channels,
+    "--optimize": _with_optimizers,
+    "--auto-exclude": _with_float_nodes,
+}

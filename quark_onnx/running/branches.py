@@ -1,0 +1,81 @@
+"""Branches of If nodes that samples take, for figures that hold for these branches alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, ValueInfoProto
+
+from calibrators.onnx_runtime.session import open_session
+from quark_onnx.common.containers import excluding, names_of, subset
+
+#: The branches of an If node, by the value of its condition.
+_BRANCHES = {True: "then_branch", False: "else_branch"}
+
+
+class Branches:
+    """The branches of the If nodes of a main graph that were taken."""
+
+    def __init__(self, model: ModelProto) -> None:
+        """Start without samples.
+
+        Args:
+            model: the float model.
+        """
+        constants = set(names_of(model.graph.initializer))
+        constants |= {
+            node.output[0] for node in model.graph.node if node.op_type == "Constant"
+        }
+        self._model = model
+        self._conditions = dict[str, str]()
+        for node in model.graph.node:
+            # A constant condition leaves a branch that no data can reach.
+            if node.op_type == "If" and node.input[0] not in constants:
+                self._conditions[node.name or node.output[0]] = node.input[0]
+        self._taken: dict[str, set[bool]] = {name: set() for name in self._conditions}
+
+    def add(self, feeds: Mapping[str, Any]) -> None:
+        """Run the conditions on a sample.
+
+        Args:
+            feeds: inputs by name.
+        """
+        if not self._conditions:
+            return
+        taken = dict(feeds)  # a condition may be an input
+        if self._computed:
+            inputs = names_of(self._session.get_inputs())
+            values = self._session.run(self._computed, subset(feeds, inputs))
+            taken |= dict(zip(self._computed, values, strict=True))
+        for name, condition in self._conditions.items():
+            self._taken[name].add(bool(np.all(taken[condition])))
+
+    @property
+    def unseen(self) -> list[str]:
+        """Return the branches that no sample took, in words."""
+        return [
+            f"the {branch} of {name!r}"
+            for name, taken in self._taken.items()
+            for value, branch in _BRANCHES.items()
+            if taken and value not in taken
+        ]
+
+    @cached_property
+    def _computed(self) -> list[str]:
+        """The conditions that are no inputs of the model."""
+        inputs = names_of(self._model.graph.input)
+        return excluding(dict.fromkeys(self._conditions.values()), inputs)
+
+    @cached_property
+    def _session(self) -> Any:
+        """A session on the part of the model that computes the conditions."""
+        model = ModelProto()
+        model.CopyFrom(self._model)
+        # onnxruntime removes the nodes that no output needs.
+        del model.graph.output[:]
+        for condition in self._computed:
+            model.graph.output.append(ValueInfoProto(name=condition))
+        return open_session(model, what="the conditions of the float model")

@@ -1,0 +1,194 @@
+"""Advice is tried before it is given, and what is tried is what the command does."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto
+
+from quark_onnx import QConfig, advise, analyze, quantize
+from quark_onnx.analysis.advise import Judged
+from quark_onnx.cli import quantize as command
+from quark_onnx.cli.parsing import Parser
+from quark_onnx.cli.settings import config_of
+from quark_onnx.common.errors import ConfigError
+from quark_onnx.common.registry import RECIPES
+from quark_onnx.measuring.calibrate import HoldOut
+from quark_onnx.report.verdict import (
+    Figure,
+    Gain,
+    NextStep,
+    Verdict,
+    changed,
+    is_possible,
+    next_steps,
+)
+from quark_onnx.trials.judge import judge_models
+from quark_onnx.writing.run_settings import config_of_model, settings_of_config
+from tests.models import normal, parse, weight
+
+Sample = dict[str, np.ndarray]
+
+MODEL = parse(
+    """g (float[N, 6] x) => (float[N, 4] y) {
+        h = MatMul (x, a)
+        r = Relu (h)
+        y = MatMul (r, b)
+    }""",
+    a=weight(6, 8),
+    b=weight(8, 4, seed=1),
+)
+
+
+def samples(count: int = 64, outlier: float = 40.0) -> list[Sample]:
+    """Samples of which a few values are far from the others."""
+    rows = [{"x": normal(1, 6, seed=seed)} for seed in range(count)]
+    rows[3]["x"][0, 0] = outlier
+    return rows
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--preset A16W8",
+        "--preset W8",
+        "--calibrator entropy",
+        "--per-channel",
+        "--optimize cle bias_correction",
+        "--auto-exclude 20",
+        "--exclude one 'another node'",
+        *(f"--recipe {name}" for name in RECIPES),
+    ],
+)
+def test_a_trial_has_the_configuration_of_the_command(options: str) -> None:
+    import shlex
+
+    base = "S8S8"
+    parser = Parser("quark-onnx quantize", "")
+    command.add_arguments(parser)
+    words = ["model.onnx", "-o", "out.onnx", *shlex.split(options)]
+    if not options.startswith(("--preset", "--recipe")):
+        words += ["--preset", base]
+    found: Namespace = parser.parse_args(words)
+    recipe = RECIPES[found.recipe].config if found.recipe else None
+    assert changed(QConfig.of(base), options) == config_of(found, recipe)
+
+
+def test_a_change_that_is_none_or_that_the_target_refuses_is_no_advice() -> None:
+    config = QConfig.of("XINT8").with_(target="phx")
+    for options in ("--preset A16W8", "--per-channel", "--auto-exclude 20"):
+        possible = is_possible(config, options)
+        assert possible == (options == "--auto-exclude 20"), options
+    assert not is_possible(config, "--calibrator minmse")
+    assert not is_possible(config, "--color swapped")
+    for step in next_steps(MODEL, settings_of_config(config, 100), "signal", most=99):
+        assert is_possible(config, step.options), step.options
+    with pytest.raises(ConfigError, match="--color changes no configuration"):
+        changed(config, "--color swapped")
+
+
+def test_the_gain_is_that_of_the_run_that_the_advice_names() -> None:
+    data = samples()
+    config = QConfig.of("A8W8").with_(calibrator="minmax")
+    result = quantize(MODEL, data, config)
+    steps = advise(MODEL, data, result, config, budget=60, timed=False)
+    assert steps and steps[0].gain is not None
+    gains = [step.gain for step in steps if step.gain is not None]
+    for step in steps:
+        if step.gain is None:
+            continue
+        again = quantize(MODEL, data, changed(config, step.options)).report
+        assert step.gain.sqnr == (result.report.worst_sqnr, again.worst_sqnr)
+        assert step.gain.decibels > 0
+    assert [gain.decibels for gain in gains] == sorted(
+        (gain.decibels for gain in gains), reverse=True
+    )
+    assert "dB" in steps[0].text and "not tried" not in steps[0].text
+
+
+def test_what_was_not_tried_says_so() -> None:
+    data = samples()
+    config = QConfig.of("A8W8").with_(calibrator="minmax")
+    result = quantize(MODEL, data, config)
+    steps = advise(MODEL, data, result, config, budget=1e-6, timed=False)
+    assert len(steps) == 3
+    assert all("not tried" in step.text and step.gain is None for step in steps)
+
+
+def test_data_that_tells_nothing_gives_no_trial() -> None:
+    result = quantize(MODEL, samples(4), "A8W8")
+    doubtful = NextStep("--color swapped", "corrects the inputs", "swap the channels")
+    assert result.report.verdict is not None
+    doubted = replace(
+        result.report,
+        warnings=["preprocessing looks wrong"],
+        verdict=result.report.verdict.doubted(doubtful),
+    )
+    steps = advise(
+        MODEL, samples(4), replace(result, report=doubted), QConfig.of("A8W8")
+    )
+    assert steps == (doubtful,)
+
+
+def _judged(band: str, sqnr: float, share: float) -> Judged:
+    figures = (Figure("agreement", share, ""), Figure("sqnr", sqnr, ""))
+    return Judged(sqnr, Verdict("classifier", band, "", figures, 100, 100, ""))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("after", "helps"),
+    [
+        (_judged("good", 12.0, 0.96), True),  # another band
+        (_judged("poor", 30.0, 0.80), False),
+        (_judged("risky", 20.5, 0.90), True),
+        (_judged("risky", 20.1, 0.90), False),  # chance
+        (_judged("risky", 25.0, 0.87), False),  # decisions are lost
+        (_judged("risky", 20.0, 0.93), True),
+        (_judged("risky", 19.0, 0.93), False),
+    ],
+)
+def test_help_is_more_than_chance_and_harms_nothing(after: Judged, helps: bool) -> None:
+    assert _judged("risky", 20.0, 0.90).is_worse_than(after) == helps
+
+
+def test_a_gain_as_text() -> None:
+    gain = Gain((20.0, 21.1), "agreement 82.0 -> 83.0 %", 1.02, 0.5)
+    assert str(gain) == (
+        "+1.1 dB (20.0 -> 21.1), agreement 82.0 -> 83.0 %, 1.02 times the runtime"
+    )
+    assert "slower than the float model (1.84 times)" in str(
+        replace(gain, float_runtime=1.84)
+    )
+
+
+def test_analyze_tries_on_samples_that_are_held_out(tmp_path: Path) -> None:
+    """The figures before and after are of the same samples, the trial's held-out ones."""
+    data = samples(outlier=400.0)
+    config = QConfig.of("A8W8").with_(calibrator="minmax")
+    model = quantize(MODEL, data, config).model
+    assert config_of_model(model) == config
+    # The outlier alone would decide the error of all samples.
+    del data[3]
+    found = analyze(MODEL, model, data, budget=60)
+    assert found.verdict is not None and found.verdict.band in ("risky", "poor")
+    steps = found.verdict.next_steps
+    assert steps and steps[0].gain is not None
+    held = HoldOut(data)
+    assert len(list(held)) + len(held.samples) == len(data)
+    before = judge_models(MODEL, model, held.samples, preprocessing=False).outputs[0]
+    assert steps[0].gain.sqnr[0] == before.sqnr
+    listed = analyze(MODEL, model, data)
+    assert listed.verdict is not None
+    assert all(step.gain is None for step in listed.verdict.next_steps)
+    _of_another_tool(model)
+    untried = analyze(MODEL, model, data, budget=60).verdict
+    assert untried is not None and untried.next_steps
+    assert all("not tried" in step.text for step in untried.next_steps)
+
+
+def _of_another_tool(model: ModelProto) -> None:
+    del model.metadata_props[:]
