@@ -40,7 +40,7 @@ TASKS = {
     "minilm-sst2": 332,
 }
 PRESETS = ("A8W8", "XINT8", "INT4")
-SAMPLES, BUDGET = 100, 240.0
+SAMPLES, BUDGET = 100, 60.0
 LEAST_SHARE = 0.9
 
 

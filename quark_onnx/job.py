@@ -708,6 +708,7 @@ class Job:
             verdict=verdict,
             warnings=[*map(str, findings)],
             clipping=made.clipping,
+            exhibits=judging.collector.exhibits,
         )
         return Result(done.model, made.plan, report)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, isfinite, isnan
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from onnx import ModelProto
@@ -16,42 +15,36 @@ from onnx import ModelProto
 from calibrators.base import is_number
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
-from calibrators.readers.spool import MEMORY, Spool
 from quark_onnx.analysis.compare import Comparison, compare
-from quark_onnx.api import quantize
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (
     ConfigError,
-    DataError,
     ModelError,
-    QuarkError,
-    TimeLimitError,
     crash_errors,
-    data_errors,
 )
-from quark_onnx.common.progress import Progress, time_limit
+from quark_onnx.common.progress import Progress
 from quark_onnx.common.registry import RECIPES
-from quark_onnx.common.reported import Reported
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.files.io import load, staged
 from quark_onnx.files.overwrites import refuse_overwritten_arguments
 from quark_onnx.graph import Graph
 from quark_onnx.job import Result
-from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.optimizers import AutoMixedPrecision
+from quark_onnx.page.reported import Reported
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.report import section
 from quark_onnx.report.verdict import Verdict
 from quark_onnx.search.checks import check_budget
+from quark_onnx.search.runs import EVERY, Runs, SplitData
 from quark_onnx.writing.destination import destination, keeps_weights_beside
 
 logger = logging.getLogger(__name__)
 
-#: The second of every _EVERY samples is held out, _AT_MOST samples in total.
-_EVERY, _AT_MOST = 4, 256
+#: The greatest number of samples that judge.
+_AT_MOST = 256
 #: Maximum share of float nodes before 16 bits are tried.
 _FLOAT_SHARE = 0.25
 #: Figures of verdicts that are shares, with a loss in percent.
@@ -254,67 +247,32 @@ def _climbed(  # noqa: PLR0913  the checked arguments of quantize_to_accuracy
         # The automatic choice above also rejects a model that cannot be loaded, before samples are
         # read.
         choice = Choice(row, row.config, "as asked for")
-    with (
-        # Two spools share the memory of one; samples beyond it lie on the disk.
-        Spool(memory=MEMORY // 2) as calibration,
-        Spool(memory=MEMORY // 2) as judges,
-    ):
-        _read(model, data, calibration, judges, progress)
-        if target.percent and 0 < target.value < 100.0 / len(judges):
+    samples = SplitData()
+    try:
+        graph = Graph.of(inlined(load(model)))
+        require_something_to_quantize(graph, QConfig())
+        reader = reader_for(graph, data)
+        samples.read(reader, reader.length, most=_AT_MOST, progress=progress)
+        judges = len(samples.judges)
+        if target.percent and 0 < target.value < 100.0 / judges:
             # Before the work: its verdict may depend on a single sample.
             logger.warning(
                 "%s judge, so that one of them is a loss of %.2g %%; for a loss of %g %% give"
                 " at least %d samples",
-                counted(len(judges), "sample"),
-                100.0 / len(judges),
+                counted(judges, "sample"),
+                100.0 / judges,
                 target.value,
-                ceil(100.0 * _EVERY / target.value),
+                ceil(100.0 * EVERY / target.value),
             )
-        ladder = _Ladder(model, calibration, judges, target, task, budget)
-        found = ladder.climb(choice, progress)
+        found = _Ladder(model, samples, target, task, budget).climb(choice, progress)
+    finally:
+        samples.close()
     if target_file is not None:
         # The output has its weights in a file of their own if the input model has.
         beside = keeps_weights_beside(model, target_file)
         with staged(found.result.model, target_file, external=beside):
             pass  # the result was checked and run when it was created
     return found
-
-
-def _read(
-    model: str | Path | ModelProto,
-    data: Any,
-    calibration: Spool,
-    judges: Spool,
-    progress: bool | None,
-) -> None:
-    """Read the data once, and hold samples out.
-
-    Args:
-        model: the float model.
-        data: the calibration data, as the caller gave it.
-        calibration: gets the samples to calibrate on.
-        judges: gets the held-out samples.
-        progress: whether to show progress.
-
-    Raises:
-        DataError: a sample does not fit the model, or none is left to judge by.
-        ModelError: there is nothing to quantize.
-    """
-    graph = Graph.of(inlined(load(model)))
-    require_something_to_quantize(graph, QConfig())
-    reader = reader_for(graph, data)
-    with data_errors(), Progress(progress, reader.length, "reading", "sample") as bar:
-        for index, sample in enumerate(reader):
-            # The second sample, and not the first, is held out: a single sample is then left for
-            # calibration.
-            held_out = index % _EVERY == 1 and len(judges) < _AT_MOST
-            (judges if held_out else calibration).append(sample)
-            bar.update(index + 1)
-    if not len(judges):
-        raise DataError(
-            "an accuracy needs at least two samples, one to calibrate on and another"
-            " to judge by; the data has one",
-        )
 
 
 def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
@@ -354,21 +312,17 @@ def steps_of(choice: Choice, target: Target) -> Iterator[tuple[str, QConfig]]:
 
 
 class _Ladder:
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         model: str | Path | ModelProto,
-        calibration: Spool,
-        judges: Spool,
+        samples: SplitData,
         target: Target,
         task: str,
         budget: float | None,
     ) -> None:
-        self._start = perf_counter()
-        self._model, self._calibration, self._judges = model, calibration, judges
-        self._target, self._task, self._budget = target, task, budget
-        # Statistics of activations are shared by the attempts: a tensor that no optimizer changed
-        # is measured once.
-        self._ranges = Calibration("")
+        self._model, self._judges = model, samples.judges
+        self._target, self._task = target, task
+        self._runs = Runs(model, samples.calibration, budget, task)
         # The shortfall to the target (negative if met), its attempt and the model: one model stays
         # in memory.
         self._best: tuple[float, Attempt, Result] | None = None
@@ -391,7 +345,9 @@ class _Ladder:
         steps = list(steps_of(choice, self._target))
         with Progress(progress, len(steps), "trying", "configuration") as bar:
             for done, (name, config) in enumerate(steps, 1):
-                if not self._fits(attempts):
+                # The fastest is a lower bound: later configurations do more.
+                fastest = min((each.seconds for each in attempts), default=None)
+                if fastest is not None and not self._runs.has_time(fastest):
                     left.append(name)
                     continue
                 attempt = self._attempt(name, config, first=not attempts)
@@ -419,19 +375,6 @@ class _Ladder:
             choice,
         )
 
-    def _fits(self, attempts: list[Attempt]) -> bool:
-        """Return whether the fastest attempt so far would end within the budget.
-
-        Args:
-            attempts: the finished attempts; without any the next one fits.
-        """
-        if self._budget is None or not attempts:
-            return True
-        # The fastest is a lower bound: later configurations do more, and a slow one is stopped at
-        # the limit.
-        fastest = min(attempt.seconds for attempt in attempts)
-        return perf_counter() - self._start + fastest < self._budget
-
     def _attempt(self, name: str, config: QConfig, *, first: bool) -> Attempt | None:
         """Quantize and evaluate a configuration; return None if the budget ran out.
 
@@ -440,31 +383,18 @@ class _Ladder:
             config: the configuration.
             first: True for the first attempt, which has no time limit.
         """
-        start = perf_counter()
-        limit = None
-        if self._budget is not None and not first:
-            # The budget counts from the start of the search, and not of this attempt.
-            limit = max(self._budget - (start - self._start), 0.0)
-        try:
-            with time_limit(limit):
-                result = quantize(
-                    self._model,
-                    # Weight-only configurations read no samples.
-                    self._calibration if config.measures else None,
-                    config,
-                    ranges=self._ranges if config.measures else None,
-                    task=self._task,
-                )
-                found = compare(
-                    self._model, result.model, self._judges, task=self._task
-                )
-        # Before QuarkError, its base class: a late attempt is no failed one.
-        except TimeLimitError:
+
+        def judged(result: Result) -> tuple[Result, Comparison]:
+            found = compare(self._model, result.model, self._judges, task=self._task)
+            return result, found
+
+        outcome = self._runs.run(config, judged, limited=not first)
+        if outcome is None:
             return None
-        except QuarkError as error:
-            seconds = perf_counter() - start
-            text = " ".join(str(error).split())
-            return Attempt(name, config, None, None, "", seconds, False, text)
+        if outcome.found is None:
+            seconds, error = outcome.seconds, outcome.error
+            return Attempt(name, config, None, None, "", seconds, False, error)
+        result, found = outcome.found
         loss = self._loss(found)
         if self._target.percent:
             # _loss raises for a target in percent without a share.
@@ -479,7 +409,7 @@ class _Ladder:
             found.sqnr,
             loss,
             "" if found.verdict is None else found.verdict.sentence,
-            perf_counter() - start,
+            outcome.seconds,
             shortfall <= 0,
         )
         if self._best is None or shortfall < self._best[0]:

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 from onnx import ModelProto
@@ -15,23 +14,19 @@ from calibrators.onnx_runtime.isolation import isolated
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from quark_onnx.analysis.findings import Analysis
-from quark_onnx.api import quantize
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (
     ModelError,
-    QuarkError,
-    TimeLimitError,
     crash_errors,
     data_errors,
 )
-from quark_onnx.common.progress import Progress, time_limit
+from quark_onnx.common.progress import Progress
 from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.job import Result
 from quark_onnx.measuring.calibrate import HoldOut
-from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.report import percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
@@ -47,6 +42,7 @@ from quark_onnx.report.verdict import (
 )
 from quark_onnx.report.verdict.verdict import BANDS
 from quark_onnx.search.checks import check_budget
+from quark_onnx.search.runs import Runs
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.run_settings import settings_of_config, settings_of_model
@@ -64,7 +60,7 @@ BUDGET = 30.0
 
 
 @dataclass(frozen=True)
-class Judged:
+class Reached:
     """What a model reaches on the samples that judge it.
 
     Attributes:
@@ -80,7 +76,7 @@ class Judged:
     @classmethod
     def of(
         cls, outputs: Iterable[OutputError], verdict: Verdict | None
-    ) -> Judged | None:
+    ) -> Reached | None:
         """Return the judgement of a model; None without a verdict."""
         if verdict is None:
             return None
@@ -95,7 +91,7 @@ class Judged:
                 return figure
         return None
 
-    def gain(self, other: Judged) -> Gain:
+    def gain(self, other: Reached) -> Gain:
         """Return what another model brings."""
         runtime = float_runtime = None
         if self.latency is not None and other.latency is not None:
@@ -110,7 +106,7 @@ class Judged:
             float_runtime,
         )
 
-    def is_worse_than(self, other: Judged) -> bool:
+    def is_worse_than(self, other: Reached) -> bool:
         """Return whether another model is better by more than chance, and in nothing worse."""
         own, others = self.verdict.band, other.verdict.band
         if own in BANDS and others in BANDS and own != others:
@@ -121,7 +117,7 @@ class Judged:
             return progress >= -_CHANCE
         return progress > _CHANCE and decibels > -_LEAST
 
-    def _progress(self, other: Judged) -> float:
+    def _progress(self, other: Reached) -> float:
         """Return the rise of the deciding figure, in units of one sample or one percent."""
         before, after = self.figure, other.figure
         if before is None or after is None or before.name != after.name:
@@ -145,21 +141,21 @@ def _change(before: Figure | None, after: Figure | None) -> str:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A run whose result needs advice.
+class Baseline:
+    """A run to improve.
 
     Attributes:
         model: the float model.
         quantized: the quantized model.
         config: the configuration of the run.
-        judged: what the quantized model reaches on the samples that are held out.
+        reached: what the quantized model reaches on the samples that are held out.
         task: task of the model, as for ``quantize``.
     """
 
     model: str | Path | ModelProto
     quantized: str | Path | ModelProto
     config: QConfig
-    judged: Judged
+    reached: Reached
     task: str = "auto"
 
 
@@ -202,7 +198,7 @@ def advise(  # noqa: PLR0913
     check_budget(budget)
     require(timed in (True, False), "timed", timed, "True or False")
     report = result.report
-    judged = Judged.of(report.outputs, report.verdict)
+    judged = Reached.of(report.outputs, report.verdict)
     if judged is None or judged.verdict.band == "unknown" or report.warnings:
         return () if judged is None else judged.verdict.next_steps
     with crash_errors(model), isolated(isolate), Spool() as samples:
@@ -213,7 +209,7 @@ def advise(  # noqa: PLR0913
             judged.verdict.task,
             most=_ALL,
         )
-        run = Run(model, result.model, config, judged, task)
+        run = Baseline(model, result.model, config, judged, task)
         if not any(step.expected for step in steps):
             return steps
         reader = reader_for(Graph.of(inlined(float_model)), data, config)
@@ -258,11 +254,13 @@ def advise_analysis(  # noqa: PLR0913
     judged = judge_models(
         load(model), quantized, judges, task=task, preprocessing=False
     )
-    before = Judged.of(judged.outputs, judged.verdict)
+    before = Reached.of(judged.outputs, judged.verdict)
     if before is None:
         return tuple(steps[:_SHOWN])
     possible = [step for step in steps if is_possible(config, step.options)]
-    return tried(Run(model, quantized, config, before, task), possible, samples, budget)
+    return tried(
+        Baseline(model, quantized, config, before, task), possible, samples, budget
+    )
 
 
 def fixes(found: Analysis) -> Iterator[NextStep]:
@@ -307,7 +305,7 @@ def fixes(found: Analysis) -> Iterator[NextStep]:
 
 
 def tried(  # noqa: PLR0913
-    run: Run,
+    run: Baseline,
     steps: Sequence[NextStep],
     samples: Spool,
     budget: float,
@@ -327,7 +325,7 @@ def tried(  # noqa: PLR0913
         progress: as for ``quantize_static``.
     """
     trials = _Trials(run, samples, budget, timed=timed and not run.config.target)
-    done, untried = list[tuple[Judged, NextStep]](), list[NextStep]()
+    done, untried = list[tuple[Reached, NextStep]](), list[NextStep]()
     with Progress(progress, len(steps), "trying", "change") as bar:
         for count, step in enumerate(steps, 1):
             found = trials.judged(step) if step.expected else None
@@ -342,7 +340,7 @@ def tried(  # noqa: PLR0913
     return (*best, *untried[: _SHOWN - len(best)])
 
 
-def _rank(judged: Judged) -> tuple[int, float]:
+def _rank(judged: Reached) -> tuple[int, float]:
     """Return the sort key of a judgement, best first."""
     band = judged.verdict.band
     return (BANDS.index(band) if band in BANDS else len(BANDS), -judged.sqnr)
@@ -351,47 +349,37 @@ def _rank(judged: Judged) -> tuple[int, float]:
 class _Trials:
     """Runs with changes of one configuration, on the data of the run."""
 
-    def __init__(self, run: Run, samples: Spool, budget: float, *, timed: bool) -> None:
-        self._run, self._samples = run, samples
-        self._budget, self._timed = budget, timed
-        self._start = perf_counter()
+    def __init__(
+        self, run: Baseline, samples: Spool, budget: float, *, timed: bool
+    ) -> None:
+        self._run, self._samples, self._timed = run, samples, timed
+        self._runs = Runs(run.model, samples, budget, run.task)
         self._seconds = list[float]()
-        # Tensors that no change concerns are measured once.
-        self._ranges = Calibration("")
         self.failed = list[NextStep]()
-        self.before = replace(run.judged, latency=self._latency(run.quantized))
+        self.before = replace(run.reached, latency=self._latency(run.quantized))
 
-    def judged(self, step: NextStep) -> Judged | None:
+    def judged(self, step: NextStep) -> Reached | None:
         """Return what the model with a change reaches.
 
         None for a step that was not tried, and for one that failed, which ``failed`` then has.
         """
-        start = perf_counter()
-        left = self._budget - (start - self._start)
         # The fastest trial is a lower bound.
-        if left <= min(self._seconds, default=0.0):
+        if not self._runs.has_time(min(self._seconds, default=0.0)):
             return None
-        config = changed(self._run.config, step.options)
-        try:
-            with time_limit(left):
-                result = quantize(
-                    self._run.model,
-                    self._samples,
-                    config.with_(min_sqnr=None),
-                    ranges=self._ranges if config.measures else None,
-                    task=self._run.task,
-                )
-                found = Judged.of(result.report.outputs, result.report.verdict)
-                latency = self._latency(result.model)
-        except TimeLimitError:
+        config = changed(self._run.config, step.options).with_(min_sqnr=None)
+        outcome = self._runs.run(config, self._judged)
+        if outcome is None:
             return None
-        except QuarkError:
-            found = None
-        self._seconds.append(perf_counter() - start)
-        if found is None:
+        self._seconds.append(outcome.seconds)
+        if outcome.found is None:
             self.failed.append(step)
+        return outcome.found
+
+    def _judged(self, result: Result) -> Reached | None:
+        found = Reached.of(result.report.outputs, result.report.verdict)
+        if found is None:
             return None
-        return replace(found, latency=latency)
+        return replace(found, latency=self._latency(result.model))
 
     def _latency(self, model: str | Path | ModelProto) -> Latency | None:
         """Return the latency of a model and of the float model; None if not wanted or not known."""

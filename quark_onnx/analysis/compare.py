@@ -16,14 +16,22 @@ from calibrators.readers.open import CalibrationData
 from quark_onnx.analysis.reading import quantizes
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import ModelError, crash_errors
-from quark_onnx.common.reported import Reported
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.labelled import scorer_for
 from quark_onnx.measuring.open_data import reader_for
-from quark_onnx.report import output_line, section, size_change, verdict_lines
+from quark_onnx.page.blocks import Block, Facts, Notes
+from quark_onnx.page.reported import Reported
+from quark_onnx.report import (
+    decibels,
+    output_line,
+    section,
+    size_change,
+    verdict_lines,
+)
+from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.measure import OutputError, least_sqnr
-from quark_onnx.report.verdict import Score, Verdict
+from quark_onnx.report.verdict import Exhibits, Score, Verdict
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.search.checks import check_limit
 from quark_onnx.trials.judge import judge_models
@@ -44,6 +52,7 @@ class Comparison(Reported):
         latency: latency of both models on this machine; None if not measured.
         scores: metrics of both models on the labels; empty without labels.
         labelled: number of samples with a label.
+        exhibits: the samples that differ most, for a page.
     """
 
     samples: int
@@ -55,6 +64,7 @@ class Comparison(Reported):
     latency: Latency | None = None
     scores: list[Score] = field(default_factory=list)
     labelled: int = 0
+    exhibits: Exhibits | None = field(default=None, compare=False, repr=False)
 
     @property
     def sqnr(self) -> float:
@@ -74,6 +84,31 @@ class Comparison(Reported):
         if self.verdict is not None:
             lines += verdict_lines(self.verdict)
         return lines
+
+    def blocks(self) -> list[Block]:
+        """Return the comparison as blocks of a page."""
+        facts = [size_fact(self.bytes_before, self.bytes_after)]
+        facts.append(("SQNR", f"{decibels(self.sqnr)} dB", "of the worst output"))
+        facts.append(("Samples", str(self.samples), "run by both models"))
+        if self.latency is not None:
+            ratio = f"{self.latency.ratio:.2f}×"
+            facts.append(("Latency", ratio, "relative to float, on this processor"))
+        for score in self.scores:
+            value = f"{score.other:.4g}"
+            facts.append((score.name, value, f"{score.reference:.4g} in float"))
+        blocks: list[Block] = [
+            verdict_block(self.verdict),
+            Facts(facts),
+            Notes("Warnings", self.warnings),
+            outputs_block(self.outputs),
+        ]
+        known = self.verdict is not None and self.verdict.band != "unknown"
+        if self.exhibits is not None and known:
+            blocks.append(self.exhibits.gallery)
+        if self.latency is not None:
+            lines = [str(self.latency), *self.latency.reasons]
+            blocks.append(Notes("Latency", lines))
+        return blocks
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain values; numbers may be infinite."""
@@ -153,6 +188,7 @@ def compare(  # noqa: PLR0913
             model_bytes(after),
             judged.verdict,
             list(map(str, judged.findings)),
+            exhibits=judged.exhibits,
         )
         if scorer is not None:
             found = replace(found, scores=scorer.scores(), labelled=scorer.count)

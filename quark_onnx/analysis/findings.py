@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quark_onnx.common.containers import names_of
-from quark_onnx.common.reported import Reported
+from quark_onnx.page.reported import Reported
 from quark_onnx.report import output_line, section, size_change, verdict_lines
 from quark_onnx.report.measure import OutputError, least_sqnr
 from quark_onnx.report.verdict import Verdict

@@ -12,7 +12,12 @@ from quark_onnx.cli.data import add_data_options, data_of
 from quark_onnx.cli.latency import add_threads_option, latency_lines
 from quark_onnx.cli.next_command import analysis_step
 from quark_onnx.cli.output import Answer, Table, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, input_path
+from quark_onnx.cli.parsing import (
+    Parser,
+    add_common_options,
+    add_html_option,
+    input_path,
+)
 from quark_onnx.cli.requantize import compared_with_commands
 from quark_onnx.cli.settings import (
     add_gate_option,
@@ -59,6 +64,7 @@ def add_arguments(parser: Parser) -> None:
         help="measure the median latency of both models on this machine",
     )
     add_threads_option(parser)
+    add_html_option(parser, "write a page with the samples that differ most")
     add_gate_option(parser, "an error names it")
     add_common_options(parser)
 
@@ -75,6 +81,9 @@ def run(options: Namespace) -> Answer:
     )
     # The verdict proposes changes in general terms; the commands repeat this model and this data.
     verdict = compared_with_commands(found.verdict, options)
+    if options.html is not None:
+        names = f"{options.reference.name} → {options.other.name}"
+        replace(found, verdict=verdict).write_page(options.html, "Comparison", names)
     lines: list[str | Table] = [
         entry("models", [f"{options.reference}, {options.other}"]),
         entry("size", [size_change(found.bytes_before, found.bytes_after)]),

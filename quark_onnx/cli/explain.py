@@ -9,11 +9,24 @@ from typing import Any
 from calibrators.shown import printable
 from quark_onnx import api
 from quark_onnx.cli.output import Answer, entry
-from quark_onnx.cli.parsing import Parser, add_common_options, input_path
+from quark_onnx.cli.parsing import (
+    Parser,
+    add_common_options,
+    add_html_option,
+    input_path,
+)
 from quark_onnx.cli.settings import add_config_options, config_of
 from quark_onnx.common.wording import counted
 from quark_onnx.config import to_dict
 from quark_onnx.graph import Node
+from quark_onnx.page.blocks import (
+    Grid,
+    Heading,
+    Judgement,
+    Reasons,
+    Text,
+    write_blocks,
+)
 from quark_onnx.plan import BiasOf, Keep, Plan, Quantize, SameAs, Use, explain
 from quark_onnx.planning.subgraph_plans import SubgraphPlan, all_plans, plan_insides
 from quark_onnx.report import summarize
@@ -40,6 +53,7 @@ def add_arguments(parser: Parser) -> None:
         help="float model, an .onnx file",
     )
     add_config_options(parser)
+    add_html_option(parser, "write a page with the plan")
     add_common_options(parser)
 
 
@@ -80,7 +94,46 @@ def run(options: Namespace) -> Answer:
         "kept_nodes": kept,
         "nodes": [_node(each, node) for each in plans for node in each.graph.nodes],
     }
+    if options.html is not None:
+        _write_page(options, summary, plans, str(config))
     return Answer("\n".join(lines), document)
+
+
+def _write_page(
+    options: Namespace, summary: str, plans: Sequence[Plan], config: str
+) -> None:
+    operators, kept, kept_tensors = summarize(*plans)
+    rows = [
+        (node.name, node.kind, ", ".join(_formats(plan, node)))
+        for plan in plans
+        for node in plan.graph.nodes
+    ]
+    shares = [
+        (kind, str(done), str(count)) for kind, (done, count) in operators.items()
+    ]
+    write_blocks(
+        options.html,
+        f"{options.model.name}: plan",
+        [
+            Heading("Quantization plan", options.model.name),
+            Judgement("unknown", summary.partition(":")[0]),
+            Grid("Operators", ("operator", "quantized", "nodes"), shares),
+            Reasons("Float nodes", list(kept.items()), "node", "nodes"),
+            Reasons("Float tensors", list(kept_tensors.items()), "tensor", "tensors"),
+            Grid("Nodes", ("node", "operator", "tensors that it computes"), rows),
+            Text("Settings", config),
+        ],
+    )
+
+
+def _formats(plan: Plan, node: Node) -> Iterator[str]:
+    """Yield the tensors that a node computes, with their decisions."""
+    for tensor in node.outputs:
+        if tensor:
+            found = _tensor(plan, Use(tensor))
+            # The reasons of float tensors have a section of their own.
+            known = "float" if found["decision"] == "float" else found["detail"]
+            yield f"{tensor}: {known}"
 
 
 def _bodies(insides: Sequence[SubgraphPlan]) -> Iterator[str]:

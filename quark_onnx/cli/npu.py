@@ -29,7 +29,7 @@ from quark_onnx.common.errors import ConstraintError
 from quark_onnx.common.registry import NPU_RECIPES, TARGETS
 from quark_onnx.common.wording import counted, prefixed
 from quark_onnx.files.io import load
-from quark_onnx.npu.page import write_page
+from quark_onnx.npu.page import write_bundle_page, write_page
 from quark_onnx.npu.support import KINDS, RELEASE
 
 NAME = "npu"
@@ -298,6 +298,7 @@ def _deploy_options(parser: Parser) -> None:
         type=input_path,
         help="model that reads the outputs; it runs on the CPU",
     )
+    add_html_option(parser, "write a page with the forecast and the report")
     # add_config_options has --target without a default; deploy needs a device.
     parser.set_defaults(target="stx")
 
@@ -341,6 +342,8 @@ def _deploy(options: Namespace) -> Answer:
         found = replace(found, report=report_with_commands(found.report, options))
     steps = tuple(with_commands(found.next_steps, options))
     found = replace(found, next_steps=steps)
+    if options.html is not None:
+        write_bundle_page(found, options.html, options.model.name)
     text = str(found)
     recipe = {}
     if choice is not None:

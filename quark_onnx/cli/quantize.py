@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from quark_onnx import api
-from quark_onnx.analysis import Comparison, compare
+from quark_onnx.analysis import Comparison, Latency, compare
 from quark_onnx.analysis.advise import BUDGET, advise
 from quark_onnx.cli.accuracy import add_accuracy_options, run_to_accuracy
 from quark_onnx.cli.compare import score_document, score_lines
@@ -27,6 +27,7 @@ from quark_onnx.cli.parsing import (
     Parser,
     UsageError,
     add_common_options,
+    add_html_option,
     add_output_option,
     count,
     input_path,
@@ -48,6 +49,7 @@ from quark_onnx.common.registry import RECIPES
 from quark_onnx.common.wording import counted, labelled, prefixed
 from quark_onnx.config import QConfig, to_dict
 from quark_onnx.job import Result
+from quark_onnx.page.blocks import Heading, Notes, write_blocks
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
@@ -88,6 +90,9 @@ def add_arguments(parser: Parser) -> None:
     add_time_options(parser)
     add_accuracy_options(parser)
     add_advice_option(parser)
+    add_html_option(
+        parser, "write a page with the report, and the samples that differ most"
+    )
     parser.add_argument(
         "--ranges",
         metavar="FILE",
@@ -143,6 +148,8 @@ def run(options: Namespace) -> Answer:
     # After `seconds`, which are those of the quantization.
     latency = quantized_latency(options, data)
     scored = _scored(options, data)
+    if options.html is not None:
+        _write_page(options, report, latency)
     lines = [
         entry("model", [f"{options.model} -> {options.output}, in {seconds:.1f} s"]),
     ]
@@ -170,6 +177,15 @@ def run(options: Namespace) -> Answer:
     if choice is not None:
         document["recipe"] = choice.recipe.name
     return Answer("\n".join(lines), document)
+
+
+def _write_page(options: Namespace, report: Report, latency: Latency | None) -> None:
+    blocks = report.blocks()
+    if latency is not None:
+        blocks.append(Notes("Latency", [str(latency), *latency.reasons]))
+    names = f"{options.model.name} → {options.output.name}"
+    page = [Heading("Quantization", names), *blocks]
+    write_blocks(options.html, f"{names}: quantization", page)
 
 
 def _advised(

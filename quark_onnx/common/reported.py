@@ -1,4 +1,4 @@
-"""Reported: the common base of results, with a text for people and a document for programs."""
+"""JSON documents of results."""
 
 from __future__ import annotations
 
@@ -8,33 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calibrators.shown import printable
-
 #: Version of every JSON document. Keys are added within a version, never renamed.
 SCHEMA = 1
-
-
-class Reported:
-    """A result that prints as lines and converts to JSON.
-
-    Pages (``write_page``) and the command line are made from the same two methods.
-    """
-
-    def lines(self) -> list[str]:
-        """Return the result as lines of text; a verdict, if there is one, comes last."""
-        raise NotImplementedError
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain values; numbers may be infinite."""
-        raise NotImplementedError
-
-    def to_json(self) -> str:
-        """Return the result as a JSON document."""
-        return to_json(self.to_dict())
-
-    def __str__(self) -> str:
-        # Names from models may hold control characters.
-        return "\n".join(map(printable, self.lines()))
 
 
 def to_json(document: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from html import escape
 from itertools import starmap
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quark_onnx.common.containers import values_at
 from quark_onnx.common.wording import counted
@@ -22,8 +23,12 @@ from quark_onnx.page import (
     verdict,
     write_whole,
 )
+from quark_onnx.page.blocks import STYLE, Block, Notes, html_of
 from quark_onnx.page.svg import drawing, tag
 from quark_onnx.report import percentage
+
+if TYPE_CHECKING:
+    from quark_onnx.npu.deploy import Bundle
 
 #: Heights of a box and of a row, the gap between two boxes, and the widest box.
 _BOX, _ROW, _GAP, _WIDEST = 44.0, 74.0, 12.0, 300.0
@@ -63,6 +68,34 @@ def render(found: Preflight, name: str = "model") -> str:
     """
     parts = [_header(found, name), _reasons(found), _drawing(found)]
     return document(f"{name}: forecast for {found.target.name}", parts, _STYLE)
+
+
+def write_bundle_page(found: Bundle, path: Path, name: str = "model") -> None:
+    """Write the page of a bundle: the forecast, and the report of the quantization.
+
+    The file is written atomically.
+
+    Args:
+        found: the bundle.
+        path: path of the HTML file.
+        name: title of the model.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    forecast = found.forecast
+    blocks: list[Block] = [Notes("Rules", list(map(str, found.check.findings)))]
+    if found.report is not None:
+        blocks += found.report.blocks()
+    blocks.append(Notes("Legalization", found.notes))
+    parts = [
+        _header(forecast, name),
+        *map(html_of, blocks),
+        _reasons(forecast),
+        _drawing(forecast),
+    ]
+    title = f"{name}: deployment for {forecast.target.name}"
+    write_whole(path, document(title, parts, _STYLE + STYLE))
 
 
 def _header(found: Preflight, name: str) -> str:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from quark_onnx.common.containers import without
-from quark_onnx.common.reported import SCHEMA, Reported, plain
+from quark_onnx.common.reported import SCHEMA, plain
 from quark_onnx.common.wording import counted, first_of, prefixed, tally
 from quark_onnx.optimizers.problem import LayerResult
+from quark_onnx.page.blocks import Block, Facts, Grid, Notes, Reasons, Text
+from quark_onnx.page.reported import Reported
 from quark_onnx.plan import Keep, Plan
+from quark_onnx.report.blocks import outputs_block, size_fact, verdict_block
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.report.figures import decibels, percentage, size_change
 from quark_onnx.report.measure import OutputError, least_sqnr
+from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.verdict import NextStep, Verdict
 
 _SHOWN = 12
@@ -45,6 +49,7 @@ class Report(Reported):
         kept_types: operator types of ``kept_nodes``, by node.
         warnings: signs of wrong preprocessing of the data.
         clipping: values of held-out samples outside of the calibrated ranges; None if not measured.
+        exhibits: the samples that differ most, for a page; None without a measurement.
     """
 
     config: str
@@ -62,6 +67,7 @@ class Report(Reported):
     kept_types: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     clipping: Clipping | None = None
+    exhibits: Exhibits | None = field(default=None, compare=False, repr=False)
 
     @property
     def quantized(self) -> int:
@@ -82,8 +88,44 @@ class Report(Reported):
             "schema": SCHEMA,
             "quantized_nodes": self.quantized,
             # JSON has no infinities and no NaN; plain() replaces them.
-            **plain(asdict(self)),
+            **plain(without(asdict(replace(self, exhibits=None)), ["exhibits"])),
         }
+
+    def blocks(self) -> list[Block]:
+        """Return the report as blocks of a page."""
+        total = sum(count for _, count in self.operators.values())
+        facts = [size_fact(self.bytes_before, self.bytes_after)]
+        facts.append(("Quantized", f"{self.quantized} of {total}", "nodes"))
+        if self.outputs:
+            worst = f"{decibels(self.worst_sqnr)} dB"
+            facts.append(("SQNR", worst, "of the worst output"))
+        samples = f"{self.samples} + {self.held_out}"
+        facts.append(("Samples", samples, "for calibration, and held out"))
+        blocks: list[Block] = [
+            verdict_block(self.verdict),
+            Facts(facts),
+            outputs_block(self.outputs),
+        ]
+        known = self.verdict is not None and self.verdict.band != "unknown"
+        if self.exhibits is not None and known:
+            blocks.append(self.exhibits.gallery)
+        rows = [
+            (kind, str(done), str(count))
+            for kind, (done, count) in self.operators.items()
+        ]
+        clipped = self.clipping.lines() if self.clipping is not None else []
+        return [
+            *blocks,
+            Notes("Warnings", self.warnings),
+            Notes("Clipped values of held-out samples", clipped),
+            Reasons("Float nodes", list(self.kept_nodes.items()), "node", "nodes"),
+            Reasons(
+                "Float tensors", list(self.kept_tensors.items()), "tensor", "tensors"
+            ),
+            Notes("Notes", self.notes),
+            Grid("Operators", ("operator", "quantized", "nodes"), rows),
+            Text("Settings", self.config),
+        ]
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""

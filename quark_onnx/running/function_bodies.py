@@ -122,10 +122,10 @@ def _modernize(graph: Graph) -> bool:
         if node.op_type in QUANTIZE | DEQUANTIZE:
             _standardize(graph, node)
             changed = True
-        elif graph.shape(node.inputs[0]) == ():
-            graph.bypass(
-                node,
-            )  # a block of one number, without an axis in the function bodies
+        # No operator of the domain lacks inputs; a damaged file may have one.
+        elif node.inputs and graph.shape(node.inputs[0]) == ():
+            # a block of one number, without an axis in the function bodies
+            graph.bypass(node)
             changed = True
     for body in list(bodies(graph)):
         inner = Graph(body.model)

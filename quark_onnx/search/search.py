@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from math import isnan
 from numbers import Real
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +21,15 @@ from calibrators.base import is_number, is_whole
 from calibrators.onnx_runtime.isolation import isolated
 from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
-from calibrators.readers.spool import MEMORY, Spool
-from quark_onnx.api import quantize
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.containers import names_of, present
 from quark_onnx.common.errors import (
     ConfigError,
-    DataError,
     ModelError,
-    QuarkError,
-    TimeLimitError,
     crash_errors,
-    data_errors,
 )
-from quark_onnx.common.progress import Progress, time_limit
-from quark_onnx.common.reported import Reported, plain
+from quark_onnx.common.progress import Progress
+from quark_onnx.common.reported import plain
 from quark_onnx.common.version import __version__
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig, to_dict
@@ -44,17 +37,19 @@ from quark_onnx.config.checks import require
 from quark_onnx.files.io import load, staged
 from quark_onnx.files.overwrites import refuse_overwritten_arguments
 from quark_onnx.graph import Graph, gather_constants, model_key
-from quark_onnx.measuring.calibration import Calibration
+from quark_onnx.job import Result
 from quark_onnx.measuring.open_data import reader_for
+from quark_onnx.page.reported import Reported
 from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.report import section, verdict_lines
 from quark_onnx.report.verdict import Verdict, check_task
 from quark_onnx.report.verdict.verdict import SLOWER
-from quark_onnx.running.run import Reference, sample_key
+from quark_onnx.running.run import Reference
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.judge import Judge
 from quark_onnx.search.keys import config_key, function_key
+from quark_onnx.search.runs import Runs, SplitData
 from quark_onnx.search.space import Space, Trial
 from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.trials.judge import judge_models
@@ -66,8 +61,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The second of every _EVERY samples is held out, _AT_MOST samples in total.
-_EVERY, _AT_MOST = 4, 64
+#: The greatest number of samples that judge.
+_AT_MOST = 64
 #: A ratio of sizes up to which they count as equal.
 _SIZE_TOLERANCE = 1.01
 #: A ratio of latencies above which a candidate is no candidate for the best.
@@ -307,7 +302,6 @@ class Search:
         task: str = "auto",
         progress: bool | None = False,
     ) -> None:
-        self._start = perf_counter()
         check_task(task)
         self._task, self._random = task, False
         self._space = Space.of(space).for_model(model)
@@ -320,7 +314,8 @@ class Search:
         self._target, self._budget = target, budget
         self._progress = progress
         self._best: tuple[str, ModelProto] | None = None
-        self._ranges = Calibration("")
+        self._samples = SplitData()
+        self._runs = Runs(model, self._samples.calibration, budget, task)
         original = load(model)
         graph = Graph.of(inlined(original))
         gather_constants(graph)
@@ -336,18 +331,22 @@ class Search:
             original,
             Path(model) if isinstance(model, str | Path) else None,
         )
-        self._calibration = Spool(memory=MEMORY // 2)
-        self._judges = Spool(memory=MEMORY // 2)
         try:
-            data_key = self._read(graph, data)
-            self._judge = None if metric else Judge(self._reference, self._judges)
+            reader = reader_for(graph, data)
+            self._random = reader.random
+            # With a metric, all samples calibrate.
+            most = 0 if metric else _AT_MOST
+            self._samples.read(reader, reader.length, most=most, progress=progress)
+            self._judge = None
+            if metric is None:
+                self._judge = Judge(self._reference, self._samples.judges)
             # All that a record depends on besides the configuration: with another version, model,
             # data or metric, the journal's records are not valid.
             identity = {
                 "version": __version__,
                 "model": model_key(original),
-                "samples": len(self._calibration) + len(self._judges),
-                "data": data_key,
+                "samples": len(self._samples.calibration) + len(self._samples.judges),
+                "data": self._samples.key,
                 "score": f"metric {function_key(metric)}" if metric else "sqnr",
             }
             self._study = Study(
@@ -395,8 +394,8 @@ class Search:
         ]
         return SearchResult(
             candidates,
-            len(self._calibration),
-            len(self._judges),
+            len(self._samples.calibration),
+            len(self._samples.judges),
             names_of(self._left.values()),
             self._total,
             self._target is None or self._is_reached(),
@@ -410,12 +409,12 @@ class Search:
         None without held-out samples, and for a record of the journal, which has no model.
         """
         known = self._best is not None and self._best[0] == config_key(best.config)
-        if not len(self._judges) or not known:
+        if not len(self._samples.judges) or not known:
             return None
         judged = judge_models(
             self._reference.model,
             self._model_of(best),
-            self._judges,
+            self._samples.judges,
             task=self._task,
             random=self._random,
         )
@@ -431,10 +430,7 @@ class Search:
         # measured before.
         key = config_key(candidate.config)
         if self._best is None or self._best[0] != key:
-            result = quantize(
-                self._model, self._calibration, candidate.config, ranges=self._ranges
-            )
-            self._best = key, result.model
+            self._best = key, self._runs.quantized(candidate.config).model
         return self._best[1]
 
     def write(self, candidate: Candidate, output: str | Path) -> None:
@@ -461,8 +457,7 @@ class Search:
 
     def close(self) -> None:
         """Delete the samples and their files."""
-        self._calibration.close()
-        self._judges.close()
+        self._samples.close()
 
     def __enter__(self) -> Search:
         return self
@@ -472,40 +467,6 @@ class Search:
         *error: type[BaseException] | BaseException | TracebackType | None,
     ) -> None:
         self.close()
-
-    def _read(self, graph: Graph, data: Any) -> str:
-        """Read the data once, hold samples out, and return the key of the data.
-
-        Args:
-            graph: the float model, to which the samples must fit.
-            data: samples, as the caller gave them.
-
-        Returns:
-            A key that depends on the content and the order of all samples.
-
-        Raises:
-            DataError: a sample does not fit, or there are too few.
-        """
-        reader = reader_for(graph, data)
-        self._random = reader.random
-        key = ""
-        with (
-            data_errors(),
-            Progress(self._progress, reader.length, "reading", "sample") as bar,
-        ):
-            for index, sample in enumerate(reader):
-                wanted = self._metric is None and len(self._judges) < _AT_MOST
-                held_out = wanted and index % _EVERY == 1
-                (self._judges if held_out else self._calibration).append(sample)
-                # The key of all samples so far is chained into the next one: order matters, too.
-                key = sample_key(sample, key)
-                bar.update(index + 1)
-        if self._metric is None and not len(self._judges):
-            raise DataError(
-                "a search needs at least two samples, one to calibrate on and another"
-                " to judge by; the data has one",
-            )
-        return key
 
     def _found(self) -> list[tuple[Trial, Record]]:
         """Return the candidates and records of every process."""
@@ -609,10 +570,7 @@ class Search:
         # The first candidate always runs, and known records take no time.
         if self._budget is None or not found or self._study.known(trial) is not None:
             return True
-        return self._elapsed() + _estimate(trial, found) < self._budget
-
-    def _elapsed(self) -> float:
-        return perf_counter() - self._start
+        return self._runs.has_time(_estimate(trial, found))
 
     def _try(self, asked: Asked) -> Record | None:
         """Quantize and evaluate a candidate; return None if its time ran out.
@@ -624,70 +582,64 @@ class Search:
         Returns:
             The record, also of a failed candidate.
         """
-        start = perf_counter()
-        limit = None
-        # The first candidate has no limit: a search returns at least one model.
-        if self._budget is not None and self._found():
-            limit = max(self._budget - self._elapsed(), 0.0)
+        judged, pruned = 0, False
+
+        def score(result: Result) -> tuple[ModelProto, Any]:
+            nonlocal judged, pruned
+            if self._judge is None:
+                assert self._metric is not None
+                return result.model, self._metric(result.model)
+            value, judged, pruned = self._judge.score(
+                result.model, asked.report, WARM_SAMPLES
+            )
+            return result.model, value
+
         try:
-            with time_limit(limit):
-                return self._measured(asked, start)
-        except TimeLimitError:
-            name = f"{asked.trial.name} (ended after {perf_counter() - start:.0f} s)"
-            # The name tells the report why the candidate is missing; the key keeps it from being
-            # tried again.
-            trial = Trial(name, asked.trial.config, asked.trial.choices)
-            self._left[config_key(trial.config)] = trial
-            asked.drop()
-            return None
+            # The first candidate has no limit: a search returns at least one model.
+            outcome = self._runs.run(
+                asked.trial.config, score, limited=bool(self._found())
+            )
+            if outcome is None:
+                self._late(asked)
+                return None
+            if outcome.found is None:
+                return Record(None, outcome.seconds, None, outcome.error)
+            return self._record(asked, *outcome.found, outcome.seconds, judged, pruned)
         # A candidate that stays "running" in the journal would block its configuration for other
         # processes.
         except BaseException:
             asked.drop()
             raise
 
-    def _measured(self, asked: Asked, start: float) -> Record:
-        """Quantize and judge a candidate; return its record.
+    def _late(self, asked: Asked) -> None:
+        """End a candidate whose time ran out."""
+        name = f"{asked.trial.name} (ended: the budget was over)"
+        # The name tells the report why the candidate is missing; the key keeps it from being
+        # tried again.
+        trial = Trial(name, asked.trial.config, asked.trial.choices)
+        self._left[config_key(trial.config)] = trial
+        asked.drop()
 
-        Args:
-            asked: the candidate.
-            start: time at which the work on the candidate began, by ``perf_counter``.
+    def _record(  # noqa: PLR0913
+        self,
+        asked: Asked,
+        model: ModelProto,
+        score: Any,
+        seconds: float,
+        judged: int,
+        pruned: bool,
+    ) -> Record:
+        """Return the record of a judged candidate, whose model is kept if it is the best.
 
         Raises:
             ConfigError: the metric returned no number.
-            TimeLimitError: the time of the candidate is over.
         """
-        judged, pruned = 0, False
-        try:
-            config = asked.trial.config
-            model = quantize(
-                self._model,
-                self._calibration,
-                config,
-                ranges=self._ranges,
-            ).model
-            if self._judge is None:
-                assert self._metric is not None
-                score = self._metric(model)
-            else:
-                score, judged, pruned = self._judge.score(
-                    model,
-                    asked.report,
-                    WARM_SAMPLES,
-                )
-        # A subclass of QuarkError that _try handles.
-        except TimeLimitError:
-            raise
-        except QuarkError as error:
-            text = " ".join(str(error).split())
-            return Record(None, perf_counter() - start, None, text)
         # numpy's scalars are Real, and float() of them is stored in JSON.
         if not is_number(score, Real):
             raise ConfigError(
                 f"the metric returned {score!r}; it must be a number that a float can"
                 " hold",
             )
-        seconds = perf_counter() - start
         if isnan(score):
             return Record(None, seconds, None, "the metric is not a number (NaN)")
         size = model_bytes(model)
@@ -708,9 +660,8 @@ class Search:
         if self._space.target:
             return None
         try:
-            latency = measure_latency(
-                self._reference.model, model, self._calibration[0]
-            )
+            sample = self._samples.calibration[0]
+            latency = measure_latency(self._reference.model, model, sample)
         except ModelError:  # the quality is known without it
             return None
         return None if latency.is_overhead else latency.ratio

@@ -22,7 +22,7 @@ from quark_onnx.common.errors import DataError, ModelError, QuarkError
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.measure import OutputError
 from quark_onnx.report.shapes import require_same_shapes, sized_by_data
-from quark_onnx.report.verdict import Scorer, Verdict, VerdictCollector
+from quark_onnx.report.verdict import Exhibits, Scorer, Verdict, VerdictCollector
 from quark_onnx.running.function_bodies import with_bodies
 from quark_onnx.writing.run_settings import settings_of_model
 
@@ -35,11 +35,13 @@ class Judged:
         outputs: error of each output.
         verdict: the quality in the terms of the task; None if no sample was run.
         findings: signs of wrong preprocessing of the samples.
+        exhibits: the samples that differ most.
     """
 
     outputs: list[OutputError]
     verdict: Verdict | None
     findings: tuple[Finding, ...] = ()
+    exhibits: Exhibits | None = None
 
 
 def judge_models(  # noqa: PLR0913
@@ -108,7 +110,7 @@ def judge_models(  # noqa: PLR0913
     # Agreement on wrongly preprocessed data says little about the model in use.
     if findings and verdict is not None:
         verdict = verdict.doubted(findings[0].next_step)
-    return Judged(outputs, verdict, findings)
+    return Judged(outputs, verdict, findings, collector.exhibits)
 
 
 def _opened(before: ModelProto, after: ModelProto) -> list[Session]:

@@ -205,3 +205,38 @@ def test_one_place_imports_the_extensions() -> None:
 
 def test_every_layer_exists() -> None:
     assert {own(path) for path in FILES} == RANK.keys()
+
+
+#: The only files that use the one mechanism of each kind, below the package.
+ONE_OF_EACH = {
+    # A run with a limit of time: searches and advice try configurations there.
+    "time_limit": {"search/runs.py"},
+    # The errors and the verdict of two models.
+    "VerdictCollector": {"job.py", "trials/judge.py", "writing/finish.py"},
+    # Advice after a verdict: listed by the verdict and by a missed gate, tried by advise.
+    "next_steps": {
+        "analysis/advise.py",
+        "report/verdict/collect.py",
+        "writing/finish.py",
+    },
+    # The samples that are held out.
+    "HoldOut": {"analysis/advise.py", "job.py", "measuring/run_data.py"},
+    # One line from ranges to the quantized graph.
+    "Assembler": {"job.py"},
+}
+
+
+@loop_over("name", {name: name for name in ONE_OF_EACH})
+def test_there_is_one_of_each(name: str) -> None:
+    users = set[str]()
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = [
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        ]
+        if name in imported and path.name != "__init__.py":
+            users.add(path.relative_to(ROOT / "quark_onnx").as_posix())
+    assert users == ONE_OF_EACH[name]

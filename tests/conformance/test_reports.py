@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quark_onnx import QConfig, analysis, quantize
-from quark_onnx.common.reported import Reported
+from quark_onnx.page.reported import Reported
 from quark_onnx.search.search import Candidate, SearchResult
 from tests.models import conv_relu, samples
 

@@ -3,6 +3,7 @@
 from quark_onnx.report.verdict.advice import Settings, next_steps
 from quark_onnx.report.verdict.change import changed, is_possible
 from quark_onnx.report.verdict.collect import VerdictCollector, check_task
+from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.labels import Score, Scorer, read_labels
 from quark_onnx.report.verdict.verdict import (
     DESCRIPTIONS,
@@ -18,6 +19,7 @@ __all__ = [
     "DESCRIPTIONS",
     "TASKS",
     "THRESHOLDS",
+    "Exhibits",
     "Figure",
     "Gain",
     "NextStep",

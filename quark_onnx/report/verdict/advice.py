@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx import ModelProto, NodeProto, TensorProto
 
@@ -51,7 +51,7 @@ class Settings:
     calibrator: str = ""
     usual_calibrator: str = ""
     powers_of_two: bool = False
-    config: QConfig | None = None
+    config: QConfig | None = field(default=None, compare=False)
 
     @property
     def is_portable(self) -> bool:

@@ -19,6 +19,7 @@ from quark_onnx.report.loop import Loop
 from quark_onnx.report.measure import Observe, OutputError, least_sqnr, measure
 from quark_onnx.report.verdict.advice import Settings, next_steps
 from quark_onnx.report.verdict.boxes import arrays_of
+from quark_onnx.report.verdict.exhibits import Exhibits
 from quark_onnx.report.verdict.judges import Judge, judge_for
 from quark_onnx.report.verdict.task import Task, find_task, states_of
 from quark_onnx.report.verdict.verdict import (
@@ -75,6 +76,7 @@ class VerdictCollector:
         self.task: Task | None = None
         self._judge: Judge | None = None
         self.samples = self.rows = 0
+        self.exhibits = Exhibits()
         self._branches = Branches(model)
 
     def add(
@@ -106,6 +108,7 @@ class VerdictCollector:
             # The quantized model's output may have another shape; require_same_shapes reports that.
             if self.task.reads(after):
                 self._judge.add(given, before, after)
+                self.exhibits.add(self.task, given, before, after)
 
     def run(
         self,

@@ -13,7 +13,7 @@ from torch import nn
 
 from quark_onnx.common.errors import DataError
 from quark_onnx.common.progress import forecast
-from quark_onnx.common.reported import Reported
+from quark_onnx.page.reported import Reported
 from quark_onnx.torch.calibration.perplexity import perplexity
 from quark_onnx.torch.calibration.text import read_windows
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint

@@ -8,8 +8,8 @@ from operator import attrgetter
 from typing import Any
 
 from quark_onnx.common.containers import grouped_by, present_values
-from quark_onnx.common.reported import Reported
 from quark_onnx.common.wording import counted
+from quark_onnx.page.reported import Reported
 from quark_onnx.report import percentage
 from quark_onnx.torch.algorithms.base import UNREACHED, Outcome
 from quark_onnx.torch.config.algorithm_order import at_stage

@@ -15,8 +15,8 @@ from torch import nn
 
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.progress import Progress
-from quark_onnx.common.reported import Reported
 from quark_onnx.dtypes import Integer
+from quark_onnx.page.reported import Reported
 from quark_onnx.report.figures import near_limits
 from quark_onnx.torch.calibration.block_stream import inference
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quark_onnx.common.reported import Reported
+from quark_onnx.page.reported import Reported
 
 #: A verdict follows from reading files; the text says so, since only the client itself can prove
 #: it.

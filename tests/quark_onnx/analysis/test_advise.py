@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto
 
 from quark_onnx import QConfig, advise, analyze, quantize
-from quark_onnx.analysis.advise import Judged
+from quark_onnx.analysis.advise import Reached
 from quark_onnx.cli import quantize as command
 from quark_onnx.cli.parsing import Parser
 from quark_onnx.cli.settings import config_of
@@ -134,25 +134,27 @@ def test_data_that_tells_nothing_gives_no_trial() -> None:
     assert steps == (doubtful,)
 
 
-def _judged(band: str, sqnr: float, share: float) -> Judged:
+def _reached(band: str, sqnr: float, share: float) -> Reached:
     figures = (Figure("agreement", share, ""), Figure("sqnr", sqnr, ""))
-    return Judged(sqnr, Verdict("classifier", band, "", figures, 100, 100, ""))  # type: ignore[arg-type]
+    return Reached(sqnr, Verdict("classifier", band, "", figures, 100, 100, ""))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("after", "helps"),
     [
-        (_judged("good", 12.0, 0.96), True),  # another band
-        (_judged("poor", 30.0, 0.80), False),
-        (_judged("risky", 20.5, 0.90), True),
-        (_judged("risky", 20.1, 0.90), False),  # chance
-        (_judged("risky", 25.0, 0.87), False),  # decisions are lost
-        (_judged("risky", 20.0, 0.93), True),
-        (_judged("risky", 19.0, 0.93), False),
+        (_reached("good", 12.0, 0.96), True),  # another band
+        (_reached("poor", 30.0, 0.80), False),
+        (_reached("risky", 20.5, 0.90), True),
+        (_reached("risky", 20.1, 0.90), False),  # chance
+        (_reached("risky", 25.0, 0.87), False),  # decisions are lost
+        (_reached("risky", 20.0, 0.93), True),
+        (_reached("risky", 19.0, 0.93), False),
     ],
 )
-def test_help_is_more_than_chance_and_harms_nothing(after: Judged, helps: bool) -> None:
-    assert _judged("risky", 20.0, 0.90).is_worse_than(after) == helps
+def test_help_is_more_than_chance_and_harms_nothing(
+    after: Reached, helps: bool
+) -> None:
+    assert _reached("risky", 20.0, 0.90).is_worse_than(after) == helps
 
 
 def test_a_gain_as_text() -> None:

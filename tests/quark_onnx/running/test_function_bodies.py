@@ -156,3 +156,14 @@ def test_operators_in_subgraphs_run(conversions: list[str], opset: int) -> None:
         run(with_bodies(vendors), samples[0])[0], run(made, samples[0])[0]
     )
     assert compare(model, vendors, samples).sqnr > 25
+
+
+@pytest.mark.parametrize("name", ["Constant", "NoSuchOperator"])
+def test_an_operator_without_inputs_stays(name: str) -> None:
+    """Whoever opens the model refuses it: no operator of the domain is without inputs."""
+    model = parse("g () => (float[2] y) { y = Identity (c) }", c=weight(2))
+    model.graph.node.add(op_type=name, domain="com.amd.quark", output=["z"])
+    made = with_bodies(model)
+    assert (name, "com.amd.quark") in [
+        (node.op_type, node.domain) for node in made.graph.node
+    ]

@@ -40,6 +40,7 @@ def test_settings_of_a_static_model() -> None:
         "license": "MIT",
         "quark_onnx.float_producer": "pytorch 2.13.0",
         "quark_onnx.version": quark_onnx.__version__,
+        "quark_onnx.preset": "A8W8",
         "quark_onnx.activation": str(config.activation),
         "quark_onnx.weight": str(config.weight),
         "quark_onnx.calibrator": "percentile:percentile=99.9",

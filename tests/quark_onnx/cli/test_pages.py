@@ -1,0 +1,42 @@
+"""Commands with --html write a page that stands alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import check_alone
+
+QUANTIZE = "quantize model.onnx -o q.onnx --data data --no-time --html page.html"
+
+
+@pytest.mark.parametrize(
+    ("command", "texts"),
+    [
+        (QUANTIZE, ["Quantization", "model.onnx → q.onnx", "Settings", "Outputs"]),
+        (
+            "compare model.onnx q.onnx --data data --html page.html",
+            ["Comparison", "model.onnx → q.onnx", "run by both models"],
+        ),
+        (
+            "explain model.onnx --html page.html",
+            ["Quantization plan", "would be quantized", "Nodes"],
+        ),
+        (
+            "npu deploy model.onnx -o bundle --data data --min-sqnr 0 --html page.html",
+            ["What the NPU will run", "Outputs", "Legalization"],
+        ),
+    ],
+    ids=["quantize", "compare", "explain", "deploy"],
+)
+def test_page(cli: Any, folder: Path, command: str, texts: list[str]) -> None:
+    if "compare" in command:
+        assert cli(*QUANTIZE.split()).code == 0
+    finished = cli(*command.split())
+    assert finished.code == 0, finished.err
+    text = Path("page.html").read_text(encoding="utf-8")
+    check_alone(text)
+    for part in texts:
+        assert part in text

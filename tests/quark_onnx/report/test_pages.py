@@ -1,0 +1,210 @@
+"""Reports and comparisons as pages: blocks, and the samples that differ most."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quark_onnx import compare, quantize
+from quark_onnx.page.blocks import (
+    Facts,
+    Gallery,
+    Grid,
+    Heading,
+    Judgement,
+    Notes,
+    Picture,
+    Reasons,
+    Text,
+    html_of,
+    render_page,
+)
+from quark_onnx.page.png import png
+from quark_onnx.page.verdict import Action
+from quark_onnx.report.verdict.boxes import DetectorLayout
+from quark_onnx.report.verdict.exhibits import Exhibits
+from quark_onnx.report.verdict.task import Task
+from tests.browser import check_alone, laid_out
+from tests.models import normal, parse, weight
+
+Arrays = dict[str, NDArray[Any]]
+CLASSIFIER = parse(
+    """g (float[N, 3, 16, 16] x) => (float[N, 4] y) {
+        c = Conv <kernel_shape = [3, 3]> (x, w)
+        p = GlobalAveragePool (c)
+        f = Flatten (p)
+        y = Softmax (f)
+    }""",
+    w=weight(4, 3, 3, 3),
+)
+
+
+def pixels_of(data: bytes) -> NDArray[np.uint8]:
+    """The pixels of a PNG file without filters, by the specification."""
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    place, parts = 8, dict[bytes, bytes]()
+    while place < len(data):
+        (length,) = struct.unpack(">I", data[place : place + 4])
+        kind, body = data[place + 4 : place + 8], data[place + 8 : place + 8 + length]
+        (check,) = struct.unpack(">I", data[place + 8 + length : place + 12 + length])
+        assert check == zlib.crc32(kind + body)
+        parts[kind] = body
+        place += 12 + length
+    width, height, depth, color = struct.unpack(">IIBB", parts[b"IHDR"][:10])
+    assert (depth, color) == (8, 2)
+    rows = np.frombuffer(zlib.decompress(parts[b"IDAT"]), np.uint8)
+    rows = rows.reshape(height, 1 + 3 * width)
+    assert not rows[:, 0].any()
+    return rows[:, 1:].reshape(height, width, 3)
+
+
+def test_a_png_has_the_pixels() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
+    np.testing.assert_array_equal(pixels_of(png(image)), image)
+    half = np.ones((5, 14, 3), np.uint8)[:, ::2]  # not contiguous
+    np.testing.assert_array_equal(pixels_of(png(half)), half)
+
+
+def images(exhibits: Exhibits) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    for picture in exhibits.gallery.pictures:
+        parts = [
+            (title, pixels_of(part) if isinstance(part, bytes) else part)
+            for title, part in picture.parts
+        ]
+        yield picture.caption, parts
+
+
+def test_images_whose_class_changed() -> None:
+    """Of eight samples three change, the surest first; the others are not shown."""
+    task = Task("classifier", "y", ranks=(("y", 2, "f"),))
+    exhibits = Exhibits()
+    for index, margin in enumerate([0.1, 0.0, 0.9, 0.0, 0.5, 0.0, 0.0, 0.0]):
+        before = np.array([[0.0, margin, 0.0]])
+        after = np.array([[0.0, 0.0, 1.0]]) if margin else before
+        image = np.full((1, 3, 16, 20), float(index), np.float32)
+        image[0, :, 0, 0] = 10.0
+        exhibits.add(task, {"x": image}, {"y": before}, {"y": after})
+    found = list(images(exhibits))
+    assert [caption for caption, _ in found] == [
+        f"sample {index}: class 1 in float, 2 quantized" for index in (2, 4, 0)
+    ]
+    shown = found[0][1][0][1]
+    assert shown.shape == (16, 20, 3)
+    assert (shown[0, 0] == 255).all() and (shown[1:] == 0).all()
+
+
+def test_boxes_of_both_models() -> None:
+    layout = DetectorLayout("selected", "y", "", "", (32, 32), 6)
+    task = Task("detector", "y", layout, (("y", 3, "f"),))
+    box = np.array([[[4.0, 6.0, 20.0, 24.0, 0.9, 0.0]]])
+    exhibits = Exhibits()
+    image = np.zeros((1, 3, 32, 32), np.float32)
+    exhibits.add(task, {"x": image}, {"y": box}, {"y": box})
+    assert not exhibits.gallery.pictures
+    moved = box + np.array([8.0, 4.0, 8.0, 4.0, 0.0, 0.0])
+    exhibits.add(task, {"x": image}, {"y": box}, {"y": moved})
+    ((caption, parts),) = images(exhibits)
+    assert caption == "sample 1: 1 boxes in float, 1 quantized"
+    before, after = (part for _, part in parts)
+    assert before[6, 10].any() and not before[10, 10].any()  # the frame, and inside
+    assert after[10, 20].any() and not after[6, 10].any()
+
+
+def test_images_and_their_difference() -> None:
+    task = Task("image", "y", ranks=(("y", 4, "f"),))
+    before = np.linspace(0, 1, 3 * 16 * 16, dtype=np.float32).reshape(1, 3, 16, 16)
+    exhibits = Exhibits()
+    exhibits.add(task, {"x": before}, {"y": before}, {"y": before})
+    assert not exhibits.gallery.pictures  # no difference, nothing to see
+    exhibits.add(task, {"x": before}, {"y": before}, {"y": before + 0.05})
+    ((caption, parts),) = images(exhibits)
+    assert caption.startswith("sample 1: root mean square error 0.05")
+    assert [title for title, _ in parts] == ["float", "quantized", "difference"]
+    # Ten times 0.05, around gray: three quarters of the way to white.
+    np.testing.assert_allclose(parts[2][1], 191, atol=1)
+
+
+def test_curves_of_the_worst_samples() -> None:
+    task = Task("series", "y", ranks=(("y", 2, "f"),))
+    exhibits = Exhibits()
+    wave = np.sin(np.linspace(0, 6, 50))[None]
+    for error in range(10):
+        exhibits.add(task, {"x": wave}, {"y": wave}, {"y": wave + 0.01 * error})
+    captions = [caption for caption, _ in images(exhibits)]
+    assert captions == [f"sample {index}, output y" for index in range(9, 3, -1)]
+    assert "<polyline" in exhibits.gallery.pictures[0].parts[0][1]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3, 4, 4), (1, 7, 16, 16), (1, 16, 16)])
+def test_inputs_that_are_no_images_are_not_shown(shape: tuple[int, ...]) -> None:
+    task = Task("classifier", "y", ranks=(("y", 2, "f"),))
+    exhibits = Exhibits()
+    rows = shape[0]
+    before, after = np.eye(2)[[0] * rows], np.eye(2)[[1] * rows]
+    exhibits.add(task, {"x": np.ones(shape)}, {"y": before}, {"y": after})
+    assert not exhibits.gallery.pictures
+
+
+BLOCKS = [
+    Heading("Title <1>", "a.onnx → b.onnx"),
+    Judgement("risky", "outputs <x>", (Action("try:", "--preset A16W8"),)),
+    Facts([("Size", "1 <MB>", "less")]),
+    Grid("Outputs", ("name", "dB"), [("<y>", "20")], "a note"),
+    Reasons("Float", [("<n>", "why")], "node", "nodes"),
+    Notes("Notes", ["one <two>"]),
+    Text("Settings", "a: <set>\n  c: 1"),
+    Gallery("Images", "look", [Picture("<s>", [("x", png(np.zeros((2, 2, 3))))])]),
+]
+
+
+def test_every_block_escapes_names() -> None:
+    text = render_page("page", BLOCKS)
+    for name in ("<1>", "<x>", "<MB>", "<y>", "<n>", "<two>", "<set>", "<s>"):
+        assert (
+            name not in text and name.replace("<", "&lt;").replace(">", "&gt;") in text
+        )
+    check_alone(text)
+    for empty in (Grid("a", (), []), Reasons("a", [], "", ""), Notes("a", [])):
+        assert html_of(empty) == ""
+    assert html_of(Gallery("a", "", [])) == ""
+    with pytest.raises(TypeError, match="int is no block"):
+        html_of(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_lays_it_out(width: int, dark: bool, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(render_page("page", BLOCKS), encoding="utf-8")
+    laid_out(tmp_path / "page.html", width, dark=dark)
+
+
+def test_a_notebook_shows_the_page_in_a_frame() -> None:
+    """The style sheet of the page does not reach the notebook."""
+    shown = quantize(CLASSIFIER, None, "W8").report._repr_html_()
+    assert shown.startswith('<iframe srcdoc="') and shown.count("<style>") == 1
+    page = shown.split('srcdoc="')[1].split('" style="')[0]
+    assert '"' not in page and "&quot;utf-8&quot;" in page
+
+
+def test_report_and_comparison_as_pages(tmp_path: Path) -> None:
+    samples = [{"x": normal(1, 3, 16, 16, seed=seed)} for seed in range(70)]
+    result = quantize(CLASSIFIER, samples, "A8W8")
+    assert "exhibits" not in result.report.to_dict()
+    result.report.write_page(tmp_path / "r.html", "Quantization", "net.onnx")
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert result.report.verdict is not None
+    assert "net.onnx: Quantization" in text and "GlobalAveragePool" in text
+    assert f"<b>{result.report.verdict.band.capitalize()}</b>" in text
+    found = compare(CLASSIFIER, result.model, samples[:20], time=True)
+    page = render_page("page", found.blocks())
+    assert "Latency" in page and "run by both models" in page
+    check_alone(page)
+    random = quantize(CLASSIFIER, None, "W8").report
+    assert not any(isinstance(block, Gallery) for block in random.blocks())
