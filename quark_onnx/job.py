@@ -507,7 +507,12 @@ class Job:
     @property
     def has_ranges(self) -> bool:
         """Whether ranges are known before the run."""
-        return bool(self.config.tensors) or self.calibration is not None
+        return self.gives_ranges or self.calibration is not None
+
+    @property
+    def gives_ranges(self) -> bool:
+        """Whether the configuration has ranges of single tensors."""
+        return any(tensor.gives_range for tensor in self.config.tensors)
 
     def equalizing(self) -> Job:
         """Return the job with the optimizers that the structure of the model calls for.
@@ -515,7 +520,7 @@ class Job:
         Given ranges of single tensors are those of the model without them. Statistics of a
         calibration have keys: tensors that equalization changes are measured on the data.
         """
-        if self.config.tensors:
+        if self.gives_ranges:
             return self
         config, reason = with_equalization(self.config, self.graph)
         if not reason:

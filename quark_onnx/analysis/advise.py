@@ -49,6 +49,8 @@ from quark_onnx.writing.run_settings import settings_of_config, settings_of_mode
 
 #: Number of steps that a verdict shows, and a number that no list of steps reaches.
 _SHOWN, _ALL = 3, 1000
+#: Options that take the names of several nodes or tensors.
+_OF_SEVERAL = ("--exclude", "--tensor-calibrator")
 #: Number of tensors whose causes propose fixes, and of nodes in an exclusion.
 _RANKED, _EXCLUDED = 10, 3
 #: Least gain in dB. A smaller one may be chance.
@@ -280,7 +282,7 @@ def fixes(found: Analysis) -> Iterator[NextStep]:
                 continue
             options = shlex.join(cause.options)
             node = tensor.node or tensor.name
-            if cause.options[0] == "--exclude":
+            if cause.options[0] in _OF_SEVERAL:
                 # exclusions of several nodes form one step
                 options, node = cause.options
             fix = (cause.remedy, options)
@@ -292,9 +294,9 @@ def fixes(found: Analysis) -> Iterator[NextStep]:
     for remedy, options in sorted(effects, key=lambda fix: -effects[fix]):
         concerned = nodes[remedy, options]
         share = percentage(min(1.0, effects[remedy, options] / noise))
-        if options == "--exclude":
+        if options in _OF_SEVERAL:
             concerned = concerned[:_EXCLUDED]
-            options = shlex.join(["--exclude", *concerned])
+            options = shlex.join([options, *concerned])
         more = f" and {len(concerned) - 1} more" if len(concerned) > 1 else ""
         yield NextStep(
             options,

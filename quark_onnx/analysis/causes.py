@@ -322,7 +322,7 @@ def _clipping(error: TensorError, share: float) -> Cause:
         text,
         share,
         "use a wider range",
-        ("--calibrator", "minmax"),
+        ("--tensor-calibrator", f"{error.name}=minmax"),
     )
 
 
@@ -416,7 +416,7 @@ def _spread(evidence: Evidence, grid: Grid, share: float) -> Cause | None:
             f" {_figure(error.grid_hi)}; they keep {bits:.1f} of {grid.bits} bits"
         )
         remedy = "clip more, or give activations more bits"
-        options = ("--calibrator", "minmse")
+        options = ("--tensor-calibrator", f"{error.name}=minmse")
         return Cause("wide-range", text, share, remedy, options)
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,10 @@ from quark_onnx.cli.parsing import (
     number,
 )
 from quark_onnx.common.containers import present_values
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import OPTIMIZERS, PRESETS, TARGETS
-from quark_onnx.config import QConfig
+from quark_onnx.config import QConfig, TensorOverride
+from quark_onnx.config.tensors import tensor_calibrator
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.report.verdict import TASKS
 
@@ -72,6 +74,14 @@ def add_config_options(
         help="how activation ranges are found, see 'quark-onnx list calibrators'",
     )
     complete(calibrator, CALIBRATORS)
+    group.add_argument(
+        "--tensor-calibrator",
+        metavar="TENSOR=NAME[:SETTING=VALUE,...]",
+        type=_tensor_calibrator,
+        nargs="+",
+        action="extend",
+        help="calibrator of single tensors: names or globs",
+    )
     what = group.add_mutually_exclusive_group()
     what.add_argument(
         "--weights-only",
@@ -190,6 +200,13 @@ def _add_graph_options(parser: Parser) -> None:
         action="store_true",
         help="no constant folding and no BatchNormalization folding",
     )
+
+
+def _tensor_calibrator(text: str) -> TensorOverride:
+    try:
+        return tensor_calibrator(text)
+    except ConfigError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 def add_mixing_options(parser: Parser) -> None:
@@ -329,6 +346,8 @@ def config_of(options: Namespace, base: QConfig | None = None) -> QConfig:
     # Every command with these options has all of them.
     switched = filter(partial(getattr, options), SWITCHES)
     changes |= {SWITCHES[name][0]: SWITCHES[name][1] for name in switched}
+    if options.tensor_calibrator:
+        changes["tensors"] = (*config.tensors, *options.tensor_calibrator)
     if options.exclude:
         # Patterns are added to those of the preset; other values replace the preset's.
         changes["exclude"] = (*config.exclude, *options.exclude)

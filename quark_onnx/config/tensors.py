@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibrators.base import is_number
+from calibrators import CALIBRATORS
+from calibrators.base import Calibrator, is_number
 from calibrators.shown import short
 from quark_onnx.common.containers import without
 from quark_onnx.common.errors import ConfigError, nearest
@@ -24,7 +25,12 @@ from quark_onnx.config.checks import (
     require,
     require_all,
 )
-from quark_onnx.config.spec import QuantizationSpec, check_names, settings_of
+from quark_onnx.config.spec import (
+    QuantizationSpec,
+    check_names,
+    parse_calibrator,
+    settings_of,
+)
 from quark_onnx.config.text import changed_settings, name_tuple
 from quark_onnx.dtypes import DType, Scaled
 
@@ -64,6 +70,7 @@ class TensorOverride:
         symmetric: as in a ``QuantizationSpec``.
         reduce_range: as in a ``QuantizationSpec``.
         axis: axis of per-channel scales.
+        calibrator: calibrator of the range, or its text, as in a ``QuantizationSpec``.
         low: lower end of the range, one number or one per channel, instead of a measured one.
         high: upper end of the range, likewise.
         scale: one number or one per channel, with ``zero_point``; no range is then needed.
@@ -87,6 +94,7 @@ class TensorOverride:
     symmetric: bool | None = None
     reduce_range: bool | None = None
     axis: int | None = None
+    calibrator: Calibrator | None = None
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
@@ -109,6 +117,7 @@ class TensorOverride:
             symmetric: bool | None = None,
             reduce_range: bool | None = None,
             axis: int | None = None,
+            calibrator: Calibrator | str | None = None,
             low: float | Sequence[float] = (),
             high: float | Sequence[float] = (),
             scale: float | Sequence[float] = (),
@@ -131,6 +140,8 @@ class TensorOverride:
             raise ConfigError("an override of tensors names none; give tensors")
         if self.dtype is not None:
             object.__setattr__(self, "dtype", self._format(self.dtype))
+        if isinstance(self.calibrator, str):
+            object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
         for name in ("low", "high", "scale", "zero_point"):
             object.__setattr__(self, name, self._numbers(name))
         self._check_types()
@@ -138,6 +149,12 @@ class TensorOverride:
 
     def _check_types(self) -> None:
         require_all(self, _REQUIREMENTS, f" of {self.where}")
+        require(
+            self.calibrator is None or hasattr(self.calibrator, "statistic"),
+            f"calibrator of {self.where}",
+            self.calibrator,
+            f"a calibrator{nearest('', CALIBRATORS)}",
+        )
 
     def _check_together(self) -> None:
         """Raise an error for contradictory settings."""
@@ -261,6 +278,11 @@ class TensorOverride:
         """Whether a range is given, or a rule for ranges."""
         return any((self.low, self.high, self.min_range, self.snapped))
 
+    @property
+    def gives_range(self) -> bool:
+        """Whether a range, an end of it, or a scale is given."""
+        return any((self.low, self.high, self.scale))
+
     def applied(self, spec: QuantizationSpec) -> QuantizationSpec:
         """Apply the override to the rules' spec.
 
@@ -281,6 +303,8 @@ class TensorOverride:
                 changes[name] = getattr(self, name)
         if self.dtype not in (None, spec.dtype):
             changes["dtype"] = self.dtype
+        if self.calibrator is not None:
+            changes["calibrator"] = self.calibrator
         changed = spec
         if changes:
             changed = spec.with_(**changes)
@@ -365,6 +389,25 @@ def tensor_override_of(data: object) -> TensorOverride:
     if "tensors" not in settings:
         raise ConfigError("an override of tensors names none; give tensors")
     return TensorOverride(**settings)
+
+
+def tensor_calibrator(text: str) -> TensorOverride:
+    """Return the override of a text ``"TENSOR=CALIBRATOR"``.
+
+    Raises:
+        ConfigError: the text has no calibrator that is known.
+
+    >>> tensor_calibrator("a=b=minmax:moving_average=true").tensors
+    ('a=b',)
+    """
+    # Names of tensors and settings of calibrators may hold a "=".
+    for place in (place for place, letter in enumerate(text) if letter == "="):
+        tensor, calibrator = text[:place], text[place + 1 :]
+        if tensor and calibrator.partition(":")[0] in CALIBRATORS:
+            return TensorOverride(tensor, calibrator=calibrator)
+    raise ConfigError(
+        f"{short(text)} is not of the form TENSOR=CALIBRATOR{nearest('', CALIBRATORS)}",
+    )
 
 
 def _has_wildcards(pattern: str) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import PRESETS, RECIPES, TARGETS
 from quark_onnx.config import QConfig
+from quark_onnx.config.tensors import tensor_calibrator
 from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.targets import unfit
 
@@ -97,6 +98,11 @@ def _with_float_nodes(config: QConfig, values: Sequence[str]) -> QConfig:
     return config.with_(optimizers=(mixed, *config.optimizers))
 
 
+def _with_tensor_calibrators(config: QConfig, values: Sequence[str]) -> QConfig:
+    overrides = map(tensor_calibrator, values)
+    return config.with_(tensors=(*config.tensors, *overrides))
+
+
 _CHANGES: dict[str, Callable[[QConfig, Sequence[str]], QConfig]] = {
     "--preset": _with_preset,
     "--recipe": _with_recipe,
@@ -105,4 +111,5 @@ _CHANGES: dict[str, Callable[[QConfig, Sequence[str]], QConfig]] = {
     "--per-channel": _with_channels,
     "--optimize": _with_optimizers,
     "--auto-exclude": _with_float_nodes,
+    "--tensor-calibrator": _with_tensor_calibrators,
 }

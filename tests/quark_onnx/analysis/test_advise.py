@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import ModelProto
+from onnx.numpy_helper import to_array
 
 from quark_onnx import QConfig, advise, analyze, quantize
 from quark_onnx.analysis.advise import Reached
@@ -17,6 +18,7 @@ from quark_onnx.cli.parsing import Parser
 from quark_onnx.cli.settings import config_of
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import RECIPES
+from quark_onnx.config import to_dict
 from quark_onnx.measuring.calibrate import HoldOut
 from quark_onnx.report.verdict import (
     Figure,
@@ -61,6 +63,7 @@ def samples(count: int = 64, outlier: float = 40.0) -> list[Sample]:
         "--optimize cle bias_correction",
         "--auto-exclude 20",
         "--exclude one 'another node'",
+        "--tensor-calibrator x=minmax 'a=b=percentile:percentile=99.9'",
         *(f"--recipe {name}" for name in RECIPES),
     ],
 )
@@ -194,3 +197,35 @@ def test_analyze_tries_on_samples_that_are_held_out(tmp_path: Path) -> None:
 
 def _of_another_tool(model: ModelProto) -> None:
     del model.metadata_props[:]
+
+
+def test_a_tensor_has_a_calibrator_of_its_own() -> None:
+    """The range of one tensor is that of its calibrator, the others keep theirs."""
+    data = samples(outlier=400.0)
+    config = QConfig.of("A8W8").with_(equalize=False)
+    other = changed(config, "--tensor-calibrator x=minmax")
+    assert (
+        other.tensors[0].calibrator
+        == QConfig().with_(calibrator="minmax").activation.calibrator
+    )  # type: ignore[union-attr]
+
+    def scales(config: QConfig) -> dict[str, float]:
+        model = quantize(MODEL, data, config).model
+        constants = {each.name: to_array(each) for each in model.graph.initializer}
+        return {
+            node.input[0]: float(constants[node.input[1]])
+            for node in model.graph.node
+            if node.op_type == "QuantizeLinear"
+        }
+
+    plain, single = scales(config), scales(other)
+    wide = scales(config.with_(calibrator="minmax"))
+    assert single["x"] == wide["x"] != plain["x"]
+    assert {**single, "x": 0.0} == {**plain, "x": 0.0}
+    assert QConfig.of(to_dict(other)) == other
+
+
+@pytest.mark.parametrize("text", ["x", "x=", "=minmax", "x=nosuch"])
+def test_a_calibrator_of_a_tensor_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not of the form TENSOR=CALIBRATOR"):
+        changed(QConfig.of("A8W8"), f"--tensor-calibrator {text}")

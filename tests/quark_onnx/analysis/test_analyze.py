@@ -130,7 +130,7 @@ def test_what_is_clipped_is_named_first() -> None:
     assert cause.kind == "clipped"
     assert cause.text.startswith("clipping: ")
     assert f"lie above {1.27:.3g}" in cause.text
-    assert cause.options == ("--calibrator", "minmax")
+    assert cause.options == ("--tensor-calibrator", "x=minmax")
 
 
 def test_each_operator_is_measured_alone() -> None:
