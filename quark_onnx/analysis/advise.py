@@ -57,6 +57,8 @@ _RANKED, _EXCLUDED = 10, 3
 _LEAST = 0.3
 #: Least change of the deciding figure, in units of one sample or one percent.
 _CHANCE = 1.5
+#: A ratio of latencies from which a change costs runtime.
+_COSTLY = 1.25
 #: Default budget in seconds, at most; the run itself may take less.
 BUDGET = 30.0
 
@@ -229,6 +231,7 @@ def advise_analysis(  # noqa: PLR0913
     *,
     task: str = "auto",
     budget: float | None = None,
+    progress: bool | None = False,
 ) -> tuple[NextStep, ...]:
     """Return the changes that help an analyzed model, or that may.
 
@@ -239,6 +242,7 @@ def advise_analysis(  # noqa: PLR0913
         samples: the samples of the analysis.
         task: as for ``quantize``.
         budget: time limit in seconds for all trials; None to try nothing.
+        progress: as for ``quantize_static``.
     """
     assert found.verdict is not None
     settings = settings_of_model(quantized)
@@ -260,9 +264,8 @@ def advise_analysis(  # noqa: PLR0913
     if before is None:
         return tuple(steps[:_SHOWN])
     possible = [step for step in steps if is_possible(config, step.options)]
-    return tried(
-        Baseline(model, quantized, config, before, task), possible, samples, budget
-    )
+    run = Baseline(model, quantized, config, before, task)
+    return tried(run, possible, samples, budget, progress=progress)
 
 
 def fixes(found: Analysis) -> Iterator[NextStep]:
@@ -337,15 +340,20 @@ def tried(  # noqa: PLR0913
                 gain = trials.before.gain(found)
                 done.append((found, replace(step, gain=gain)))
             bar.update(count)
-    done.sort(key=lambda pair: _rank(pair[0]))
+    done.sort(key=lambda pair: _rank(*pair))
     best = [step for _, step in done[:_SHOWN]]
     return (*best, *untried[: _SHOWN - len(best)])
 
 
-def _rank(judged: Reached) -> tuple[int, float]:
-    """Return the sort key of a judgement, best first."""
-    band = judged.verdict.band
-    return (BANDS.index(band) if band in BANDS else len(BANDS), -judged.sqnr)
+def _rank(reached: Reached, step: NextStep) -> tuple[int, bool, float]:
+    """Return the sort key of a change that helps, best first.
+
+    Of changes with the same band, those that cost runtime come after the others.
+    """
+    band = reached.verdict.band
+    place = BANDS.index(band) if band in BANDS else len(BANDS)
+    runtime = None if step.gain is None else step.gain.runtime
+    return place, runtime is not None and runtime > _COSTLY, -reached.sqnr
 
 
 class _Trials:

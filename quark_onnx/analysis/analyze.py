@@ -49,6 +49,7 @@ def analyze(  # noqa: PLR0913
     limit: int | None = None,
     task: str = "auto",
     budget: float | None = None,
+    progress: bool | None = False,
     isolate: bool = False,
 ) -> Analysis:
     """Find accuracy losses of a quantized model by tensor, with their causes.
@@ -67,6 +68,7 @@ def analyze(  # noqa: PLR0913
         budget: time limit in seconds for trying changes of the quantization after a risky or poor
             verdict; None to list them untried. Models of other tools have no configuration to
             change, and nothing is tried.
+        progress: show a progress bar while changes are tried, as for ``quantize_static``.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Returns:
@@ -113,7 +115,13 @@ def analyze(  # noqa: PLR0913
             steps = tuple(finding.next_step for finding in judged.findings[:1])
             if not steps and found.verdict.band in ("risky", "poor"):
                 steps = advise_analysis(
-                    float_model, after, found, spool, task=task, budget=budget
+                    float_model,
+                    after,
+                    found,
+                    spool,
+                    task=task,
+                    budget=budget,
+                    progress=progress,
                 )
     return replace(found, verdict=replace(found.verdict, next_steps=steps))
 

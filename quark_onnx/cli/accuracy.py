@@ -28,6 +28,7 @@ _CHOSEN = (
     "preset",
     "config",
     "calibrator",
+    "tensor_calibrator",
     "optimize",
     "weights_only",
     "dynamic",
@@ -93,6 +94,8 @@ def run_to_accuracy(options: Namespace) -> Answer:
             "--labels does not go with --accuracy; score the result with 'quark-onnx"
             " compare --labels'",
         )
+    if options.advice is not None:
+        raise UsageError("--accuracy tries configurations itself; leave out --advice")
     start = perf_counter()
     data = data_of(options)
     found = quantize_to_accuracy(
@@ -108,6 +111,9 @@ def run_to_accuracy(options: Namespace) -> Answer:
     seconds = perf_counter() - start
     # Their commands would change one configuration, while --accuracy has tried several.
     report = _without_steps(found.result.report)
+    if options.html is not None:
+        names = f"{options.model.name} → {options.output.name}"
+        report.write_page(options.html, "Quantization", names)
     # The measurement is no part of the seconds of the run.
     latency = quantized_latency(options, data)
     lines = [

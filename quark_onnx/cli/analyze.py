@@ -23,6 +23,7 @@ from quark_onnx.cli.parsing import (
     count,
     duration,
     input_path,
+    progress_of,
 )
 from quark_onnx.cli.requantize import requantized
 from quark_onnx.cli.settings import add_task_option
@@ -90,6 +91,7 @@ def run(options: Namespace) -> Answer:
         data_of(options),
         task=options.task,
         budget=options.budget,
+        progress=progress_of(options),
     )
     if found.verdict is not None:
         found = replace(found, verdict=requantized(found.verdict, options))

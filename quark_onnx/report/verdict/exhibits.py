@@ -102,7 +102,9 @@ class Exhibits:
         """
         self._task = task.name
         make = _MAKERS.get(task.name)
-        if make is not None and expected[task.output].shape == found[task.output].shape:
+        same = expected[task.output].shape == found[task.output].shape
+        # Lists of boxes may have any length.
+        if make is not None and (same or task.name == "detector"):
             sample = _Sample(self._samples, feeds, expected, found)
             least = self._kept[-1].change if len(self._kept) == _MOST else 0.0
             self._kept += make(sample, task, least)
@@ -127,7 +129,8 @@ def _changed_classes(sample: _Sample, task: Task, least: float) -> Iterator[_Exh
     scores = sample.expected[task.output].reshape(before.size, -1)
     for row in np.flatnonzero(before != after)[:_ROWS]:
         surest = np.sort(scores[row])[-2:]
-        margin = float(surest[-1] - surest[0])
+        # Outputs of classes have no scores.
+        margin = float(surest[-1] - surest[0]) if surest.size > 1 else 1.0
         pixels = _pixels(images[0][row]) if margin > least else None
         if pixels is None:
             continue

@@ -40,3 +40,13 @@ def test_page(cli: Any, folder: Path, command: str, texts: list[str]) -> None:
     check_alone(text)
     for part in texts:
         assert part in text
+
+
+def test_accuracy_has_a_page_and_no_advice(cli: Any, folder: Path) -> None:
+    words = ["quantize", "model.onnx", "-o", "q.onnx", "--data", "data", "--no-time"]
+    words += ["--accuracy", "5dB"]
+    finished = cli(*words, "--html", "page.html")
+    assert finished.code == 0, finished.err
+    check_alone(Path("page.html").read_text(encoding="utf-8"))
+    finished = cli(*words, "--advice", "try")
+    assert finished.code == 2 and "leave out --advice" in finished.err
