@@ -43,6 +43,7 @@ from quark_onnx.report.verdict import (
 from quark_onnx.report.verdict.verdict import BANDS
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import Runs
+from quark_onnx.search.space import relative_cost
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.run_settings import settings_of_config, settings_of_model
@@ -330,6 +331,12 @@ def tried(  # noqa: PLR0913
         progress: as for ``quantize_static``.
     """
     trials = _Trials(run, samples, budget, timed=timed and not run.config.target)
+
+    def cost(step: NextStep) -> float:
+        return relative_cost(changed(run.config, step.options)) if step.expected else 0
+
+    # What takes long comes last: a trial that the budget ends has brought nothing.
+    steps = sorted(steps, key=cost)
     done, untried = list[tuple[Reached, NextStep]](), list[NextStep]()
     with Progress(progress, len(steps), "trying", "change") as bar:
         for count, step in enumerate(steps, 1):

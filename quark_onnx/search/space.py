@@ -29,7 +29,13 @@ RECIPE = "recipe"
 PLAIN = ""
 #: Assumed runtime by optimizer relative to a plain candidate, before any candidate was timed
 #: (measured on ResNet-20, MobileNetV2 and YOLOX-nano), and the value for other optimizers.
-_RELATIVE_COST = {"bias_correction": 2.5, "cle": 3.0, "smoothquant": 3.0, "gptq": 6.0}
+_RELATIVE_COST = {
+    "bias_correction": 2.5,
+    "cle": 3.0,
+    "smoothquant": 3.0,
+    "gptq": 6.0,
+    "auto_mixed_precision": 8.0,
+}
 _OTHER_COST = 10.0
 #: Presets without a target: formats that onnxruntime supports on a CPU.
 _PRESETS = ("A8W8", "S8S8", "A16W8")
@@ -59,9 +65,15 @@ class Trial:
     @property
     def relative_cost(self) -> float:
         """Estimate the runtime relative to a run without optimizers."""
-        costs = [_RELATIVE_COST.get(kind, _OTHER_COST) for kind in self.kinds]
-        # Each cost includes the plain run, which happens once.
-        return 1.0 + sum(cost - 1.0 for cost in costs)
+        return relative_cost(self.config)
+
+
+def relative_cost(config: QConfig) -> float:
+    """Estimate the runtime of a configuration relative to a run without optimizers."""
+    kinds = set(names_of(config.optimizers))
+    costs = [_RELATIVE_COST.get(kind, _OTHER_COST) for kind in sorted(kinds)]
+    # Each cost includes the plain run, which happens once.
+    return 1.0 + sum(cost - 1.0 for cost in costs)
 
 
 #: Labels of scales per channel, and per tensor.

@@ -15,7 +15,7 @@ import re
 import sys
 
 import numpy as np
-from npu_session import HERE, arrays_of, open_session
+from npu_session import HERE, arrays_of, open_session, printable
 
 
 def sqnr(expected: np.ndarray, found: np.ndarray) -> float:
@@ -63,7 +63,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     session, where = open_session(options.device)
-    names = [value.name for value in session.get_outputs()]
+    names = [printable(value.name) for value in session.get_outputs()]
     worst = float("inf")
     files = sorted((HERE / "samples").glob("*.npz"))
     if not files:

@@ -101,6 +101,14 @@ def postprocess(arrays: Mapping[str, Any], *, folder: Path = HERE) -> dict[str, 
     )
 
 
+def printable(name: str) -> str:
+    """A name for a terminal: control characters, which names in models may hold, are escaped."""
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in name
+    )
+
+
 def arrays_of(name: str, value: Any) -> dict[str, Any]:
     """The arrays of an output, by names that start with its own: sequences and maps have several.
 
@@ -315,9 +323,11 @@ def _show(arrays: Mapping[str, Any]) -> None:
 
     for name, array in arrays.items():
         if isinstance(array, np.ndarray):
-            print(f"  {name} {array.shape}: first values {np.ravel(array)[:4]}")
+            print(
+                f"  {printable(name)} {array.shape}: first values {np.ravel(array)[:4]}"
+            )
         else:  # what stands behind a model may make lists and tables, too
-            print(f"  {name}: {str(array)[:200]}")
+            print(f"  {printable(name)}: {str(array)[:200]}")
 
 
 if __name__ == "__main__":

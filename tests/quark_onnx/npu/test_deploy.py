@@ -878,3 +878,23 @@ def test_a_bundle_with_nothing_behind_says_so(bundle: npu.Bundle) -> None:
         [sys.executable, "-c", code], cwd=bundle.folder, capture_output=True, text=True
     )
     assert "RuntimeError: nothing stands behind this model" in done.stderr
+
+
+def test_names_of_outputs_are_escaped(tmp_path: Path) -> None:
+    """A name in a model must not reach the terminal as a command."""
+    model = network()
+    model.graph.output[0].name = model.graph.node[-1].output[0] = "y\x1b[31m"
+    folder = npu.deploy(model, data(), tmp_path / "bundle").folder
+    for script, *words in (
+        ["compare.py"],
+        ["npu_session.py", "samples/0000.npz", "--device", "cpu"],
+    ):
+        done = subprocess.run(
+            [sys.executable, script, *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout and "y\\x1b[31m" in done.stdout
