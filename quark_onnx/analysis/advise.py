@@ -25,8 +25,9 @@ from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
+from quark_onnx.graph.states import states
 from quark_onnx.job import Result
-from quark_onnx.measuring.calibrate import HoldOut
+from quark_onnx.measuring.calibrate import HoldOut, stretch
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.report import percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
@@ -254,12 +255,15 @@ def advise_analysis(  # noqa: PLR0913
     config = None if settings is None else settings.config
     if config is None or budget is None:
         return tuple(steps[:_SHOWN])
-    held = HoldOut(samples)
+    float_model = load(model)
+    # The samples that each trial will hold out: consecutive ones of a recurrent model.
+    recurrent = states(Graph.of(inlined(float_model)))
+    held = HoldOut(samples, run=stretch(len(samples)) if recurrent else range(0))
     for _ in held:
         pass
     judges = held.samples or list(samples)
     judged = judge_models(
-        load(model), quantized, judges, task=task, preprocessing=False
+        float_model, quantized, judges, task=task, preprocessing=False
     )
     before = Reached.of(judged.outputs, judged.verdict)
     if before is None:
