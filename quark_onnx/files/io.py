@@ -29,6 +29,7 @@ from calibrators.onnx_runtime.session import (
 from calibrators.scratch import ScratchFolder, followed
 from quark_onnx.check.declared_shapes import contradicted_shapes, correct_shapes
 from quark_onnx.check.fields import check_fields, check_tensor
+from quark_onnx.check.loops import check_loops
 from quark_onnx.check.sizes import check_sizes
 from quark_onnx.check.variadic import check_variadic
 from quark_onnx.common.containers import subset
@@ -78,6 +79,7 @@ def read(path: Path, arrays: list[NDArray[Any]] | None = None) -> ModelProto:
         _load_external(tensor, file, offset, length)
         check_tensor(tensor)
     check_sizes(model)
+    check_loops(model)
     return model
 
 
@@ -124,6 +126,7 @@ def _loaded(
         check_variadic(model)
         check_fields(model)
         check_sizes(model)
+        check_loops(model)
         return model
     if isinstance(model, str | Path):
         return read(Path(model), arrays)

@@ -1,0 +1,70 @@
+"""Refuse loops that never end: every run of such a model would take forever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import ModelProto, NodeProto, TensorProto
+from onnx.numpy_helper import to_array
+
+from quark_onnx.common.errors import ModelError
+from quark_onnx.graph.constants import scopes_of
+from quark_onnx.graph.node import bodies_of
+
+
+def check_loops(model: ModelProto) -> None:
+    """Check that no Loop lacks both a number of iterations and a condition that can end it.
+
+    Raises:
+        ModelError: a Loop never ends (ONNX specification of Loop); the message names it.
+    """
+    for graph, constants in scopes_of(model):
+        for node in graph.node:
+            if node.op_type == "Loop" and _is_endless(node, constants):
+                raise ModelError(
+                    f"node {node.name or node.output[0]!r} (Loop) never ends: it has no"
+                    " number of iterations, and its condition is always true",
+                )
+
+
+def _is_endless(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    """Return whether a Loop is known to never end.
+
+    Args:
+        node: the Loop.
+        constants: constants that it can read, by name.
+    """
+    inputs = [*node.input, "", ""]
+    if inputs[0]:
+        return False
+    # Without a condition, that of the body is ignored.
+    if not inputs[1]:
+        return True
+    for body in bodies_of([node]):
+        # onnxruntime refuses a body without them.
+        if not body.output or len(body.input) < 2:
+            return False
+        name = body.output[0].name
+        makers = {output: each for each in body.node for output in each.output}
+        while name in makers and _is_identity(makers[name]):
+            name = makers[name].input[0]
+        known = {each.name: each for each in body.initializer}
+        for each in body.node:
+            values = [item.t for item in each.attribute if item.name == "value"]
+            if each.op_type == "Constant" and name in each.output and values:
+                known[name] = values[0]
+        if name == body.input[1].name:
+            return _is_true(constants.get(inputs[1]))
+        computed = name in makers and name not in known
+        return not computed and _is_true(known.get(name, constants.get(name)))
+    return False
+
+
+def _is_identity(node: NodeProto) -> bool:
+    return node.op_type == "Identity" and bool(node.input)
+
+
+def _is_true(value: TensorProto | None) -> bool:
+    if value is None or value.data_type != TensorProto.BOOL:
+        return False
+    return bool(to_array(value).all())
