@@ -47,6 +47,7 @@ from quark_onnx.optimizers import (
     QuaRot,
     SmoothQuant,
 )
+from quark_onnx.report.verdict import changed
 from quark_onnx.search.search import SearchResult, search
 from quark_onnx.search.space import Space
 from quark_onnx.torch.exports.quantize_module import quantize_module
@@ -85,6 +86,7 @@ __all__ = [
     "advise",
     "analyze",
     "calibrate",
+    "changed",
     "compare",
     "convert",
     "custom_op_libraries",

@@ -23,17 +23,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     # Only the process that reports to the user has a file to write to.
-    if _passed is not None and report.when == "call" and report.passed:
+    if _passed is None:
+        return
+    if report.when == "call" and report.passed:
+        _calls.add(report.nodeid)
+    if report.when == "teardown" and report.passed and report.nodeid in _calls:
         with _passed.open("a", encoding="utf-8") as file:
             file.write(f"{report.nodeid}\n")
 
 
+#: Tests whose call has passed.
+_calls = set[str]()
 _passed: Path | None = None
 
 
 def pytest_configure(config: pytest.Config) -> None:
     global _passed
     file = config.getoption("--passed")
+    without = config.getoption("--without")
+    if without is not None and not Path(without).is_file():
+        raise pytest.UsageError(f"--without: there is no file {without}")
+    if file is not None and file == without:
+        raise pytest.UsageError("--passed would empty the file of --without")
     if file is not None and not hasattr(config, "workerinput"):
         _passed = Path(file)
         _passed.write_text("", encoding="utf-8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from calibrators.readers.spool import Spool
 from quark_onnx.analysis.findings import Analysis
 from quark_onnx.check.inlined import inlined
 from quark_onnx.common.errors import (
+    DataError,
     ModelError,
     crash_errors,
     data_errors,
@@ -25,9 +26,8 @@ from quark_onnx.config import QConfig
 from quark_onnx.config.checks import require
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
-from quark_onnx.graph.states import states
 from quark_onnx.job import Result
-from quark_onnx.measuring.calibrate import HoldOut, stretch
+from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.measuring.open_data import reader_for
 from quark_onnx.report import percentage
 from quark_onnx.report.measure import OutputError, least_sqnr
@@ -43,7 +43,7 @@ from quark_onnx.report.verdict import (
 )
 from quark_onnx.report.verdict.verdict import BANDS
 from quark_onnx.search.checks import check_budget
-from quark_onnx.search.runs import Runs
+from quark_onnx.search.runs import Runs, SplitData
 from quark_onnx.search.space import relative_cost
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
@@ -63,6 +63,10 @@ _CHANCE = 1.5
 _COSTLY = 1.25
 #: Default budget in seconds, at most; the run itself may take less.
 BUDGET = 30.0
+
+
+#: A function from a step to the configuration with its change.
+Configure = Callable[[NextStep], QConfig | None]
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class Reached:
             _change(self.figure, other.figure),
             runtime,
             float_runtime,
+            self.verdict.samples,
         )
 
     def is_worse_than(self, other: Reached) -> bool:
@@ -156,6 +161,9 @@ class Baseline:
         config: the configuration of the run.
         reached: what the quantized model reaches on the samples that are held out.
         task: task of the model, as for ``quantize``.
+        ranges: earlier ranges of the run; None to measure them.
+        configure: as for ``advise``.
+        judges: samples that judge the trials; None for those that each run holds out.
     """
 
     model: str | Path | ModelProto
@@ -163,6 +171,17 @@ class Baseline:
     config: QConfig
     reached: Reached
     task: str = "auto"
+    ranges: Calibration | str | Path | None = None
+    configure: Configure | None = None
+    judges: Spool | None = None
+
+    def with_change(self, step: NextStep) -> QConfig | None:
+        """Return the configuration with the change of a step; None for a change of the data."""
+        if not step.expected:
+            return None
+        if self.configure is not None:
+            return self.configure(step)
+        return changed(self.config, step.options)
 
 
 def advise(  # noqa: PLR0913
@@ -175,6 +194,8 @@ def advise(  # noqa: PLR0913
     budget: float = BUDGET,
     timed: bool = True,
     progress: bool | None = False,
+    ranges: Calibration | str | Path | None = None,
+    configure: Configure | None = None,
     isolate: bool = False,
 ) -> tuple[NextStep, ...]:
     """Try changes of the configuration of a run, and return those that help, best first.
@@ -184,13 +205,16 @@ def advise(  # noqa: PLR0913
 
     Args:
         model: the float model, a path or a ModelProto.
-        data: the data of the run, as for ``quantize_static``.
+        data: the data of the run, as for ``quantize_static``; it is read again.
         result: the result of the run.
         config: the configuration of the run.
         task: as for ``quantize``.
         budget: time limit in seconds for all trials. A trial that would exceed it is not started.
         timed: whether to measure the latency of the models; not for a target.
         progress: as for ``quantize_static``.
+        ranges: the ranges of the run, as for ``quantize``; None to measure them.
+        configure: function from a step to the configuration with its change, or None for a change
+            of the data; ``changed`` unless given.
         isolate: run onnxruntime in another process, as for ``quantize``.
 
     Returns:
@@ -215,7 +239,7 @@ def advise(  # noqa: PLR0913
             judged.verdict.task,
             most=_ALL,
         )
-        run = Baseline(model, result.model, config, judged, task)
+        run = Baseline(model, result.model, config, judged, task, ranges, configure)
         if not any(step.expected for step in steps):
             return steps
         reader = reader_for(Graph.of(inlined(float_model)), data, config)
@@ -255,22 +279,22 @@ def advise_analysis(  # noqa: PLR0913
     config = None if settings is None else settings.config
     if config is None or budget is None:
         return tuple(steps[:_SHOWN])
-    float_model = load(model)
-    # The samples that each trial will hold out: consecutive ones of a recurrent model.
-    recurrent = states(Graph.of(inlined(float_model)))
-    held = HoldOut(samples, run=stretch(len(samples)) if recurrent else range(0))
-    for _ in held:
-        pass
-    judges = held.samples or list(samples)
-    judged = judge_models(
-        float_model, quantized, judges, task=task, preprocessing=False
-    )
-    before = Reached.of(judged.outputs, judged.verdict)
-    if before is None:
-        return tuple(steps[:_SHOWN])
     possible = [step for step in steps if is_possible(config, step.options)]
-    run = Baseline(model, quantized, config, before, task)
-    return tried(run, possible, samples, budget, progress=progress)
+    split = SplitData()
+    try:
+        split.read(samples, len(samples), most=len(samples))
+        judged = judge_models(
+            load(model), quantized, split.judges, task=task, preprocessing=False
+        )
+        before = Reached.of(judged.outputs, judged.verdict)
+        if before is None:
+            return tuple(steps[:_SHOWN])
+        run = Baseline(model, quantized, config, before, task, judges=split.judges)
+        return tried(run, possible, split.calibration, budget, progress=progress)
+    except DataError:  # a single sample cannot be held out
+        return tuple(steps[:_SHOWN])
+    finally:
+        split.close()
 
 
 def fixes(found: Analysis) -> Iterator[NextStep]:
@@ -337,14 +361,15 @@ def tried(  # noqa: PLR0913
     trials = _Trials(run, samples, budget, timed=timed and not run.config.target)
 
     def cost(step: NextStep) -> float:
-        return relative_cost(changed(run.config, step.options)) if step.expected else 0
+        config = run.with_change(step)
+        return 0.0 if config is None else relative_cost(config)
 
     # What takes long comes last: a trial that the budget ends has brought nothing.
     steps = sorted(steps, key=cost)
     done, untried = list[tuple[Reached, NextStep]](), list[NextStep]()
     with Progress(progress, len(steps), "trying", "change") as bar:
         for count, step in enumerate(steps, 1):
-            found = trials.judged(step) if step.expected else None
+            found = trials.judged(step)
             if found is None and step not in trials.failed:
                 untried.append(step)
             elif found is not None and trials.before.is_worse_than(found):
@@ -374,7 +399,7 @@ class _Trials:
         self, run: Baseline, samples: Spool, budget: float, *, timed: bool
     ) -> None:
         self._run, self._samples, self._timed = run, samples, timed
-        self._runs = Runs(run.model, samples, budget, run.task)
+        self._runs = Runs(run.model, samples, budget, run.task, run.ranges)
         self._seconds = list[float]()
         self.failed = list[NextStep]()
         self.before = replace(run.reached, latency=self._latency(run.quantized))
@@ -384,11 +409,12 @@ class _Trials:
 
         None for a step that was not tried, and for one that failed, which ``failed`` then has.
         """
+        config = self._run.with_change(step)
         # The fastest trial is a lower bound.
-        if not self._runs.has_time(min(self._seconds, default=0.0)):
+        fastest = min(self._seconds, default=0.0)
+        if config is None or not self._runs.has_time(fastest):
             return None
-        config = changed(self._run.config, step.options).with_(min_sqnr=None)
-        outcome = self._runs.run(config, self._judged)
+        outcome = self._runs.run(config.with_(min_sqnr=None), self._judged)
         if outcome is None:
             return None
         self._seconds.append(outcome.seconds)
@@ -397,7 +423,17 @@ class _Trials:
         return outcome.found
 
     def _judged(self, result: Result) -> Reached | None:
-        found = Reached.of(result.report.outputs, result.report.verdict)
+        outputs, verdict = result.report.outputs, result.report.verdict
+        if self._run.judges is not None:
+            judged = judge_models(
+                load(self._run.model),
+                result.model,
+                self._run.judges,
+                task=self._run.task,
+                preprocessing=False,
+            )
+            outputs, verdict = judged.outputs, judged.verdict
+        found = Reached.of(outputs, verdict)
         if found is None:
             return None
         return replace(found, latency=self._latency(result.model))

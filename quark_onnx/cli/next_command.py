@@ -79,7 +79,20 @@ def next_command(
     *,
     first: bool = False,
 ) -> str:
-    """Return a command line with changed options, quoted for the shell.
+    """Return a command line with changed options, quoted for the shell; see ``next_words``."""
+    changed = next_words(words, parser, changes, without, first=first)
+    return shell_line([PROGRAM, *changed])
+
+
+def next_words(
+    words: Sequence[str],
+    parser: Parser,
+    changes: Sequence[str],
+    without: Iterable[str] = (),
+    *,
+    first: bool = False,
+) -> list[str]:
+    """Return the words of a command with changed options, after the program's name.
 
     An option replaces its earlier value and the options that exclude it. An option that collects
     values keeps the earlier values.
@@ -103,7 +116,7 @@ def next_command(
     # positional arguments first: an option of several values would take them
     ordered.sort(key=lambda part: part.action is not None)
     result = [word for part in ordered for word in part.words]
-    return shell_line([PROGRAM, *result, *rest])
+    return [*result, *rest]
 
 
 def analysis_step(reference: Path, other: Path, options: Namespace) -> NextStep:
@@ -154,11 +167,18 @@ def shell_line(words: Sequence[str]) -> str:
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
-def _with_command(step: NextStep, options: Namespace) -> NextStep:
+def step_words(step: NextStep, options: Namespace) -> list[str] | None:
+    """Return the words of the command that makes a change, after the program's name.
+
+    None for a change that no option makes: more data or other code.
+
+    Args:
+        step: the change.
+        options: as for ``with_commands``.
+    """
     changes = shlex.split(step.options)
-    # More data or other code: no option makes such a change.
     if not changes:
-        return step
+        return None
     if not changes_data(step):
         without = _doubtful(changes, options)
     # --image-size is what makes the data a folder of images.
@@ -167,9 +187,15 @@ def _with_command(step: NextStep, options: Namespace) -> NextStep:
     elif changes[0] == "--layout":
         changes, without = _changes_of_arrays(options)
     else:
-        return step  # the arrays must be made anew
-    command = next_command(options.words, options.parser, changes, without)
-    return replace(step, command=command)
+        return None  # the arrays must be made anew
+    return next_words(options.words, options.parser, changes, without)
+
+
+def _with_command(step: NextStep, options: Namespace) -> NextStep:
+    words = step_words(step, options)
+    if words is None:
+        return step
+    return replace(step, command=shell_line([PROGRAM, *words]))
 
 
 def _changes_of_images(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -20,7 +21,7 @@ from quark_onnx.cli.latency import (
     latency_lines,
     quantized_latency,
 )
-from quark_onnx.cli.next_command import report_with_commands
+from quark_onnx.cli.next_command import report_with_commands, step_words
 from quark_onnx.cli.output import Answer, entry
 from quark_onnx.cli.parsing import (
     OutputPath,
@@ -119,14 +120,16 @@ def run(options: Namespace) -> Answer:
     if options.accuracy is not None:
         return run_to_accuracy(options)
     # Silently ignoring the limit would be worse.
-    if options.budget is not None and options.advice != "try":
+    if options.budget is not None and options.advice in ("none", "list"):
         raise UsageError(
-            "--budget is for --accuracy and --advice try; a single run has no limit"
+            f"--budget is for --accuracy and for trying advice; --advice {options.advice}"
+            " tries nothing"
         )
-    choice = _choice(options)
-    config = config_of(options, None if choice is None else choice.config)
+    choice, config = _configured(options)
     # Ranges of an earlier calibration stand for data; weight-only configurations need none.
     data = data_of(options, needed=config.measures and options.ranges is None)
+    if data is None and options.advice == "try":
+        raise UsageError("--advice try needs data to try changes on: give --data")
     start = perf_counter()
     with workers(options.workers) as executor:
         result = api.quantize(
@@ -188,6 +191,21 @@ def _write_page(options: Namespace, report: Report, latency: Latency | None) -> 
     write_blocks(options.html, f"{names}: quantization", page)
 
 
+def _configured(options: Namespace) -> tuple[Choice | None, QConfig]:
+    """Return the requested recipe, and the configuration of the command."""
+    choice = _choice(options)
+    return choice, config_of(options, None if choice is None else choice.config)
+
+
+def _config_of_step(step: NextStep, options: Namespace) -> QConfig | None:
+    """Return the configuration of the command that makes a change; None for other changes."""
+    words = step_words(step, options)
+    if words is None:
+        return None
+    # The words begin with the name of the command.
+    return _configured(options.parser.parse_args(words[1:]))[1]
+
+
 def _advised(
     options: Namespace, data: Any, result: Result, config: QConfig, seconds: float
 ) -> Report:
@@ -219,6 +237,8 @@ def _advised(
             budget=options.budget or min(BUDGET, seconds),
             timed=options.time,
             progress=progress_of(options),
+            ranges=options.ranges,
+            configure=partial(_config_of_step, options=options),
         )
     else:
         return report

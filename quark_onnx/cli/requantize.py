@@ -19,9 +19,12 @@ from quark_onnx.cli.parsing import Parser, add_output_option
 from quark_onnx.cli.settings import add_config_options, add_mixing_options
 from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.registry import PRESETS, RECIPES
+from quark_onnx.config import QConfig
+from quark_onnx.config.spec import format_calibrator
+from quark_onnx.config.text import format_call
 from quark_onnx.files.io import load
 from quark_onnx.report.verdict import NextStep, Settings, Verdict
-from quark_onnx.writing.provenance import PRODUCER
+from quark_onnx.writing.provenance import preset_of
 from quark_onnx.writing.run_settings import settings_of_model
 
 #: Presets by bits of activations and of weights, for models without metadata.
@@ -108,8 +111,8 @@ def _words(options: Namespace) -> list[str] | None:
     except QuarkError:
         return None
     settings = settings_of_model(model)
-    known = {entry.key: entry.value for entry in model.metadata_props}
-    preset = known.get(f"{PRODUCER}.preset", "") or _preset(settings)
+    config = None if settings is None else settings.config
+    preset = _preset(settings) if config is None else preset_of(config)
     if preset not in PRESETS:
         return None
     other = Path(options.other)
@@ -120,12 +123,25 @@ def _words(options: Namespace) -> list[str] | None:
     if options.limit is None:
         words += ["--limit", _SAMPLES]
     words += ["--preset", preset]
-    # Names in the metadata, written by the quantization.
-    for key in ("target", "optimizers"):
-        option = "--optimize" if key == "optimizers" else f"--{key}"
-        if text := known.get(f"{PRODUCER}.{key}", ""):
-            words += [option, *text.split()]
-    return words
+    return words if config is None else [*words, *_changes(config, preset)]
+
+
+def _changes(config: QConfig, preset: str) -> Iterator[str]:
+    """Yield the options that make a configuration of its preset."""
+    usual = QConfig.of(preset)
+    if config.target:
+        yield from ("--target", config.target)
+    optimizers = config.optimizers[len(usual.optimizers) :]
+    if optimizers:
+        yield from ("--optimize", *map(format_call, optimizers))
+    activation, weight = config.activation, config.weight
+    if activation is not None and activation != usual.activation:
+        yield from ("--calibrator", format_calibrator(activation.calibrator))
+    if weight is not None and weight != usual.weight:
+        yield "--per-channel" if weight.per_channel else "--per-tensor"
+    for name in ("exclude", "op_types", "nodes"):
+        if patterns := getattr(config, name):
+            yield from (f"--{name.replace('_', '-')}", *patterns)
 
 
 def _preset(settings: Settings | None) -> str:

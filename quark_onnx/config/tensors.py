@@ -70,7 +70,8 @@ class TensorOverride:
         symmetric: as in a ``QuantizationSpec``.
         reduce_range: as in a ``QuantizationSpec``.
         axis: axis of per-channel scales.
-        calibrator: calibrator of the range, or its text, as in a ``QuantizationSpec``.
+        calibrator: calibrator of the range of an activation, or its text, as in a
+            ``QuantizationSpec``. A tensor that only moves values has the range of its source.
         low: lower end of the range, one number or one per channel, instead of a measured one.
         high: upper end of the range, likewise.
         scale: one number or one per channel, with ``zero_point``; no range is then needed.
@@ -140,8 +141,9 @@ class TensorOverride:
             raise ConfigError("an override of tensors names none; give tensors")
         if self.dtype is not None:
             object.__setattr__(self, "dtype", self._format(self.dtype))
-        if isinstance(self.calibrator, str):
-            object.__setattr__(self, "calibrator", parse_calibrator(self.calibrator))
+        calibrator: object = self.calibrator
+        if isinstance(calibrator, str):
+            object.__setattr__(self, "calibrator", parse_calibrator(calibrator))
         for name in ("low", "high", "scale", "zero_point"):
             object.__setattr__(self, name, self._numbers(name))
         self._check_types()
@@ -177,6 +179,11 @@ class TensorOverride:
             self.scale,
             "greater than 0",
         )
+        if self.calibrator is not None and self.known:
+            raise ConfigError(
+                f"{self.where} has a calibrator, and a range or a scale, which leaves nothing"
+                " to measure; give one",
+            )
         self._check_range()
 
     def _check_range(self) -> None:

@@ -14,7 +14,7 @@ from quark_onnx.page.style import CSS
 #: Characters that HTML forbids even when escaped, and those that are invisible or turn the text
 #: after them around.
 _FORBIDDEN = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+    "[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
 )
 
 

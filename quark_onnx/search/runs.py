@@ -26,13 +26,13 @@ from quark_onnx.running.run import sample_key
 
 T = TypeVar("T")
 
-#: The second of every _EVERY samples is held out. The first one is not: a single sample is then
+#: The second of every EVERY samples is held out. The first one is not: a single sample is then
 #: left for calibration.
 EVERY = 4
 
 
 class SplitData:
-    """SplitData that are read once: those to calibrate on, and those that judge.
+    """Samples that are read once: those to calibrate on, and those that judge.
 
     Attributes:
         calibration: the samples to calibrate on.
@@ -108,6 +108,7 @@ class Runs:
         samples: Spool,
         budget: float | None = None,
         task: str = "auto",
+        ranges: Calibration | str | Path | None = None,
     ) -> None:
         """Start the clock of the budget.
 
@@ -116,11 +117,12 @@ class Runs:
             samples: the samples of each run.
             budget: time limit in seconds for all runs; None for no limit.
             task: as for ``quantize``.
+            ranges: earlier ranges for all runs; None to measure them.
         """
         self._model, self._samples, self._task = model, samples, task
         self._budget, self._start = budget, perf_counter()
         # A tensor that no optimizer changed is measured once.
-        self._ranges = Calibration("")
+        self._ranges = Calibration("") if ranges is None else ranges
 
     def has_time(self, seconds: float) -> bool:
         """Return whether a run of so many seconds would end within the budget."""

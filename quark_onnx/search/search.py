@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 _AT_MOST = 64
 #: A ratio of sizes up to which they count as equal.
 _SIZE_TOLERANCE = 1.01
-#: A ratio of latencies above which a candidate is no candidate for the best.
+#: A ratio of latencies above which a candidate is slow, and ranks after the others.
 _SLOW = 1.1
 #: Maximum number of successive duplicates from the sampler.
 _DUPLICATES = 4
@@ -191,6 +191,9 @@ def _surpasses(other: Candidate, candidate: Candidate) -> bool:
     scores = other.score or 0.0, candidate.score or 0.0
     sizes = other.bytes or 0, candidate.bytes or 0
     times = other.runtime or 0.0, candidate.runtime or 0.0
+    # A runtime that was not measured is neither better nor worse than another.
+    if (other.runtime is None) != (candidate.runtime is None):
+        return False
     if scores[0] < scores[1] or sizes[0] > _SIZE_TOLERANCE * sizes[1]:
         return False
     if times[0] > SLOWER * times[1]:

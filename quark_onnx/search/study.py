@@ -263,7 +263,8 @@ class Study:
         """
         record = self._attribute(trial, _RECORD)
         score, size = record["score"], record["bytes"]
-        runtime = record["runtime"]
+        # A record of an earlier version has none.
+        runtime = record.object().get("runtime")
         if score.value is not None and type(score.value) not in (int, float):
             raise score.wrong("a number, or null")
         return Record(
@@ -273,7 +274,7 @@ class Study:
             record["error"].text(),
             record["judged"].integer(),
             record["pruned"].boolean(),
-            None if runtime.value is None else runtime.number(),
+            None if runtime is None or runtime.value is None else runtime.number(),
         )
 
     def _choices(self, trial: optuna.trial.FrozenTrial) -> dict[str, str]:

@@ -6,6 +6,7 @@ no date, no path and no host name, so that equal input gives equal bytes.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 from quark_onnx.common.registry import PRESETS
@@ -61,6 +62,10 @@ def described(config: QConfig) -> dict[str, str]:
         "calibrator": _calibrator(activation) if activation else "",
         "optimizers": " ".join(map(format_call, config.optimizers)),
         "target": config.target,
+        "exclude": shlex.join(config.exclude),
+        "op_types": shlex.join(config.op_types),
+        "nodes": shlex.join(config.nodes),
+        "overrides": str(len(config.overrides) + len(config.tensors) or ""),
     }
     # Empty settings leave no entry, so that metadata of a plain model stays short.
     return {key: text for key, text in texts.items() if text}
@@ -72,14 +77,16 @@ def preset_of(config: QConfig) -> str:
     >>> preset_of(QConfig.of("A8W8").with_(exclude="head")), preset_of(QConfig.of("INT4"))
     ('A8W8', 'INT4')
     """
-    # Formats alone identify a preset: calibrator, exclusions and optimizers have entries of their
-    # own.
-    activation = config.activation
+    # Formats alone identify a preset: calibrator, granularity, exclusions and optimizers have
+    # entries of their own.
+    activation, weight = config.activation, config.weight
     for name, preset in PRESETS.items():
-        usual = preset.activation
-        if activation is not None and usual is not None:
-            usual = usual.with_(calibrator=activation.calibrator)
-        if (activation, config.weight) == (usual, preset.weight):
+        usual = [preset.activation, preset.weight]
+        if activation is not None and usual[0] is not None:
+            usual[0] = usual[0].with_(calibrator=activation.calibrator)
+        if weight is not None and usual[1] is not None and not weight.block_size:
+            usual[1] = usual[1].with_(per_channel=weight.per_channel)
+        if [activation, weight] == usual:
             return name
     return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -109,21 +110,28 @@ def settings_of_model(model: ModelProto) -> Settings | None:
 
 
 def config_of_model(model: ModelProto) -> QConfig | None:
-    """Return the configuration in the metadata of a quantized model, without its exclusions.
+    """Return the configuration in the metadata of a quantized model.
 
-    None for a model of another tool, and for formats without a preset.
+    None for a model of another tool, for formats without a preset, and for a configuration with
+    overrides, which the metadata only counts.
 
     Args:
         model: the quantized model.
     """
     known = _provenance(model)
-    if known.get("preset") not in PRESETS:
+    if known.get("preset") not in PRESETS or "overrides" in known:
         return None
+    patterns = ("exclude", "op_types", "nodes")
     config = QConfig.of(known["preset"]).with_(
-        optimizers=known.get("optimizers", "").split(), target=known.get("target", "")
+        optimizers=known.get("optimizers", "").split(),
+        target=known.get("target", ""),
+        **{name: shlex.split(known.get(name, "")) for name in patterns},
     )
     if calibrator := known.get("calibrator"):
         config = config.with_(calibrator=calibrator)
+    weight = config.weight
+    if weight is not None and known.get("weight", str(weight)) != str(weight):
+        config = config.with_(per_channel=not weight.per_channel)
     return config
 
 

@@ -132,8 +132,9 @@ def _optimizer_call(optimizers: str) -> str:
     return _call(f"optimizers=[*QConfig.of(config).optimizers, {optimizers}]")
 
 
-def _recipe_call(name: str) -> str:
-    return f"quantize(model, data, RECIPES[{name!r}].config)"
+def _changed_call(options: str) -> str:
+    """Return a call for a change that keeps the other settings of the run."""
+    return f"quantize(model, data, changed(config, {options!r}))"
 
 
 def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
@@ -216,7 +217,7 @@ def _recipe(
             "--recipe transformer",
             "moves outliers of activations into the weights and leaves all but the"
             " products float",
-            _recipe_call("transformer"),
+            _changed_call("--recipe transformer"),
             expected="usually 1 to 5 dB",
         )
     # The recipes by task are for convolutional networks.
@@ -224,9 +225,8 @@ def _recipe(
         return
     name, optimizer, effect, expected = _RECIPES[task]
     if optimizer not in settings.optimizers:
-        yield NextStep(
-            f"--recipe {name}", effect, _recipe_call(name), expected=expected
-        )
+        options = f"--recipe {name}"
+        yield NextStep(options, effect, _changed_call(options), expected=expected)
 
 
 def _equalize(
@@ -277,7 +277,7 @@ def _wide(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]:
         yield NextStep(
             "--preset A16W8",
             "16-bit activations: what is left is the error of the weights",
-            "quantize(model, data, 'A16W8')",
+            _changed_call("--preset A16W8"),
             expected="often 10 dB or more, slower than 8 bits on most processors",
         )
 
@@ -304,7 +304,7 @@ def _learned(settings: Settings, _: _Structure, task: str) -> Iterator[NextStep]
         yield NextStep(
             "--preset W8",
             "8-bit weights, twice the size",
-            "quantize(model, None, 'W8')",
+            _changed_call("--preset W8"),
             expected="nearly no error",
         )
 

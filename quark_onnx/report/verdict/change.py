@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import PRESETS, RECIPES, TARGETS
@@ -14,13 +16,14 @@ from quark_onnx.optimizers import AutoMixedPrecision
 from quark_onnx.targets import unfit
 
 
-def changed(config: QConfig, options: str) -> QConfig:
-    """Return a configuration with a change.
+def changed(config: QConfig | str | Path | dict[str, Any], options: str) -> QConfig:
+    """Return a configuration with a change, written as an option of the command line.
 
-    The command line makes the same change of the command of the run.
+    A preset replaces the formats and their settings, a recipe all settings but exclusions, the
+    target and the gate.
 
     Args:
-        config: the configuration.
+        config: the configuration, as for ``quantize_static``.
         options: one option with its values, as in ``NextStep``.
 
     Raises:
@@ -32,7 +35,7 @@ def changed(config: QConfig, options: str) -> QConfig:
     option, *values = shlex.split(options)
     if option not in _CHANGES:
         raise ConfigError(f"{option} changes no configuration")
-    return _CHANGES[option](config, values)
+    return _CHANGES[option](QConfig.of(config), values)
 
 
 def is_possible(config: QConfig, options: str) -> bool:

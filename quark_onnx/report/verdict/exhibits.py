@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quark_onnx.common.wording import counted
 from quark_onnx.page.blocks import Gallery, Picture
 from quark_onnx.page.png import png
 from quark_onnx.page.svg import drawing, linear, tag
 from quark_onnx.report.verdict.boxes import detections, image_inputs, matched
-from quark_onnx.report.verdict.judges import predicted
+from quark_onnx.report.verdict.judges import SHOWN_SCORE, SLACK, predicted
 from quark_onnx.report.verdict.task import Task
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -25,8 +26,6 @@ _MOST, _ROWS = 6, 8
 _SIDE, _POINTS = 240, 400
 #: Width of the frame of a box in pixels.
 _FRAME = 2
-#: Least score of a box that is drawn.
-_SHOWN_SCORE = 0.25
 _FLOAT_COLOR, _QUANTIZED_COLOR = (47, 133, 90), (194, 65, 12)
 _TITLES = {
     "classifier": (
@@ -149,18 +148,24 @@ def _changed_boxes(sample: _Sample, task: Task, least: float) -> Iterator[_Exhib
     for row, (before, after) in enumerate(pairs):
         if row >= min(_ROWS, len(images[0])):
             return
-        before = before[before[:, 4] >= _SHOWN_SCORE]
-        after = after[after[:, 4] >= _SHOWN_SCORE]
-        lost = len(before) + len(after) - 2 * len(matched(before, after))
-        whole = _pixels(images[0][row], side=0) if lost > least else None
+        shown = before[before[:, 4] >= SHOWN_SCORE]
+        detected = after[after[:, 4] >= SHOWN_SCORE]
+        # As the judge counts: a box that passes the limit in one model alone is none of them.
+        loosely = SLACK * SHOWN_SCORE
+        lost = len(shown) - len(matched(shown, after[after[:, 4] >= loosely]))
+        new = len(detected) - len(matched(detected, before[before[:, 4] >= loosely]))
+        whole = _pixels(images[0][row], side=0) if lost + new > least else None
         if whole is None:
             continue
-        caption = f"sample {sample.number}: {len(before)} boxes in float, {len(after)} quantized"
-        parts = (
-            ("float", _with_boxes(whole, before, _FLOAT_COLOR)),
-            ("quantized", _with_boxes(whole, after, _QUANTIZED_COLOR)),
+        caption = (
+            f"sample {sample.number}: {lost} of {counted(len(shown), 'box', 'boxes')}"
+            f" lost, {new} new"
         )
-        yield _Exhibit(float(lost), caption, parts)
+        parts = (
+            ("float", _with_boxes(whole, shown, _FLOAT_COLOR)),
+            ("quantized", _with_boxes(whole, detected, _QUANTIZED_COLOR)),
+        )
+        yield _Exhibit(float(lost + new), caption, parts)
 
 
 def _changed_images(sample: _Sample, task: Task, least: float) -> Iterator[_Exhibit]:
@@ -169,9 +174,11 @@ def _changed_images(sample: _Sample, task: Task, least: float) -> Iterator[_Exhi
     for row in range(min(_ROWS, len(before))):
         error = after[row] - before[row]
         change = float(np.square(error).mean())
-        if change <= least:
+        if not change > least:  # NaN is no image
             continue
         black, white = float(before[row].min()), float(before[row].max())
+        if not black < white:
+            continue
         ends = (black, white)
         pictures = (
             _pixels(before[row], ends),
@@ -192,21 +199,23 @@ def _changed_images(sample: _Sample, task: Task, least: float) -> Iterator[_Exhi
 def _changed_curves(sample: _Sample, task: Task, least: float) -> Iterator[_Exhibit]:
     before = sample.expected[task.output].astype(np.float64)
     after = sample.found[task.output].astype(np.float64)
-    # The first line of the output; a few values are no curve.
+    # A few values are no curve.
     if before.ndim == 0 or before.shape[-1] < _ROWS or not before.size:
         return
-    one = before.reshape(-1, before.shape[-1])[0]
-    other = after.reshape(-1, after.shape[-1])[0]
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+    lines = before.reshape(-1, before.shape[-1])
+    others = after.reshape(lines.shape)
+    if not (np.isfinite(lines).all() and np.isfinite(others).all()):
         return
-    signal = float(np.square(one - one.mean()).sum())
-    change = float(np.square(other - one).sum()) / max(signal, 1e-30)
-    stride = -(-one.size // _POINTS)
-    curves = (one[::stride].copy(), other[::stride].copy())
-    if change > least:
-        yield _Exhibit(
-            change, f"sample {sample.number}, output {task.output}", (), curves
-        )
+    varying = np.square(lines - lines.mean(axis=1, keepdims=True)).sum(axis=1)
+    changes = np.square(others - lines).sum(axis=1) / np.maximum(varying, 1e-30)
+    worst = int(changes.argmax())
+    stride = -(-lines.shape[1] // _POINTS)
+    curves = (lines[worst, ::stride].copy(), others[worst, ::stride].copy())
+    if changes[worst] > least:
+        caption = f"sample {sample.number}, output {task.output}"
+        if len(lines) > 1:
+            caption += f", line {worst}"
+        yield _Exhibit(float(changes[worst]), caption, (), curves)
 
 
 _MAKERS = {
@@ -246,9 +255,9 @@ def _pixels(
 
 
 def _stride(pixels: Pixels, side: int = _SIDE) -> int:
-    """Return the number of pixels of which one is kept, on each axis."""
-    height, width = pixels.shape[:2]
-    return -(-max(height, width) // side)
+    """Return the step on each axis from one kept pixel to the next."""
+    longest = int(max(pixels.shape[:2]))
+    return -(-longest // side)
 
 
 def _shrunk(pixels: Pixels, side: int = _SIDE) -> Pixels:
@@ -266,10 +275,10 @@ def _with_boxes(
         boxes: left, top, right and bottom in pixels of the whole image, (boxes, 4 or more).
         color: red, green and blue of the frames.
     """
-    scale = _stride(pixels)
+    stride = _stride(pixels)
     pixels = _shrunk(pixels)
     height, width = pixels.shape[:2]
-    for box in boxes[:, :4] / scale:
+    for box in np.nan_to_num(boxes[:, :4]) / stride:
         left, right = np.clip(box[[0, 2]], 0, width - _FRAME).astype(int)
         top, bottom = np.clip(box[[1, 3]], 0, height - _FRAME).astype(int)
         for row in (top, bottom):

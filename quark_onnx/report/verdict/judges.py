@@ -20,9 +20,9 @@ Floats = NDArray[np.float64]
 
 #: Minimum score of a detection that an application would show, and the fallback if the float
 #: model has none.
-_SHOWN_SCORE = 0.25
+SHOWN_SCORE = 0.25
 #: Share of the minimum score that suffices for a detection of the other model.
-_SLACK = 0.5
+SLACK = 0.5
 #: Probability of a decision, and the share up to which values between 0 and 1 are undecided.
 _YES, _UNDECIDED = 0.5, 0.1
 #: Number of samples from which predicted classes differ.
@@ -254,7 +254,7 @@ class Detections:
         self._pairs += zip(before, after, strict=False)
 
     def figures(self) -> tuple[Figure, ...]:
-        least = _SHOWN_SCORE
+        least = SHOWN_SCORE
         # Over all samples, which is why the boxes are kept until here.
         if not any((before[:, 4] >= least).any() for before, _ in self._pairs):
             least = LEAST_SCORE
@@ -265,8 +265,8 @@ class Detections:
             expected = before[before[:, 4] >= least]
             detected = after[after[:, 4] >= least]
             # a detection whose score passes the limit in one model alone is neither lost nor new
-            loosely_detected = after[after[:, 4] >= least * _SLACK]
-            loosely_expected = before[before[:, 4] >= least * _SLACK]
+            loosely_detected = after[after[:, 4] >= least * SLACK]
+            loosely_expected = before[before[:, 4] >= least * SLACK]
             pairs = matched(expected, loosely_detected)
             count += len(expected)
             found += len(pairs)

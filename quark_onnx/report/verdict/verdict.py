@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from quark_onnx.common.containers import excluding
+from quark_onnx.common.wording import counted
 
 Band = Literal["good", "risky", "poor", "unclear", "unknown"]
 BANDS: tuple[Band, ...] = ("good", "risky", "poor")
@@ -42,12 +43,14 @@ class Gain:
             where the SQNR decides.
         runtime: latency relative to the model of the run; None if not measured.
         float_runtime: latency relative to the float model; None if not measured.
+        samples: number of samples that judge; 0 if unknown.
     """
 
     sqnr: tuple[float, float]
     figure: str = ""
     runtime: float | None = None
     float_runtime: float | None = None
+    samples: int = 0
 
     @property
     def decibels(self) -> float:
@@ -60,6 +63,8 @@ class Gain:
         parts = [f"{self.decibels:+.1f} dB ({before:.1f} -> {after:.1f})"]
         if self.figure:
             parts.append(self.figure)
+        if self.samples:
+            parts[-1] += f" on {counted(self.samples, 'held-out sample')}"
         if self.runtime is not None:
             parts.append(f"{self.runtime:.2f} times the runtime")
         if self.float_runtime is not None and self.float_runtime > SLOWER:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from onnx import ModelProto
 from onnx.numpy_helper import to_array
 
-from quark_onnx import QConfig, advise, analyze, quantize
+from quark_onnx import QConfig, TensorOverride, advise, analyze, quantize
 from quark_onnx.analysis.advise import Reached
 from quark_onnx.cli import quantize as command
 from quark_onnx.cli.parsing import Parser
@@ -19,7 +20,6 @@ from quark_onnx.cli.settings import config_of
 from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.config import to_dict
-from quark_onnx.measuring.calibrate import HoldOut
 from quark_onnx.report.verdict import (
     Figure,
     Gain,
@@ -30,6 +30,7 @@ from quark_onnx.report.verdict import (
     next_steps,
 )
 from quark_onnx.trials.judge import judge_models
+from quark_onnx.writing.provenance import described
 from quark_onnx.writing.run_settings import config_of_model, settings_of_config
 from tests.models import normal, parse, weight
 
@@ -68,8 +69,6 @@ def samples(count: int = 64, outlier: float = 40.0) -> list[Sample]:
     ],
 )
 def test_a_trial_has_the_configuration_of_the_command(options: str) -> None:
-    import shlex
-
     base = "S8S8"
     parser = Parser("quark-onnx quantize", "")
     command.add_arguments(parser)
@@ -182,10 +181,11 @@ def test_analyze_tries_on_samples_that_are_held_out(tmp_path: Path) -> None:
     assert found.verdict is not None and found.verdict.band in ("risky", "poor")
     steps = found.verdict.next_steps
     assert steps and steps[0].gain is not None
-    held = HoldOut(data)
-    assert len(list(held)) + len(held.samples) == len(data)
-    before = judge_models(MODEL, model, held.samples, preprocessing=False).outputs[0]
+    # Every fourth sample judges, as in a search.
+    judges = [sample for index, sample in enumerate(data) if index % 4 == 1]
+    before = judge_models(MODEL, model, judges, preprocessing=False).outputs[0]
     assert steps[0].gain.sqnr[0] == before.sqnr
+    assert steps[0].gain.samples == len(judges) and "held-out samples" in steps[0].text
     listed = analyze(MODEL, model, data)
     assert listed.verdict is not None
     assert all(step.gain is None for step in listed.verdict.next_steps)
@@ -193,6 +193,30 @@ def test_analyze_tries_on_samples_that_are_held_out(tmp_path: Path) -> None:
     untried = analyze(MODEL, model, data, budget=60).verdict
     assert untried is not None and untried.next_steps
     assert all("not tried" in step.text for step in untried.next_steps)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QConfig.of("A8W8").with_(per_channel=False, exclude=["h", "a b"]),
+        QConfig.of("S8S8").with_(optimizers=["cle"], calibrator="entropy"),
+        QConfig.of("XINT8").with_(op_types=["MatMul"], equalize=True),
+        QConfig.of("INT4"),
+        QConfig.of("DYNAMIC").with_(per_channel=False),
+    ],
+)
+def test_a_model_has_its_configuration_in_its_metadata(config: QConfig) -> None:
+    plain = config.with_(exclude=[])
+    model = quantize(MODEL, samples(12), plain).model
+    assert config_of_model(model) == plain
+    known = described(config)
+    for key in ("exclude", "op_types"):
+        assert shlex.split(known.get(key, "")) == list(getattr(config, key))
+
+
+def test_overrides_are_not_in_the_metadata() -> None:
+    config = changed(QConfig.of("A8W8"), "--tensor-calibrator x=minmax")
+    assert config_of_model(quantize(MODEL, samples(12), config).model) is None
 
 
 def _of_another_tool(model: ModelProto) -> None:
@@ -227,5 +251,7 @@ def test_a_tensor_has_a_calibrator_of_its_own() -> None:
 
 @pytest.mark.parametrize("text", ["x", "x=", "=minmax", "x=nosuch"])
 def test_a_calibrator_of_a_tensor_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="leaves nothing to measure"):
+        TensorOverride("x", calibrator="minmax", low=0.0, high=1.0)
     with pytest.raises(ConfigError, match="is not of the form TENSOR=CALIBRATOR"):
         changed(QConfig.of("A8W8"), f"--tensor-calibrator {text}")

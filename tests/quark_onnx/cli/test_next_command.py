@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 import pytest
 
-from quark_onnx import AutoMixedPrecision, QConfig, quantize
+from quark_onnx import AutoMixedPrecision, QConfig, changed, quantize
 from quark_onnx.cli.dispatch import build_parser
 from quark_onnx.cli.next_command import next_command
 from quark_onnx.common.registry import RECIPES
 from quark_onnx.npu import deploy
 from quark_onnx.preprocessing.pixels import SCALINGS
-from quark_onnx.report.verdict import Gain, NextStep
+from quark_onnx.report.verdict import NextStep
 from tests.models import normal
 from tests.pictures import pictures, trained
 
@@ -88,7 +88,7 @@ POOR = (
 
 def test_the_commands_of_a_poor_verdict_run(cli: Any, outlier: Path) -> None:
     """Each has the options of the run and the changed one, and writes a model."""
-    finished = cli(*POOR, "--json", "r.json")
+    finished = cli(*POOR, "--json", "r.json", "--advice", "list")
     assert finished.code == 0, finished.err
     steps = json.loads(Path("r.json").read_text("utf-8"))["verdict"]["next_steps"]
     printed = [
@@ -96,8 +96,8 @@ def test_the_commands_of_a_poor_verdict_run(cli: Any, outlier: Path) -> None:
     ]
     assert printed == [step["command"] for step in steps] and len(printed) == 3
     for step in steps:
-        gain = None if step["gain"] is None else Gain(**step["gain"])
-        text = NextStep(**{**step, "gain": gain}).text
+        assert step["gain"] is None
+        text = NextStep(**step).text
         assert f"try       {text}\n          {step['command']}" in finished.out
         program, *words = shlex.split(step["command"])
         assert program == "quark-onnx" and step["options"] in step["command"]
@@ -112,6 +112,40 @@ def test_the_commands_of_a_poor_verdict_run(cli: Any, outlier: Path) -> None:
     assert not any("minmax" in step["command"] for step in steps)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--calibrator minmax --per-tensor",
+        "--preset S8S8 --optimize cle bias_correction --per-tensor",
+        "--recipe classifier --calibrator entropy --per-tensor",
+        "--tensor-calibrator image=minmax --per-tensor --exclude head",
+        "--config mine.yaml",
+        "--ranges ranges.json --per-tensor",
+    ],
+)
+def test_a_command_gives_the_gain_that_is_printed_with_it(
+    cli: Any, outlier: Path, options: str
+) -> None:
+    Path("mine.yaml").write_text(
+        "preset: S8S8\nexclude: [head]\ncalibrator: minmax\n", encoding="utf-8"
+    )
+    if "--ranges" in options:
+        assert cli("calibrate", "my model.onnx", "-o", "ranges.json", "--data", "data")
+    words = [*POOR[:6], *options.split(), "--no-time", "--json", "r.json"]
+    finished = cli(*words, "--advice", "try", "--budget", "60s")
+    assert finished.code == 0, finished.err
+    steps = json.loads(Path("r.json").read_text("utf-8"))["verdict"]["next_steps"]
+    # The advice to give more data has no command.
+    tried = [step for step in steps if step["command"]]
+    assert tried
+    for step in tried:
+        assert step["gain"], finished.out
+        command = shlex.split(step["command"].replace("--advice try --budget 60s", ""))
+        assert cli(*command[1:]).code == 0
+        document = json.loads(Path("r.json").read_text("utf-8"))
+        assert document["worst_sqnr"] == step["gain"]["sqnr"][1], step["command"]
+
+
 def test_the_calls_of_a_poor_verdict_run(outlier: Path) -> None:
     """In Python, with the model, the data and the configuration of the run."""
     config = QConfig.of("A8W8").with_(calibrator="minmax", per_channel=False)
@@ -119,6 +153,7 @@ def test_the_calls_of_a_poor_verdict_run(outlier: Path) -> None:
         "quantize": quantize,
         "QConfig": QConfig,
         "RECIPES": RECIPES,
+        "changed": changed,
         "AutoMixedPrecision": AutoMixedPrecision,
         "model": str(outlier / "my model.onnx"),
         "data": str(outlier / "data"),

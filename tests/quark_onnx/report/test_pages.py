@@ -111,7 +111,7 @@ def test_boxes_of_both_models() -> None:
     moved = box + np.array([8.0, 4.0, 8.0, 4.0, 0.0, 0.0])
     exhibits.add(task, {"x": image}, {"y": box}, {"y": moved})
     ((caption, parts),) = images(exhibits)
-    assert caption == "sample 1: 1 boxes in float, 1 quantized"
+    assert caption == "sample 1: 1 of 1 box lost, 1 new"
     before, after = (part for _, part in parts)
     assert before[6, 10].any() and not before[10, 10].any()  # the frame, and inside
     assert after[10, 20].any() and not after[6, 10].any()
@@ -127,6 +127,10 @@ def test_images_and_their_difference() -> None:
     ((caption, parts),) = images(exhibits)
     assert caption.startswith("sample 1: root mean square error 0.05")
     assert [title for title, _ in parts] == ["float", "quantized", "difference"]
+    # Neither numbers that are none, nor an image of one color.
+    for odd in (np.full_like(before, np.nan), np.ones_like(before)):
+        exhibits.add(task, {"x": before}, {"y": odd}, {"y": odd + np.float32(1e-6)})
+    assert len(exhibits.gallery.pictures) == 1
     # Ten times 0.05, around gray: three quarters of the way to white.
     np.testing.assert_allclose(parts[2][1], 191, atol=1)
 
@@ -139,6 +143,11 @@ def test_curves_of_the_worst_samples() -> None:
         exhibits.add(task, {"x": wave}, {"y": wave}, {"y": wave + 0.01 * error})
     captions = [caption for caption, _ in images(exhibits)]
     assert captions == [f"sample {index}, output y" for index in range(9, 3, -1)]
+    # The worst line of a batch.
+    batch = np.concatenate([wave, wave, wave])
+    errors = np.array([[0.0], [9.0], [0.0]])
+    exhibits.add(task, {}, {"y": batch}, {"y": batch + errors})
+    assert next(images(exhibits))[0] == "sample 10, output y, line 1"
     assert "<polyline" in exhibits.gallery.pictures[0].parts[0][1]  # type: ignore[operator]
 
 
@@ -208,3 +217,24 @@ def test_report_and_comparison_as_pages(tmp_path: Path) -> None:
     check_alone(page)
     random = quantize(CLASSIFIER, None, "W8").report
     assert not any(isinstance(block, Gallery) for block in random.blocks())
+
+
+def test_a_box_near_the_limit_is_neither_lost_nor_new() -> None:
+    """As in the verdict: its score passes the limit in one model alone."""
+    layout = DetectorLayout("selected", "y", "", "", (32, 32), 6)
+    task = Task("detector", "y", layout, (("y", 3, "f"),))
+    exhibits = Exhibits()
+    image = np.zeros((1, 3, 32, 32), np.float32)
+    before, after = (
+        np.array([[[4.0, 6.0, 20.0, 24.0, score, 0.0]]]) for score in (0.24, 0.26)
+    )
+    exhibits.add(task, {"x": image}, {"y": before}, {"y": after})
+    assert not exhibits.gallery.pictures
+
+
+def test_a_title_that_is_no_text(tmp_path: Path) -> None:
+    """Names of files may hold bytes that are no UTF-8."""
+    page = render_page(
+        "m\udcff", [Heading("a", "m\udcff"), Judgement("good", "\udcff")]
+    )
+    page.encode("utf-8")

@@ -495,6 +495,42 @@ def test_failures_and_infinities_are_kept(journal: Path) -> None:
     ) == rows(first)
 
 
+def test_a_record_of_an_earlier_version_has_no_runtime(journal: Path) -> None:
+    space = {"presets": "A8W8", "calibrators": [], "optimizers": []}
+    first = search(residual(), pixels(), space=space, journal=journal)
+    text = journal.read_text(encoding="utf-8")
+    assert ', "runtime": null' in text or ',"runtime":null' in text
+    for key in (', "runtime": null', ',"runtime":null'):
+        text = text.replace(key, "")
+    journal.write_text(text, encoding="utf-8")
+    again = search(residual(), pixels(), space=space, journal=journal)
+    assert rows(again) == rows(first) and again.best.runtime is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "front"),
+    [
+        ((20.0, 0.5), (20.0, 0.9), [0]),  # faster, and as good
+        ((20.0, 0.5), (21.0, 0.9), [0, 1]),
+        ((20.0, 0.5), (20.1, 0.51), [1]),  # 5 % of the runtime are none
+        ((20.0, 0.5), (20.1, None), [0, 1]),  # not measured: not comparable
+        ((20.0, None), (20.1, None), [1]),
+    ],
+)
+def test_the_front_has_three_axes(
+    one: tuple[float, float | None],
+    other: tuple[float, float | None],
+    front: list[int],
+) -> None:
+    found = search(residual(), pixels(), space=SMALL, trials=1)
+    pair = [
+        replace(found.best, score=score, bytes=1000, runtime=runtime)
+        for score, runtime in (one, other)
+    ]
+    both = replace(found, candidates=pair)
+    assert both.front == [pair[place] for place in front]
+
+
 def endless(model: ModelProto) -> float:
     return float("inf")
 
