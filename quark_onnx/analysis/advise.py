@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from quark_onnx.report.verdict import (
     is_possible,
     next_steps,
 )
+from quark_onnx.report.verdict.advice import MOST
 from quark_onnx.report.verdict.verdict import BANDS
 from quark_onnx.search.checks import check_budget
 from quark_onnx.search.runs import Runs, SplitData
@@ -49,8 +50,6 @@ from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
 from quark_onnx.writing.run_settings import settings_of_config, settings_of_model
 
-#: Number of steps that a verdict shows, and a number that no list of steps reaches.
-_SHOWN, _ALL = 3, 1000
 #: Options that take the names of several nodes or tensors.
 _OF_SEVERAL = ("--exclude", "--tensor-calibrator")
 #: Number of tensors whose causes propose fixes, and of nodes in an exclusion.
@@ -118,7 +117,10 @@ class Reached:
         )
 
     def is_worse_than(self, other: Reached) -> bool:
-        """Return whether another model is better by more than chance, and in nothing worse."""
+        """Return whether another model has a better band, or is better by more than chance.
+
+        In the same band, neither the SQNR nor the deciding figure may be worse by more than chance.
+        """
         own, others = self.verdict.band, other.verdict.band
         if own in BANDS and others in BANDS and own != others:
             return BANDS.index(others) < BANDS.index(own)
@@ -237,7 +239,7 @@ def advise(  # noqa: PLR0913
             float_model,
             settings_of_config(config, report.samples),
             judged.verdict.task,
-            most=_ALL,
+            most=None,
         )
         run = Baseline(model, result.model, config, judged, task, ranges, configure)
         if not any(step.expected for step in steps):
@@ -272,13 +274,13 @@ def advise_analysis(  # noqa: PLR0913
     """
     assert found.verdict is not None
     settings = settings_of_model(quantized)
-    steps = [*fixes(found)]
+    steps = fixes(found)
     if settings is not None:
-        rules = next_steps(load(model), settings, found.verdict.task, most=_ALL)
+        rules = next_steps(load(model), settings, found.verdict.task, most=None)
         steps = [*rules, *steps]
     config = None if settings is None else settings.config
     if config is None or budget is None:
-        return tuple(steps[:_SHOWN])
+        return tuple(steps[:MOST])
     possible = [step for step in steps if is_possible(config, step.options)]
     split = SplitData()
     try:
@@ -288,17 +290,17 @@ def advise_analysis(  # noqa: PLR0913
         )
         before = Reached.of(judged.outputs, judged.verdict)
         if before is None:
-            return tuple(steps[:_SHOWN])
+            return tuple(steps[:MOST])
         run = Baseline(model, quantized, config, before, task, judges=split.judges)
         return tried(run, possible, split.calibration, budget, progress=progress)
     except DataError:  # a single sample cannot be held out
-        return tuple(steps[:_SHOWN])
+        return tuple(steps[:MOST])
     finally:
         split.close()
 
 
-def fixes(found: Analysis) -> Iterator[NextStep]:
-    """Yield fixes of the tensors that add most noise, greatest effect first.
+def fixes(found: Analysis) -> list[NextStep]:
+    """Return fixes of the tensors that add most noise, greatest effect first.
 
     Tensors with a common fix form a single step.
 
@@ -306,36 +308,39 @@ def fixes(found: Analysis) -> Iterator[NextStep]:
         found: the analysis.
     """
     noise = sum(tensor.added for tensor in found.ranking)
-    effects = dict[tuple[str, str], float]()
-    nodes = dict[tuple[str, str], list[str]]()
+    # The noise that a fix may remove, by the node or tensor that it concerns.
+    effects = dict[tuple[str, str], dict[str, float]]()
     for tensor in found.ranking[:_RANKED]:
         for cause in tensor.causes:
             if not cause.options:
                 continue
             options = shlex.join(cause.options)
-            node = tensor.node or tensor.name
+            name = tensor.node or tensor.name
             if cause.options[0] in _OF_SEVERAL:
                 # exclusions of several nodes form one step
-                options, node = cause.options
-            fix = (cause.remedy, options)
-            # The noise that a fix may remove, summed over tensors: larger effects come first.
-            effects[fix] = effects.get(fix, 0.0) + cause.share * tensor.added
-            concerned = nodes.setdefault(fix, [])
-            if node not in concerned:
-                concerned.append(node)
-    for remedy, options in sorted(effects, key=lambda fix: -effects[fix]):
-        concerned = nodes[remedy, options]
-        share = percentage(min(1.0, effects[remedy, options] / noise))
+                options, name = cause.options
+            concerned = effects.setdefault((cause.remedy, options), {})
+            effect = cause.share * tensor.added
+            concerned[name] = concerned.get(name, 0.0) + effect
+    steps = list[tuple[float, NextStep]]()
+    for (remedy, options), concerned in effects.items():
+        names = sorted(concerned, key=lambda name: -concerned[name])
         if options in _OF_SEVERAL:
-            concerned = concerned[:_EXCLUDED]
-            options = shlex.join([options, *concerned])
-        more = f" and {len(concerned) - 1} more" if len(concerned) > 1 else ""
-        yield NextStep(
+            names = names[:_EXCLUDED]
+            options = shlex.join([options, *names])
+        effect = sum(concerned[name] for name in names)
+        share = percentage(min(1.0, effect / noise))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        step = NextStep(
             options,
-            f"{remedy} (concerns {concerned[0]}{more})",
-            f"quark-onnx quantize ... {options}",
+            f"{remedy} (concerns {names[0]}{more})",
+            f"quantize(model, data, changed(config, {options!r}))",
             expected=f"an estimated {share} of the noise",
         )
+        steps.append((effect, step))
+    # Larger effects come first.
+    steps.sort(key=lambda pair: -pair[0])
+    return [step for _, step in steps]
 
 
 def tried(  # noqa: PLR0913
@@ -377,8 +382,8 @@ def tried(  # noqa: PLR0913
                 done.append((found, replace(step, gain=gain)))
             bar.update(count)
     done.sort(key=lambda pair: _rank(*pair))
-    best = [step for _, step in done[:_SHOWN]]
-    return (*best, *untried[: _SHOWN - len(best)])
+    best = [step for _, step in done[:MOST]]
+    return (*best, *untried[: MOST - len(best)])
 
 
 def _rank(reached: Reached, step: NextStep) -> tuple[int, bool, float]:

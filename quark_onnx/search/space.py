@@ -269,7 +269,7 @@ class Space:
         labels = {axis: list(choices) for axis, choices in self.axes.items()}
         probes, others = list[Trial](), list[Trial]()
         seen = set[str]()  # a choice may equal a preset's own setting
-        # The default space has 108 combinations; a configuration is a value without a model.
+        # A few hundred combinations: a configuration is a value without a model.
         for combination in product(*labels.values()):
             trial = self.trial(dict(zip(labels, combination, strict=True)))
             key = config_key(trial.config)

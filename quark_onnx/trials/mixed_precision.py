@@ -29,6 +29,7 @@ from quark_onnx.optimizers import AutoMixedPrecision, Samples
 from quark_onnx.patterns.runtime import raised_runtime
 from quark_onnx.plan import Plan, Quantize, matching, select
 from quark_onnx.planning.make_plan import make_plan
+from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.trials.trial import Trial
 
@@ -39,9 +40,8 @@ _OTHERS = 48
 #: Least and greatest number of runs for a runtime, and seconds after which the least number
 #: suffices.
 _LEAST_RUNS, _MOST_RUNS, _SECONDS = 5, 50, 1.0
-#: The least significant runtime in seconds, and the slowdown against the float model from which
-#: the report mentions it.
-_LEAST_RUNTIME, _SLOWER = 1e-3, 1.05
+#: The least significant runtime in seconds.
+_LEAST_RUNTIME = 1e-3
 #: The least time that the report names, in milliseconds.
 _LEAST_SHOWN = 0.001
 
@@ -673,7 +673,7 @@ def _runtime_notes(found: Sensitivity, settings: AutoMixedPrecision) -> list[str
         " on this CPU",
     ]
     slowdown = runtimes.mixed / runtimes.floating
-    if slowdown > _SLOWER:
+    if slowdown > SLOWER:
         reason = ""
         if settings.to != "float":
             reason = (

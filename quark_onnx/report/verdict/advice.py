@@ -102,7 +102,7 @@ def _kind(node: NodeProto, constants: Mapping[str, TensorProto]) -> str:
 
 
 def next_steps(
-    model: ModelProto, settings: Settings, task: str, most: int = MOST
+    model: ModelProto, settings: Settings, task: str, most: int | None = MOST
 ) -> tuple[NextStep, ...]:
     """Return changes to try, the most promising first.
 
@@ -110,7 +110,7 @@ def next_steps(
         model: the float model.
         settings: settings of the run with a risky or poor verdict.
         task: name of a task in ``TASKS``.
-        most: maximum number of steps; further ones would only tire, unless they are tried.
+        most: maximum number of steps, as further ones would only tire; None for all.
     """
     structure = _Structure.of(model)
     steps: list[NextStep] = []
@@ -143,7 +143,7 @@ def _more_samples(settings: Settings, _: _Structure, task: str) -> Iterator[Next
     if 0 < settings.samples < 16 and settings.activation is not None:
         yield NextStep(
             "",
-            f"{settings.samples} were used, and ranges of few samples clip the values of"
+            f"{settings.samples} samples were used; ranges of few samples clip values of"
             " other data",
             "100 or more calibration samples",
         )

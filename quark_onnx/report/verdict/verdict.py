@@ -121,7 +121,7 @@ class Verdict:
         band: ``good``, ``risky`` or ``poor``; ``unclear`` for too few held-out samples, and
             ``unknown`` for random data.
         sentence: the verdict in one sentence, without the band.
-        figures: the measured values; the first decides the band.
+        figures: the measured values; those in ``THRESHOLDS`` decide the band.
         samples: number of samples that were run.
         held_out: number of samples not used for calibration.
         measured_on: the samples in words, and their bias if calibration used them.
