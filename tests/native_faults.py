@@ -58,7 +58,7 @@ def endless(*, conditional: bool = False) -> onnx.ModelProto:
             h = MatMul (x, w)
             y = Loop (, , h) <
                 body = b (int64 i, bool before, float[1, 4] v) => (bool again, float[1, 4] next) {{
-                    again = Identity ({"small" if conditional else "before"})
+                    again = {"Identity (small)" if conditional else "Equal (i, i)"}
                     next = Add (v, tiny)
                 }}
             >

@@ -37,9 +37,6 @@ def _is_endless(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
     inputs = [*node.input, "", ""]
     if inputs[0]:
         return False
-    # Without a condition, that of the body is ignored.
-    if not inputs[1]:
-        return True
     for body in bodies_of([node]):
         # onnxruntime refuses a body without them.
         if not body.output or len(body.input) < 2:
@@ -54,7 +51,8 @@ def _is_endless(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
             if each.op_type == "Constant" and name in each.output and values:
                 known[name] = values[0]
         if name == body.input[1].name:
-            return _is_true(constants.get(inputs[1]))
+            # Without a condition the first iteration runs, and onnxruntime reads the body's.
+            return not inputs[1] or _is_true(constants.get(inputs[1]))
         computed = name in makers and name not in known
         return not computed and _is_true(known.get(name, constants.get(name)))
     return False

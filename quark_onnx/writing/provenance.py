@@ -17,6 +17,8 @@ from quark_onnx.config.text import format_call
 from quark_onnx.graph import Graph
 
 PRODUCER = "quark_onnx"
+#: Characters of the longest text of a selection: a model may have thousands of names.
+_LONGEST = 2000
 
 
 def write_provenance(graph: Graph, config: QConfig) -> None:
@@ -62,13 +64,24 @@ def described(config: QConfig) -> dict[str, str]:
         "calibrator": _calibrator(activation) if activation else "",
         "optimizers": " ".join(map(format_call, config.optimizers)),
         "target": config.target,
-        "exclude": shlex.join(config.exclude),
-        "op_types": shlex.join(config.op_types),
-        "nodes": shlex.join(config.nodes),
-        "overrides": str(len(config.overrides) + len(config.tensors) or ""),
+        **_patterns(config),
     }
     # Empty settings leave no entry, so that metadata of a plain model stays short.
     return {key: text for key, text in texts.items() if text}
+
+
+def _patterns(config: QConfig) -> dict[str, str]:
+    """Return the selections of nodes as texts; of long ones, and of overrides, their number."""
+    texts = dict[str, str]()
+    others = len(config.overrides) + len(config.tensors)
+    for name in ("exclude", "op_types", "nodes"):
+        patterns = getattr(config, name)
+        text = shlex.join(patterns)
+        if len(text) <= _LONGEST:
+            texts[name] = text
+        else:
+            others += len(patterns)
+    return texts | {"overrides": str(others or "")}
 
 
 def preset_of(config: QConfig) -> str:

@@ -214,6 +214,12 @@ def test_a_model_has_its_configuration_in_its_metadata(config: QConfig) -> None:
         assert shlex.split(known.get(key, "")) == list(getattr(config, key))
 
 
+def test_many_names_are_counted_in_the_metadata() -> None:
+    names = [f"node {index}" for index in range(1000)]
+    known = described(QConfig.of("A8W8").with_(exclude=names))
+    assert "exclude" not in known and known["overrides"] == "1000"
+
+
 def test_overrides_are_not_in_the_metadata() -> None:
     config = changed(QConfig.of("A8W8"), "--tensor-calibrator x=minmax")
     assert config_of_model(quantize(MODEL, samples(12), config).model) is None
