@@ -54,6 +54,7 @@ WORDS = {
     "SCHEME[+SCHEME...]",
     "TENSOR",
     "TYPE",
+    "TENSOR=NAME[:SETTING=VALUE,...]",
     "VERSION",
     "WHAT",
     "A,B",
