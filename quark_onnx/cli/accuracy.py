@@ -62,8 +62,7 @@ def add_accuracy_options(parser: Parser) -> None:
         "--budget",
         metavar="TIME",
         type=duration,
-        help="total time for --accuracy or --advice, such as 90s or 10m; by default"
-        " --accuracy has no limit, and advice takes as long as the run, at most 30s",
+        help="time for --accuracy or --advice, such as 10m; advice: at most 30s",
     )
 
 

@@ -251,8 +251,7 @@ def add_advice_option(parser: Parser) -> None:
         "--advice",
         choices=["none", "list", "try"],
         metavar="HOW",
-        help="none, list, or try: measure what would help, within --budget (default: try"
-        " unless the verdict is good)",
+        help="none, list or try changes that may help; try unless the verdict is good",
     )
 
 
