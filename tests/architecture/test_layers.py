@@ -220,7 +220,14 @@ ONE_OF_EACH = {
         "writing/finish.py",
     },
     # The samples that are held out.
-    "HoldOut": {"analysis/advise.py", "job.py", "measuring/run_data.py"},
+    "HoldOut": {"job.py", "measuring/run_data.py"},
+    # The samples of searches and advice, and their runs.
+    "SplitData": {
+        "analysis/accuracy.py",
+        "analysis/advise.py",
+        "search/search.py",
+    },
+    "Runs": {"analysis/accuracy.py", "analysis/advise.py", "search/search.py"},
     # One line from ranges to the quantized graph.
     "Assembler": {"job.py"},
 }

@@ -59,7 +59,7 @@ def test_tests_use_public_names() -> None:
     }
     assert "_cost" in ours  # of smoothquant.py
     #: Of argparse and transformers, which have no public name for it.
-    others = {"_actions", "_attn_implementation"}
+    others = {"_actions", "_attn_implementation", "_repr_html_"}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         found = set(used(ast.parse(path.read_text(encoding="utf-8"))))
         assert not (found & ours) - others, path

@@ -56,7 +56,7 @@ def test_an_accuracy_that_is_missed(cli: Any) -> None:
         (["--accuracy", "1%", "--no-equalize"], "leave out --no-equalize"),
         (["--accuracy", "1%", "--unsafe"], "leave out --unsafe"),
         (["--accuracy", "1%", "--labels", "l.csv"], "--labels does not go with"),
-        (["--budget", "5m"], "--budget is for --accuracy"),
+        (["--budget", "5m", "--advice", "none"], "--budget is for --accuracy"),
     ],
 )
 def test_bad_input(cli: Any, arguments: list[str], words: str) -> None:

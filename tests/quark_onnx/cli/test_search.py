@@ -236,7 +236,7 @@ def test_granularity(cli: Any) -> None:
         ),
         (["-o", "model.onnx"], ["--output model.onnx is the input MODEL itself"]),
         (["-o", "data"], ["--output data is the input --data itself"]),
-        (["--limit", "1"], ["a search needs at least two samples"]),
+        (["--limit", "1"], ["this needs at least two samples"]),
         (["--jurnal", "x"], ["did you mean '--journal'"]),
     ],
 )
