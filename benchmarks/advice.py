@@ -109,9 +109,13 @@ def main() -> int:
 def meets(rows: dict[str, Row]) -> bool:
     """Return whether the first actions keep what the advice promises."""
     judged = [row for row in rows.values() if "after" in row]
-    better = sum(row["after"] > row["before"] for row in judged)
+    better = _better(judged)
     harmful = any(row["after"] < row["before"] - row["chance"] for row in judged)
     return bool(judged) and better >= LEAST_SHARE * len(judged) and not harmful
+
+
+def _better(rows: list[Row]) -> int:
+    return sum(row["after"] > row["before"] for row in rows)
 
 
 def report(rows: dict[str, Row]) -> str:
@@ -143,10 +147,13 @@ def report(rows: dict[str, Row]) -> str:
         "chance",
     ]
     judged = [row for row in rows.values() if "after" in row]
-    better = sum(row["after"] > row["before"] for row in judged)
+    given = [row for row in judged if row["band"] != "good"]
+    worse = sum(row["after"] < row["before"] - row["chance"] for row in judged)
     return (
         "# First advice, on test data\n\n"
-        f"{better} of {len(judged)} first actions improve the metric on test data.\n\n"
+        f"{_better(judged)} of {len(judged)} first actions improve the metric on test data,"
+        f" {_better(given)} of the {len(given)} where the verdict is not good; {worse} are"
+        " worse by more than chance.\n\n"
         f"{table(header, lines)}\n"
     )
 
