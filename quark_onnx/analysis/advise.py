@@ -1,4 +1,4 @@
-"""advise: the changes that a verdict proposes, each tried before it is given."""
+"""advise: try the changes that a verdict proposes, and return those that help."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ Configure = Callable[[NextStep], QConfig | None]
 
 @dataclass(frozen=True)
 class Reached:
-    """What a model reaches on the samples that judge it.
+    """SQNR, verdict and latency of a model on held-out samples.
 
     Attributes:
         sqnr: SQNR of the worst output in dB; infinite without an error.
@@ -101,7 +101,7 @@ class Reached:
         return None
 
     def gain(self, other: Reached) -> Gain:
-        """Return what another model brings."""
+        """Return the gain of another model over this one."""
         runtime = float_runtime = None
         if self.latency is not None and other.latency is not None:
             # Each model ran in turns with the float model: the ratio of ratios is steadier.
@@ -261,7 +261,7 @@ def advise_analysis(  # noqa: PLR0913
     budget: float | None = None,
     progress: bool | None = False,
 ) -> tuple[NextStep, ...]:
-    """Return the changes that help an analyzed model, or that may.
+    """Return changes for an analyzed model: tried ones that help, then untried ones.
 
     Args:
         model: the float model.
@@ -352,7 +352,7 @@ def tried(  # noqa: PLR0913
     timed: bool = True,
     progress: bool | None = False,
 ) -> tuple[NextStep, ...]:
-    """Return the steps that help, best first, then those that were not tried.
+    """Try changes; return those that help, best first, then the untried ones.
 
     Args:
         run: the run to improve.

@@ -13,7 +13,7 @@ from quark_onnx.graph.node import bodies_of
 
 
 def check_loops(model: ModelProto) -> None:
-    """Check that no Loop lacks both a number of iterations and a condition that can end it.
+    """Check that every Loop can end: by its number of iterations, or by its condition.
 
     Raises:
         ModelError: a Loop never ends (ONNX specification of Loop); the message names it.

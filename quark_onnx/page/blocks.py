@@ -68,7 +68,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Reasons:
-    """Names with their reasons; names of equal reasons are one line that unfolds."""
+    """Names grouped by reason; the line of a reason unfolds to its names."""
 
     title: str
     reasons: Sequence[tuple[str, str]]

@@ -1,4 +1,4 @@
-"""Branches of If nodes that samples take, for figures that hold for these branches alone."""
+"""Record the branches of If nodes that samples take: figures hold for these alone."""
 
 from __future__ import annotations
 

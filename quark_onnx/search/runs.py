@@ -32,7 +32,7 @@ EVERY = 4
 
 
 class SplitData:
-    """Samples that are read once: those to calibrate on, and those that judge.
+    """Samples of one reading, split into calibration samples and held-out samples.
 
     Attributes:
         calibration: the samples to calibrate on.
