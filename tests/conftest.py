@@ -1,8 +1,8 @@
 """Settings of the whole suite.
 
 No test fails because the machine was slow for a moment. A second run, in another environment, can
-leave out the tests that a first one has passed: ``--passed FILE`` writes their names, and
-``--without FILE`` reads them.
+leave out the tests that a first one has passed: ``--passed=FILE`` writes their names, and
+``--without=FILE`` reads them (as one word: pytest takes a file of its own for one with tests).
 """
 
 from __future__ import annotations
