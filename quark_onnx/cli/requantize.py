@@ -131,7 +131,7 @@ def _changes(config: QConfig, preset: str) -> Iterator[str]:
     usual = QConfig.of(preset)
     if config.target:
         yield from ("--target", config.target)
-    optimizers = config.optimizers[len(usual.optimizers) :]
+    optimizers = [each for each in config.optimizers if each not in usual.optimizers]
     if optimizers:
         yield from ("--optimize", *map(format_call, optimizers))
     activation, weight = config.activation, config.weight

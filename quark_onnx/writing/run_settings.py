@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx.numpy_helper import to_array
 
 from quark_onnx.common.containers import names_of, present
+from quark_onnx.common.errors import ConfigError
 from quark_onnx.common.registry import PRESETS
 from quark_onnx.config import QConfig, QuantizationSpec, format_calibrator
 from quark_onnx.graph import scopes_of
@@ -112,8 +113,9 @@ def settings_of_model(model: ModelProto) -> Settings | None:
 def config_of_model(model: ModelProto) -> QConfig | None:
     """Return the configuration in the metadata of a quantized model.
 
-    None for a model of another tool, for formats without a preset, and for a configuration with
-    overrides, which the metadata only counts.
+    None for a model of another tool, for formats without a preset, for a configuration with
+    overrides, which the metadata only counts, and for metadata that is damaged or names an optimizer
+    or a target that is not installed.
 
     Args:
         model: the quantized model.
@@ -121,6 +123,19 @@ def config_of_model(model: ModelProto) -> QConfig | None:
     known = _provenance(model)
     if known.get("preset") not in PRESETS or "overrides" in known:
         return None
+    try:
+        return _config_of(known)
+    except (ConfigError, ValueError):  # shlex raises ValueError for an open quotation
+        return None
+
+
+def _config_of(known: Mapping[str, str]) -> QConfig:
+    """Return the configuration of a model's metadata.
+
+    Raises:
+        ConfigError: a value is wrong, or not installed.
+        ValueError: a text has an open quotation.
+    """
     patterns = ("exclude", "op_types", "nodes")
     config = QConfig.of(known["preset"]).with_(
         optimizers=known.get("optimizers", "").split(),

@@ -214,6 +214,27 @@ def test_a_model_has_its_configuration_in_its_metadata(config: QConfig) -> None:
         assert shlex.split(known.get(key, "")) == list(getattr(config, key))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("exclude", "'open"),
+        ("optimizers", "nosuch:a=1"),
+        ("target", "nosuch"),
+        ("calibrator", "nosuch"),
+        ("preset", "NOSUCH"),
+    ],
+)
+def test_damaged_metadata_is_no_configuration(key: str, value: str) -> None:
+    model = quantize(MODEL, samples(12), "A8W8").model
+    entry = next(
+        (each for each in model.metadata_props if each.key == f"quark_onnx.{key}"),
+        None,
+    )
+    entry = entry or model.metadata_props.add(key=f"quark_onnx.{key}")
+    entry.value = value
+    assert config_of_model(model) is None
+
+
 def test_many_names_are_counted_in_the_metadata() -> None:
     names = [f"node {index}" for index in range(1000)]
     known = described(QConfig.of("A8W8").with_(exclude=names))
