@@ -44,7 +44,7 @@ from quark_onnx.report.verdict import (
 from quark_onnx.report.verdict.advice import MOST
 from quark_onnx.report.verdict.verdict import BANDS
 from quark_onnx.search.checks import check_budget
-from quark_onnx.search.runs import Runs, SplitData
+from quark_onnx.search.runs import Outcome, Runs, SplitData
 from quark_onnx.search.space import relative_cost
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import Latency, measure_latency
@@ -275,8 +275,9 @@ def advise_analysis(  # noqa: PLR0913
     assert found.verdict is not None
     settings = settings_of_model(quantized)
     steps = fixes(found)
+    float_model = load(model)
     if settings is not None:
-        rules = next_steps(load(model), settings, found.verdict.task, most=None)
+        rules = next_steps(float_model, settings, found.verdict.task, most=None)
         steps = [*rules, *steps]
     config = None if settings is None else settings.config
     if config is None or budget is None:
@@ -286,7 +287,7 @@ def advise_analysis(  # noqa: PLR0913
     try:
         split.read(samples, len(samples), most=len(samples))
         judged = judge_models(
-            load(model), quantized, split.judges, task=task, preprocessing=False
+            float_model, quantized, split.judges, task=task, preprocessing=False
         )
         before = Reached.of(judged.outputs, judged.verdict)
         if before is None:
@@ -364,18 +365,15 @@ def tried(  # noqa: PLR0913
         progress: as for ``quantize_static``.
     """
     trials = _Trials(run, samples, budget, timed=timed and not run.config.target)
-
-    def cost(step: NextStep) -> float:
-        config = run.with_change(step)
-        return 0.0 if config is None else relative_cost(config)
-
+    changes = [(step, run.with_change(step)) for step in steps]
     # What takes long comes last: a trial that the budget ends has brought nothing.
-    steps = sorted(steps, key=cost)
+    changes.sort(key=lambda pair: 0.0 if pair[1] is None else relative_cost(pair[1]))
     done, untried = list[tuple[Reached, NextStep]](), list[NextStep]()
-    with Progress(progress, len(steps), "trying", "change") as bar:
-        for count, step in enumerate(steps, 1):
-            found = trials.judged(step)
-            if found is None and step not in trials.failed:
+    with Progress(progress, len(changes), "trying", "change") as bar:
+        for count, (step, config) in enumerate(changes, 1):
+            outcome = None if config is None else trials.run(config)
+            found = None if outcome is None else outcome.found
+            if outcome is None:
                 untried.append(step)
             elif found is not None and trials.before.is_worse_than(found):
                 gain = trials.before.gain(found)
@@ -406,26 +404,17 @@ class _Trials:
         self._run, self._samples, self._timed = run, samples, timed
         self._runs = Runs(run.model, samples, budget, run.task, run.ranges)
         self._seconds = list[float]()
-        self.failed = list[NextStep]()
         self.before = replace(run.reached, latency=self._latency(run.quantized))
 
-    def judged(self, step: NextStep) -> Reached | None:
-        """Return what the model with a change reaches.
-
-        None for a step that was not tried, and for one that failed, which ``failed`` then has.
-        """
-        config = self._run.with_change(step)
+    def run(self, config: QConfig) -> Outcome[Reached | None] | None:
+        """Try a configuration; return None if the budget is over before its end."""
         # The fastest trial is a lower bound.
-        fastest = min(self._seconds, default=0.0)
-        if config is None or not self._runs.has_time(fastest):
+        if not self._runs.has_time(min(self._seconds, default=0.0)):
             return None
         outcome = self._runs.run(config.with_(min_sqnr=None), self._judged)
-        if outcome is None:
-            return None
-        self._seconds.append(outcome.seconds)
-        if outcome.found is None:
-            self.failed.append(step)
-        return outcome.found
+        if outcome is not None:
+            self._seconds.append(outcome.seconds)
+        return outcome
 
     def _judged(self, result: Result) -> Reached | None:
         outputs, verdict = result.report.outputs, result.report.verdict

@@ -114,8 +114,8 @@ def config_of_model(model: ModelProto) -> QConfig | None:
     """Return the configuration in the metadata of a quantized model.
 
     None for a model of another tool, for formats without a preset, for a configuration with
-    overrides, which the metadata only counts, and for metadata that is damaged or names an optimizer
-    or a target that is not installed.
+    overrides, which the metadata only counts, and for metadata that is damaged or names what is
+    not installed.
 
     Args:
         model: the quantized model.
