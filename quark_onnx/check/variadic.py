@@ -117,8 +117,9 @@ def _first_variadic(
         opsets: versions of operator sets by domain, "" for the standard domain.
     """
     domain = normalized_domain(node.domain)
-    # A domain that is not imported is looked up in its newest version.
-    version = min(opsets.get(domain, _NEWEST), _NEWEST)
+    # A domain that is not imported is looked up in its newest version. Versions that no int32 holds
+    # are an error of ``check_fields``, which runs later.
+    version = max(0, min(opsets.get(domain, _NEWEST), _NEWEST))
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain)
     except onnx.defs.SchemaError:

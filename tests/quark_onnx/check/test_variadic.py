@@ -222,3 +222,14 @@ def test_every_entry_point_checks(name: str, kind: str, tmp_path: Path) -> None:
         ModelError, match=r"node 'top' \(Max\): the name of input 1 is empty"
     ):
         ENTRIES[name](model if kind == "model" else saved(model, tmp_path))
+
+
+@pytest.mark.parametrize("version", [-(2**63), -(2**31) - 1, -1, 2**31, 2**63 - 1])
+def test_an_impossible_version_is_named(version: int, tmp_path: Path) -> None:
+    """Names are looked up in a version before versions are checked; both have int64 in the file."""
+    clip = helper.make_node("Clip", ["x", "", "high"], ["y"])
+    model = model_of(clip, opsets={"": 17})
+    model.opset_import[0].version = version
+    for call in (lambda: read(saved(model, tmp_path)), lambda: plan_for(model)):
+        with pytest.raises(ModelError, match=f"the impossible version {version}"):
+            call()
