@@ -7,35 +7,40 @@ written or judged comes from here, so that what is judged is what is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from quark_onnx.common.containers import names_of
+from quark_onnx.common.errors import QuarkError
 from quark_onnx.common.wording import counted
 from quark_onnx.config import QConfig
 from quark_onnx.files.half_precision import OriginalDtypes
 from quark_onnx.fusions.nbits import set_accuracy_level
-from quark_onnx.graph import Graph
+from quark_onnx.graph import Graph, tensor_keys
 from quark_onnx.measuring.calibrate import Ranges, calibrate, missing
+from quark_onnx.measuring.calibration import Calibration, Keyed
 from quark_onnx.measuring.run_data import Planned, RunData
+from quark_onnx.optimizers import LayerOptimizer
 from quark_onnx.optimizers.problem import LayerResult
 from quark_onnx.plan import Plan, Quantize
 from quark_onnx.planning.plan_at_opset import plan_at_opset
 from quark_onnx.planning.subgraph_plans import give_up_late
-from quark_onnx.refine import accept_biases, correct_biases, refine
+from quark_onnx.refine import correct_biases, refine
 from quark_onnx.report.clipping import Clipping
 from quark_onnx.running.function_bodies import define_functions
-from quark_onnx.running.run import Reference
+from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.apply_target_constraints import Limits, apply_target_constraints
 from quark_onnx.scales.compute_qparams import (
+    Params,
     ResolvedPlan,
     compute_bias_qparams,
     compute_qparams,
 )
 from quark_onnx.scales.keep_sensitive_float import keep_sensitive_ops_float
-from quark_onnx.trials.acceptance import Snapshot, min_output_sqnr
 from quark_onnx.trials.clipping import measure_clipping
 from quark_onnx.trials.scale_search import search
 from quark_onnx.trials.trial import Trial
@@ -45,6 +50,13 @@ from quark_onnx.writing.insert import insert
 from quark_onnx.writing.insert_subgraphs import quantize_insides
 from quark_onnx.writing.tie_transposed_weights import tie_transposed_weights
 from quark_onnx.writing.unfused_sums import unfuse_sums
+
+logger = logging.getLogger(__name__)
+
+#: Greatest number of samples for the ranges of a rewritten graph, which bounds the runtime.
+_MEASURED = 32
+#: Number of samples that judge corrected biases.
+_JUDGES = 4
 
 
 @dataclass(frozen=True)
@@ -140,50 +152,192 @@ class Assembler:
         clipped = None
         if clipping:
             clipped = self._clipping(resolved, graph, config, ranges, data)
-        # After the search, as codes are chosen for final scales.
-        graph, plan, layers = self._refine(
-            graph, config, resolved, data, progress, notes
-        )
-        # Scales of biases are products of the final scales.
+        # Scales of biases are products of the final scales; weight scales that are too small for
+        # int32 biases are raised.
         plan = compute_bias_qparams(graph, plan, params)
-        graph = accept_biases(
-            graph,
-            corrected,
-            plan,
-            params,
-            self.reference,
-            [*data.deciding, *few],
-            notes,
-        )
-        notes += params.notes
-        result = insert(
-            graph,
-            plan,
-            params,
-            form=config.pairs,
-            lower=config.form != "operators",
-        )
-        # Parameters and codes of a large model are large.
-        del params, resolved
-        inside = quantize_insides(result, planned.insides, config)
-        define_functions(result)
+        # After the search, as codes are chosen for final scales.
+        if optimizers := self._layer_optimizers(config, data, notes):
+            resolved = ResolvedPlan(plan, params)
+            made = self._refined(planned, resolved, data, optimizers, progress)
+        elif corrected is not graph:
+            resolved = ResolvedPlan(plan, params)
+            made = self._with_better_biases(planned, resolved, data, corrected)
+        else:
+            pairs = _with_pairs(graph, plan, params, config)
+            notes += params.notes
+            # Parameters and codes of a large model are large.
+            del params, resolved
+            made = self._completed(pairs, graph, plan, planned, data)
+        return replace(made, notes=[*notes, *made.notes], clipping=clipped)
+
+    def _layer_optimizers(
+        self, config: QConfig, data: RunData, notes: list[str]
+    ) -> list[LayerOptimizer]:
+        """Return the optimizers that choose codes.
+
+        Args:
+            config: the settings.
+            data: the data of the run.
+            notes: receives the reason why an optimizer, or ``resume``, has no effect.
+        """
+        optimizers = [each for each in config.optimizers if each.stage == "layer"]
+        if not optimizers:
+            if self.resume:
+                notes.append(
+                    "resume: no optimizer chooses codes layer by layer, nothing is kept"
+                )
+            return []
+        if not len(data.again):
+            names = ", ".join(names_of(optimizers))
+            notes.append(f"{names}: left out, there is no calibration data")
+            return []
+        return optimizers
+
+    def _completed(
+        self,
+        pairs: Graph,
+        graph: Graph,
+        plan: Plan,
+        planned: Planned,
+        data: RunData,
+    ) -> Assembled:
+        """Return the result of a graph with pairs: bodies, functions and operators on codes.
+
+        Args:
+            pairs: the graph with pairs, which is changed.
+            graph: the float graph.
+            plan: the plan of the graph.
+            planned: the settings, and the plans of bodies.
+            data: the samples that fused operators are run on.
+        """
+        config, notes = planned.config, list[str]()
+        inside = quantize_insides(pairs, planned.insides, config)
+        define_functions(pairs)
         if config.form == "operators":
             before = quantized_before(graph)
-            result, fused = fuse(
-                result,
+            pairs, fused = fuse(
+                pairs,
                 data.judges,
                 before,
                 runs=not self.reference.unknown_operator,
             )
-            set_accuracy_level(result, config.accuracy_level, before)
-            notes += [*fused, *read_floats(result, before)]
-        notes += [*inside, *tie_transposed_weights(result)]
-        sums = unfuse_sums(result, config)
-        self.narrowing.store_constants(result)
+            set_accuracy_level(pairs, config.accuracy_level, before)
+            notes += [*fused, *read_floats(pairs, before)]
+        notes += [*inside, *tie_transposed_weights(pairs)]
+        sums = unfuse_sums(pairs, config)
+        self.narrowing.store_constants(pairs)
         quantized = bool(inside) or any(
             isinstance(entry, Quantize) for entry in plan.entries.values()
         )
-        return Assembled(result, plan, quantized, notes, sums, layers, clipped)
+        return Assembled(pairs, plan, quantized, notes, sums, [], None)
+
+    def _candidate(
+        self, planned: Planned, graph: Graph, resolved: ResolvedPlan, data: RunData
+    ) -> Assembled:
+        """Return the result of a float graph, as one of two to choose from.
+
+        Args:
+            planned: the settings, and the plans of bodies.
+            graph: the float graph.
+            resolved: its plan and scales.
+            data: the data of the run.
+        """
+        plan, params = resolved
+        pairs = _with_pairs(graph, plan, params, planned.config)
+        made = self._completed(pairs, graph, plan, planned, data)
+        return replace(made, notes=[*params.notes, *made.notes])
+
+    def _refined(
+        self,
+        planned: Planned,
+        resolved: ResolvedPlan,
+        data: RunData,
+        optimizers: Sequence[LayerOptimizer],
+        progress: bool | None,
+    ) -> Assembled:
+        """Let layer optimizers choose codes and biases.
+
+        If the minimum output SQNR on held-out samples is below that of round to nearest, nothing
+        is changed.
+
+        Args:
+            planned: the settings, and the float graph, whose biases are changed.
+            resolved: its plan and scales, which are changed.
+            data: the data of the run.
+            optimizers: the layer optimizers, at least one.
+            progress: as for ``quantize_static``.
+        """
+        graph, (plan, params) = planned.graph, resolved
+        names = ", ".join(names_of(optimizers))
+        cost = (
+            f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
+            " layer by layer"
+        )
+        # Of round to nearest, the result to improve on.
+        plain = self._candidate(planned, graph, resolved, data)
+        before = self._sqnr(plain, params, data.deciding)
+        found = refine(
+            graph,
+            plan,
+            params,
+            optimizers,
+            data.again,
+            show=progress,
+            resume=self.resume,
+        )
+        # Optimizers moved biases in float, and their codes follow.
+        plan = compute_bias_qparams(graph, plan, params)
+        made = self._candidate(planned, graph, ResolvedPlan(plan, params), data)
+        after = self._sqnr(made, params, data.deciding)
+        # Without held-out samples there is no evidence against the optimizers.
+        if before is None or after is None or after >= before:
+            notes = [cost, *found.notes, *made.notes]
+            return replace(made, notes=notes, layers=found.layers)
+        left_out = (
+            f"{names}: left out; an output has {after:.2f} dB SQNR with it on samples"
+            f" held out, and {before:.2f} dB with every weight rounded to the nearest"
+        )
+        return replace(plain, notes=[cost, left_out, *plain.notes])
+
+    def _with_better_biases(
+        self,
+        planned: Planned,
+        resolved: ResolvedPlan,
+        data: RunData,
+        corrected: Graph,
+    ) -> Assembled:
+        """Return the result with corrected biases if they raise the minimum output SQNR.
+
+        Args:
+            planned: the settings, and the float graph.
+            resolved: its plan and scales.
+            data: the data of the run; the first few samples that are held out decide.
+            corrected: the graph with corrected biases.
+        """
+        # Means over padded borders and through saturation are approximations, which only the
+        # outputs of the model can judge.
+        samples = data.deciding
+        if data.held is not None:
+            samples = [*samples, *data.held.first]
+        samples = samples[:_JUDGES]
+        plain = self._candidate(planned, planned.graph, resolved, data)
+        other = self._candidate(planned, corrected, resolved, data)
+        before = self._sqnr(plain, resolved.params, samples)
+        after = self._sqnr(other, resolved.params, samples)
+        if before is None or after is None or after <= before:
+            return plain
+        note = (
+            f"biases corrected by the mean error of rounded weights: {before:.2f} ->"
+            f" {after:.2f} dB SQNR at the worst output, on {counted(len(samples), 'sample')}"
+        )
+        return replace(other, notes=[note, *other.notes])
+
+    def _sqnr(
+        self, made: Assembled, params: Params, samples: Sequence[Sample]
+    ) -> float | None:
+        """Return the SQNR that decides between results; None if it cannot be measured."""
+        trial = Trial(made.graph, self.reference, params.encoded)
+        return trial.sqnr_to_decide(samples)
 
     def _clipping(
         self,
@@ -213,79 +367,11 @@ class Assembler:
             receive if config.keeps_function else None,
         )
 
-    def _refine(  # noqa: PLR0913
-        self,
-        graph: Graph,
-        config: QConfig,
-        resolved: ResolvedPlan,
-        data: RunData,
-        progress: bool | None,
-        notes: list[str],
-    ) -> tuple[Graph, Plan, list[LayerResult]]:
-        """Let layer optimizers choose codes and biases.
 
-        If the minimum output SQNR on held-out samples is below that of round to nearest, nothing
-        is changed.
-
-        Returns:
-            The graph with the chosen values, its plan, and the result for each layer.
-        """
-        plan, params = resolved
-        chosen = [
-            optimizer for optimizer in config.optimizers if optimizer.stage == "layer"
-        ]
-        if not chosen:
-            if self.resume:
-                notes.append(
-                    "resume: no optimizer chooses codes layer by layer, nothing is kept"
-                )
-            return graph, plan, []
-        names = ", ".join(names_of(chosen))
-        if not len(data.again):
-            notes.append(f"{names}: left out, there is no calibration data")
-            return graph, plan, []
-        notes.append(
-            f"{names}: cost both models one more run over {counted(len(data.again), 'sample')},"
-            " layer by layer",
-        )
-        # raises weight scales that are too small for int32 biases
-        plan = compute_bias_qparams(graph, plan, params)
-        before = Snapshot.of(graph, plan, params)
-        # Of round to nearest, the result to improve on.
-        plain = min_output_sqnr(
-            graph,
-            plan,
-            params,
-            self.reference.remembering,
-            data.deciding,
-        )
-        found = refine(
-            graph,
-            plan,
-            params,
-            chosen,
-            data.again,
-            show=progress,
-            resume=self.resume,
-        )
-        # Optimizers moved biases in float, and their codes follow.
-        plan = compute_bias_qparams(graph, plan, params)
-        sqnr = min_output_sqnr(
-            graph,
-            plan,
-            params,
-            self.reference.remembering,
-            data.deciding,
-        )
-        # Without held-out samples there is no evidence against the optimizers.
-        if plain is None or sqnr is None or sqnr >= plain:
-            notes += found.notes
-            return graph, plan, found.layers
-        notes.append(
-            f"{names}: left out; an output has {sqnr:.2f} dB SQNR with it on samples"
-            f" held out, and {plain:.2f} dB with every weight rounded to the nearest",
-        )
-        return *before.restore(params), []
+def _with_pairs(graph: Graph, plan: Plan, params: Params, config: QConfig) -> Graph:
+    """Return a copy of a float graph with Q/DQ pairs."""
+    lower = config.form != "operators"
+    return insert(graph, plan, params, form=config.pairs, lower=lower)
 
 
 def _moved(count: int, why: str) -> list[str]:
@@ -293,6 +379,69 @@ def _moved(count: int, why: str) -> list[str]:
     if not count:
         return []
     return [f"{counted(count, 'scale')} moved {why}"]
+
+
+@dataclass(frozen=True)
+class RewriteTrials:
+    """Makes the models that rewrites of the float graph give, to choose between rewrites.
+
+    A rewrite preserves the float outputs, and may change rounding errors either way: factors that
+    help one layer may harm another.
+
+    Attributes:
+        assembler: assembles the models.
+        config: the settings of the run.
+        data: the data of the run.
+        statistics: receives the statistics of the first samples.
+    """
+
+    assembler: Assembler
+    config: QConfig
+    data: RunData
+    statistics: Calibration
+
+    def sqnr(self, graph: Graph, *, is_first: bool = False) -> float | None:
+        """Return the minimum output SQNR of a quantized graph on held-out samples, in dB.
+
+        None if no SQNR can be measured. Weights are rounded to nearest whatever the layer
+        optimizers, and scales are not searched.
+
+        Args:
+            graph: a float graph; not changed.
+            is_first: whether the graph is the one before any rewrite, whose outputs later steps
+                need.
+        """
+        # Samples that an optimizer has seen would favour its rewrite.
+        samples = self.data.deciding
+        if not samples:
+            return None
+        reference = self.assembler.reference
+        config = self.config.with_(optimizers=(), search=0)
+        try:
+            planned = plan_at_opset(
+                graph.copy(), config, reference, samples[0], inside=False
+            )
+            plan, ranges = planned.plan, Ranges()
+            if config.measures:
+                # Graphs have many tensors in common, and the run goes on with one of them.
+                keyed = Keyed(self.statistics, tensor_keys(planned.graph), rich=False)
+                plan, ranges, _ = calibrate(
+                    planned.graph,
+                    plan,
+                    islice(iter(self.data.again), _MEASURED),
+                    keyed=keyed,
+                    receive=self.data.receive if is_first else None,
+                )
+            made = self.assembler.assemble(
+                Planned(config, planned.graph, plan, [], [], []),
+                ranges,
+                RunData(samples[0]),
+                progress=False,
+            )
+        except QuarkError as error:  # the check of the final model reports the error
+            logger.debug("the effect of a rewrite cannot be measured: %s", error)
+            return None
+        return Trial(made.graph, reference).sqnr_to_decide(samples)
 
 
 class Trials:
@@ -350,13 +499,13 @@ class Trials:
             built: the settings that the model is made by.
             data: the data for the search of scales and for biases.
         """
-        measured, ranges = self._measured(config)
+        measured, ranges = self.measured(config)
         graph = measured.graph.copy()  # the stages change it
         changed = replace(measured, config=built, graph=graph)
         made = self._assembler.assemble(changed, ranges, data, progress=False)
-        return Trial(measured, ranges, made.graph, self.reference)
+        return Trial(made.graph, self.reference)
 
-    def _measured(self, config: QConfig) -> tuple[Planned, Ranges]:
+    def measured(self, config: QConfig) -> tuple[Planned, Ranges]:
         """Return the plan of a configuration and its ranges."""
         if config == self.planned.config:
             return self.planned, self._ranges

@@ -17,7 +17,7 @@ from calibrators.onnx_runtime.session import model_bytes
 from calibrators.readers.open import CalibrationData
 from calibrators.readers.spool import Spool
 from calibrators.shown import short
-from quark_onnx.assemble import Assembler, Trials
+from quark_onnx.assemble import Assembler, RewriteTrials, Trials
 from quark_onnx.check.inlined import inlined
 from quark_onnx.check.static_shapes import fixed
 from quark_onnx.common.containers import of_type
@@ -252,10 +252,10 @@ def _mixed(  # noqa: PLR0913
         progress: as for ``quantize_static``.
     """
     trials = Trials(Assembler(job.reference, job.narrowing), planned, ranges, data)
-    trial, found = mix(trials, settings, data.again, data.held_out, progress)
+    config, found = mix(trials, settings, data.again, data.held_out, progress)
     notes = describe(found, settings, len(planned.graph.nodes))
-    changed = trial.planned
-    return replace(changed, notes=[*notes, *changed.notes]), trial.ranges
+    changed, ranges = trials.measured(config)
+    return replace(changed, notes=[*notes, *changed.notes]), ranges
 
 
 def _known_ranges(planned: Planned) -> Calibrated:
@@ -567,15 +567,14 @@ class Job:
         self._require_structure(graph)
         # Statistics that optimizers measure anyway, and calibration need not measure again.
         measured = Calibration("")
+        trials = RewriteTrials(self._assembler, self.config, data, measured)
         graph, improved = optimize_float(
             graph,
             self.config,
             self.reference,
             sample,
             samples,
-            data.deciding,
-            measured=measured,
-            receive=data.receive,
+            trials.sqnr,
             show=progress,
         )
         graph, again = prepare_again(graph, self.config, sample)

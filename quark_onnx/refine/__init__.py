@@ -1,13 +1,12 @@
 """Optimizers of the float graph and of layers, and the acceptance of their results."""
 
-from quark_onnx.refine.bias_means import InputMeans, accept_biases, correct_biases
+from quark_onnx.refine.bias_means import InputMeans, correct_biases
 from quark_onnx.refine.optimize_float import give_biases, optimize_float
 from quark_onnx.refine.refine import refine
 from quark_onnx.refine.resume import check_folder
 
 __all__ = [
     "InputMeans",
-    "accept_biases",
     "check_folder",
     "correct_biases",
     "give_biases",

@@ -17,15 +17,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators.onnx_runtime.session import open_session
-from quark_onnx.common.wording import counted
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.shapes import untyped
 from quark_onnx.patterns.conv_and_gemm import LAYERS, SPATIAL, Layer
 from quark_onnx.plan import Plan
 from quark_onnx.refine.layer_problems import LayerTask, places_in, rounded
-from quark_onnx.running.run import Reference, Sample
+from quark_onnx.running.run import Sample
 from quark_onnx.scales.compute_qparams import Params
-from quark_onnx.trials.acceptance import min_output_sqnr
 
 Doubles = NDArray[np.float64]
 #: The input of a layer, and whether its channels are axis 1.
@@ -33,9 +31,6 @@ MeanKey = tuple[str, bool]
 Means = dict[MeanKey, Doubles]
 
 logger = logging.getLogger(__name__)
-
-#: Number of samples that judge corrected biases.
-_JUDGES = 4
 
 
 class InputMeans:
@@ -181,46 +176,6 @@ def correct_biases(  # noqa: PLR0913
                 place.bias,
                 (bias - shift.reshape(bias.shape)).astype(np.float32),
             )
-    return corrected
-
-
-def accept_biases(  # noqa: PLR0913
-    graph: Graph,
-    corrected: Graph,
-    plan: Plan,
-    params: Params,
-    floating: Reference,
-    samples: Sequence[Sample],
-    notes: list[str],
-) -> Graph:
-    """Return the graph with corrected biases if they raise the minimum output SQNR.
-
-    Otherwise, the original graph is returned.
-
-    Args:
-        graph: the float graph.
-        corrected: the graph with corrected biases.
-        plan: the decisions about its tensors.
-        params: the scales, including bias scales.
-        floating: the float model.
-        samples: samples for the comparison; the first few are used.
-        notes: notes of the report; an accepted correction is added.
-    """
-    if corrected is graph:
-        return graph
-    # Means over padded borders and through saturation are approximations, which only the outputs
-    # of the model can judge.
-    judges = samples[:_JUDGES]
-    before, after = (
-        min_output_sqnr(each, plan, params, floating.remembering, judges)
-        for each in (graph, corrected)
-    )
-    if before is None or after is None or after <= before:
-        return graph
-    notes.append(
-        f"biases corrected by the mean error of rounded weights: {before:.2f} ->"
-        f" {after:.2f} dB SQNR at the worst output, on {counted(len(judges), 'sample')}",
-    )
     return corrected
 
 

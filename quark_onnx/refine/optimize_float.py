@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 
-from calibrators.onnx_runtime.runner import Receive
 from calibrators.onnx_runtime.session import open_session
 from quark_onnx.common.progress import Progress
 from quark_onnx.common.wording import prefixed
@@ -21,13 +20,11 @@ from quark_onnx.config.text import format_call
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph
 from quark_onnx.kernels.noise import Rounding
-from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.optimizers import Adaptive, FloatOptimizer, Samples
 from quark_onnx.patterns.conv_and_gemm import Layer
 from quark_onnx.planning.prepare import unchanged
 from quark_onnx.report.measure import least_sqnr, measure
 from quark_onnx.running.run import Reference, Sample, run
-from quark_onnx.trials.benefit import quantized_sqnr
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +33,13 @@ logger = logging.getLogger(__name__)
 _PRICE = 5.0
 #: An optimizer that nobody asked for is not tried where every output has this SQNR, in dB.
 _GOOD = 40.0
+
+
+class SqnrOf(Protocol):
+    """Returns the minimum output SQNR of a graph after quantization; see ``RewriteTrials``."""
+
+    def __call__(self, graph: Graph, *, is_first: bool = False) -> float | None:
+        """Return the SQNR in dB; None if it cannot be measured."""
 
 
 class _Shown(Sequence[Mapping[str, Any]]):
@@ -69,19 +73,11 @@ class _Judge:
     """A judge of float rewrites, by the output error of the quantized model.
 
     Attributes:
-        config: settings for the quantization of compared graphs.
-        held_out: samples for the comparison.
-        measured: statistics of the first samples in the compared graphs.
-        receive: called with the outputs of the first compared graph on the first samples.
+        sqnr: returns the minimum output SQNR of a graph after quantization.
         best: minimum output SQNR before the next rewrite, in dB; None until needed.
     """
 
-    config: QConfig
-    reference: Reference
-    samples: Samples
-    held_out: Sequence[Sample]
-    measured: Calibration
-    receive: Receive | None = None
+    sqnr: SqnrOf
     best: float | None = None
 
     def rejects(
@@ -104,8 +100,8 @@ class _Judge:
         if self.best is None:
             # Quantizing the unchanged graph costs as much as a candidate, so that only a rewrite
             # causes it.
-            self.best = self._sqnr(before, self.receive)
-        found = None if self.best is None else self._sqnr(after)
+            self.best = self.sqnr(before, is_first=True)
+        found = None if self.best is None else self.sqnr(after)
         # Without a measurement nothing speaks against the rewrite, which ``unchanged`` has
         # verified.
         if self.best is None or found is None:
@@ -134,28 +130,8 @@ class _Judge:
             graph: the current graph, which is quantized only if ``best`` is unknown.
         """
         if self.best is None:
-            self.best = self._sqnr(graph, self.receive)
+            self.best = self.sqnr(graph, is_first=True)
         return self.best is not None and self.best >= _GOOD
-
-    def _sqnr(self, graph: Graph, receive: Receive | None = None) -> float | None:
-        """Return the minimum output SQNR of a graph after quantization, in dB.
-
-        Args:
-            graph: a float graph; not changed.
-            receive: called with the outputs of the graph on the first samples; None for none.
-
-        Returns:
-            The SQNR; None if it cannot be measured, for example without held-out samples.
-        """
-        return quantized_sqnr(
-            graph,
-            self.config,
-            self.reference,
-            self.samples,
-            self.held_out,
-            self.measured,
-            receive,
-        )
 
 
 def optimize_float(  # noqa: PLR0913
@@ -163,11 +139,9 @@ def optimize_float(  # noqa: PLR0913
     config: QConfig,
     reference: Reference,
     sample: Sample | None,
-    samples: Samples = (),
-    held_out: Sequence[Sample] = (),
+    samples: Samples,
+    sqnr: SqnrOf,
     *,
-    measured: Calibration,
-    receive: Receive | None = None,
     show: bool | None = False,
 ) -> tuple[Graph, list[str]]:
     """Run the optimizers of the float stage in order.
@@ -182,55 +156,46 @@ def optimize_float(  # noqa: PLR0913
         reference: the float model.
         sample: the sample for verification.
         samples: calibration samples, for optimizers that need them.
-        held_out: samples unseen by optimizers; without them, no optimizer is rejected.
-        measured: receives the statistics of the first samples that comparisons measure.
-        receive: called with the position of a sample and the outputs on it, where the graph is
-            compared before the first rewrite.
+        sqnr: returns the minimum output SQNR of a graph after quantization, in dB, on samples
+            unseen by optimizers; where it returns None, no optimizer is rejected.
         show: whether to show a progress bar, as ``Progress`` takes it.
 
     Returns:
         The graph, and notes for the report.
     """
-    judge = _Judge(config, reference, samples, held_out, measured, receive)
-    rewriter = _Rewriter(graph, judge, sample, show=show)
+    rewriter = _Rewriter(
+        graph, reference, sample, samples, _rounding(config), _Judge(sqnr), show
+    )
     for optimizer in config.optimizers:
         if optimizer.stage == "float":
             rewriter.apply(optimizer)
     return rewriter.graph, rewriter.notes
 
 
+@dataclass
 class _Rewriter:
     """A float graph that optimizers rewrite one after another.
 
     Attributes:
         graph: the graph with the accepted rewrites.
+        reference: the float model.
+        sample: the sample for verification; None leaves every optimizer out.
+        samples: calibration samples.
+        rounding: the rounding steps of the configuration.
+        judge: compares quantized graphs.
+        show: whether to show a progress bar, as ``Progress`` takes it.
         notes: notes for the report.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        judge: _Judge,
-        sample: Sample | None,
-        *,
-        show: bool | None,
-    ) -> None:
-        """Start with a graph without rewrites.
-
-        Args:
-            graph: the float graph.
-            judge: compares quantized graphs, and holds the settings and the samples.
-            sample: the sample for verification; None leaves every optimizer out.
-            show: whether to show a progress bar, as ``Progress`` takes it.
-        """
-        self.graph = graph
-        self.notes = list[str]()
-        self._sample = sample
-        self._reference, self._samples = judge.reference, judge.samples
-        self._rounding = _rounding(judge.config)
-        self._judge = judge
-        self._show = show
-        self._outputs: dict[str, Any] = {}
+    graph: Graph
+    reference: Reference
+    sample: Sample | None
+    samples: Samples
+    rounding: Rounding
+    judge: _Judge
+    show: bool | None
+    notes: list[str] = field(default_factory=list)
+    _outputs: dict[str, Any] = field(default_factory=dict)
 
     def apply(self, optimizer: FloatOptimizer) -> None:
         """Rewrite the graph by the first accepted variant of an optimizer.
@@ -255,8 +220,8 @@ class _Rewriter:
             label = format_call(variant) if len(variants) > 1 else name
             # Optimizers work in place, and a rejected rewrite must leave no trace.
             candidate = self.graph.copy()
-            shown = _Shown(self._samples, self._show, name)
-            count = variant(candidate, shown, self._rounding)
+            shown = _Shown(self.samples, self.show, name)
+            count = variant(candidate, shown, self.rounding)
             candidate.drop_unused()
             candidate.infer()
             remarks = prefixed(f"{name}: ", getattr(count, "notes", ()))
@@ -280,12 +245,12 @@ class _Rewriter:
 
     def _needless(self, optimizer: FloatOptimizer) -> str:
         """Return why an optimizer is not run at all; empty if it is."""
-        if self._sample is None:
+        if self.sample is None:
             return "the model runs on no random sample, nothing could be verified"
-        if optimizer.needs_data and not len(self._samples):
+        if optimizer.needs_data and not len(self.samples):
             return "it needs calibration data"
         # The comparison takes a calibration, which only optimizers with a least gain ask for.
-        if getattr(optimizer, "least_gain", 0.0) and self._judge.is_good(self.graph):
+        if getattr(optimizer, "least_gain", 0.0) and self.judge.is_good(self.graph):
             return f"without it every output has {_GOOD:g} dB SQNR or more"
         return ""
 
@@ -304,12 +269,12 @@ class _Rewriter:
             candidate: the rewritten graph.
             slowdown: estimated relative slowdown of the quantized model.
         """
-        assert self._sample is not None
+        assert self.sample is not None
         # Once for all optimizers: the outputs of the float model on the sample.
         if not self._outputs:
-            self._outputs = self._reference.repeatable(self._sample)
+            self._outputs = self.reference.repeatable(self.sample)
         # Cheaper than quantizing both graphs, and therefore first.
-        if optimizer.exact and not unchanged(candidate, self._sample, self._outputs):
+        if optimizer.exact and not unchanged(candidate, self.sample, self._outputs):
             logger.warning(
                 "%s changed the outputs of the model; it was rolled back",
                 label,
@@ -318,7 +283,7 @@ class _Rewriter:
         if not optimizer.judged:
             return ""
         least_gain = getattr(optimizer, "least_gain", 0.0)
-        return self._judge.rejects(label, self.graph, candidate, slowdown, least_gain)
+        return self.judge.rejects(label, self.graph, candidate, slowdown, least_gain)
 
     def _accept(
         self,
@@ -335,14 +300,14 @@ class _Rewriter:
             candidate: the rewritten graph.
             count: number of rewrites, for the note.
         """
-        assert self._sample is not None
+        assert self.sample is not None
         note = f"{label}: {count}"
         self.graph = candidate
         # Later optimizers are compared with what this one made of the model, not with the original.
         if not optimizer.exact:
-            found = run(candidate.to_model(), self._sample)
+            found = run(candidate.to_model(), self.sample)
             self._outputs = {name: found[name] for name in self._outputs}
-            note += f"; {_difference(candidate, self._reference, self._sample)}"
+            note += f"; {_difference(candidate, self.reference, self.sample)}"
         self.notes.append(note)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
 from operator import attrgetter
@@ -11,11 +11,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from calibrators.onnx_runtime.remembering import without_memory
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.common.containers import excluding, names_of, subset
 from quark_onnx.common.wording import counted
 from quark_onnx.graph.states import State
-from quark_onnx.report.measure import OutputError, OutputTotals
+from quark_onnx.report.measure import Observe, OutputError, OutputTotals, measure
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,33 @@ _ADVICE = (
 )
 
 Sample = Mapping[str, NDArray[Any]]
+
+
+def measure_with_states(
+    reference: Session,
+    other: Session,
+    samples: Iterable[Sample],
+    states: Sequence[State],
+    observe: Observe | None = None,
+) -> list[OutputError]:
+    """Return the errors of ``measure``, and those of a run over all samples with own states.
+
+    Args:
+        reference: session on the float model.
+        other: session on the quantized model.
+        samples: inputs by name, read once.
+        states: outputs that are inputs of the next sample; none for a model without them.
+        observe: called after each sample; None for none.
+    """
+    # The states of a loop are other inputs than those of any sample.
+    loop = Loop(without_memory(reference), other, states)
+
+    def each() -> Iterator[Sample]:
+        for sample in samples:
+            yield sample
+            loop.add(sample)
+
+    return [*measure(reference, other, each(), observe), *loop.errors()]
 
 
 class Loop:

@@ -112,44 +112,78 @@ def measure(
         samples: inputs by name.
         observe: called after each sample.
     """
-    names = names_of(reference.get_outputs())
-    totals = OutputTotals(names)
-    feeds: dict[str, Any] | None = None
-    expected: dict[str, Any] = {}
+    measurement = Measurement(reference, other)
     for sample in samples:
-        feeds = _feeds(reference, sample)
-        expected = _run(reference, names, feeds)
-        found = _run(other, names, _feeds(other, sample))
-        totals.add(names, expected, found)
+        run = measurement.add(sample)
         if observe is not None:
-            observe(feeds, expected, found)
-    # feeds holds the last sample, on which the float model is repeated below.
-    if feeds is None:
-        return []
-    results = totals.results()
-    # A good output is not random, so the two extra runs are spared for most models.
-    poor = any(_poor(result, _GOOD) for result in results)
-    if not poor or not may_be_random(reference):
+            observe(*run)
+    return measurement.results()
+
+
+class Measurement:
+    """The errors of a model's outputs against a reference, sample by sample."""
+
+    def __init__(
+        self, reference: Session, other: Session, names: list[str] | None = None
+    ) -> None:
+        """Start without samples.
+
+        Args:
+            reference: session on the float model.
+            other: session on the other model.
+            names: outputs to compare; None for all of the reference.
+        """
+        self._reference, self._other = reference, other
+        self._names = names_of(reference.get_outputs()) if names is None else names
+        self._totals = OutputTotals(self._names)
+        self._feeds: dict[str, Any] | None = None
+
+    def add(
+        self, sample: Mapping[str, NDArray[Any]]
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        """Run both models on a sample.
+
+        Returns:
+            The inputs of the reference, its outputs, and those of the other model, by name.
+        """
+        self._feeds = _feeds(self._reference, sample)
+        expected = _run(self._reference, self._names, self._feeds)
+        found = _run(self._other, self._names, _feeds(self._other, sample))
+        self._totals.add(self._names, expected, found)
+        return self._feeds, expected, found
+
+    def so_far(self) -> list[OutputError]:
+        """Return the error of each output; a random output counts as any other."""
+        return self._totals.results()
+
+    def results(self) -> list[OutputError]:
+        """Return the error of each output after the last sample; empty without samples."""
+        if self._feeds is None:
+            return []
+        results = self.so_far()
+        # A good output is not random, so the two extra runs are spared for most models.
+        poor = any(_poor(result, _GOOD) for result in results)
+        if not poor or not may_be_random(self._reference):
+            return results
+        # An output is random if the float model itself does not repeat it. A session that was
+        # opened again begins with the numbers of the session before: two runs of one session tell.
+        session = without_memory(self._reference)
+        once = _run(session, self._names, self._feeds)
+        repeated = _run(session, self._names, self._feeds)
+        for place, result in enumerate(results):
+            name = result.name
+            # Both runs are of the float model on one sample: any difference is chance.
+            repetition = _compared(name, once[name], repeated[name])
+            if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
+                results[place] = OutputError(
+                    name,
+                    None,
+                    None,
+                    None,
+                    self._totals.agreement(name),
+                    random=True,
+                )
         return results
-    # An output is random if the float model itself does not repeat it. A session that was opened
-    # again begins with the numbers of the session before: two runs of one session tell.
-    session = without_memory(reference)
-    once = _run(session, names, feeds)
-    repeated = _run(session, names, feeds)
-    for place, result in enumerate(results):
-        name = result.name
-        # Both runs are of the float model on one sample: any difference is chance.
-        repetition = _compared(name, once[name], repeated[name])
-        if _poor(result, _GOOD) and _poor(repetition, _REPEATED):
-            results[place] = OutputError(
-                name,
-                None,
-                None,
-                None,
-                totals.agreement(name),
-                random=True,
-            )
-    return results
 
 
 def _run(

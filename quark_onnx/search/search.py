@@ -47,10 +47,10 @@ from quark_onnx.report.verdict import Verdict, check_task
 from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.run import Reference
 from quark_onnx.search.checks import check_budget
-from quark_onnx.search.judge import Judge
 from quark_onnx.search.keys import config_key, function_key
 from quark_onnx.search.runs import Runs, SplitData
 from quark_onnx.search.space import Space, Trial
+from quark_onnx.search.sqnr_score import SqnrScorer
 from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.trials.judge import judge_models
 from quark_onnx.trials.latency import measure_latency
@@ -340,9 +340,9 @@ class Search:
             # With a metric, all samples calibrate.
             most = 0 if metric else _AT_MOST
             self._samples.read(reader, reader.length, most=most, progress=progress)
-            self._judge = None
+            self._scorer = None
             if metric is None:
-                self._judge = Judge(self._reference, self._samples.judges)
+                self._scorer = SqnrScorer(self._reference, self._samples.judges)
             # All that a record depends on besides the configuration: with another version, model,
             # data or metric, the journal's records are not valid.
             identity = {
@@ -589,10 +589,10 @@ class Search:
 
         def score(result: Result) -> tuple[ModelProto, Any]:
             nonlocal judged, pruned
-            if self._judge is None:
+            if self._scorer is None:
                 assert self._metric is not None
                 return result.model, self._metric(result.model)
-            value, judged, pruned = self._judge.score(
+            value, judged, pruned = self._scorer.score(
                 result.model, asked.report, WARM_SAMPLES
             )
             return result.model, value

@@ -161,8 +161,8 @@ def mix(
     samples: Samples,
     held_out: Sequence[Sample],
     show: bool | None = False,
-) -> tuple[Trial, Sensitivity]:
-    """Return the model with the chosen formats of nodes, and the findings.
+) -> tuple[QConfig, Sensitivity]:
+    """Return the configuration with the chosen formats of nodes, and the findings.
 
     Args:
         trials: makes the models.
@@ -206,11 +206,11 @@ class _Search:
         # By the names of changed nodes; the bisections ask for some sets twice.
         self._goals: dict[tuple[str, ...], float] = {}
 
-    def run(self) -> tuple[Trial, Sensitivity]:
+    def run(self) -> tuple[QConfig, Sensitivity]:
         """Rank the nodes, choose the nodes to change, and measure the result.
 
         Returns:
-            The model with the chosen nodes changed, and the findings.
+            The configuration with the chosen nodes changed, and the findings.
         """
         settings, result = self._settings, Sensitivity()
         result.into = settings.word(self._config)
@@ -227,7 +227,7 @@ class _Search:
         # raise nodes if the target is missed, lower nodes if it is met
         # Nothing to do: the target is met and nodes were to be raised, or missed and to be lowered.
         if result.reached != settings.lowers or not names:
-            return self._trial(()), result
+            return self._config, result
         with Progress(self._show, len(names), "measuring nodes", "node") as bar:
             for done, name in enumerate(names, 1):
                 result.noise[name] = self._alone(name)
@@ -247,9 +247,8 @@ class _Search:
                 chosen = [*max(tried, key=self._goals.__getitem__)]
         result.changed, result.after = chosen, self._goal(tuple(chosen))
         result.reached = result.after >= bound
-        trial = self._trial(tuple(chosen))
-        self._check(trial, result)
-        return trial, result
+        self._check(self._trial(tuple(chosen)), result)
+        return _with(self._config, settings, tuple(chosen)), result
 
     def _raised(
         self,

@@ -7,10 +7,7 @@ from onnx import ModelProto, TensorProto
 from calibrators.onnx_runtime.session import open_session
 from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph
-from quark_onnx.plan import Plan
-from quark_onnx.running.function_bodies import define_functions
-from quark_onnx.scales.compute_qparams import Params
-from quark_onnx.writing.insert import insert
+from quark_onnx.scales.encoded_constants import EncodedConstants
 from quark_onnx.writing.unsigned_codes import (
     faster_unsigned,
     in_unsigned_codes,
@@ -39,28 +36,32 @@ def _quantizes_to_int8(model: ModelProto) -> bool:
     )
 
 
-def graph_to_measure(graph: Graph, plan: Plan, params: Params) -> Graph:
-    """Return a graph with pairs that has the results of the quantized model.
+def make_fast(graph: Graph, encoded: EncodedConstants) -> None:
+    """Change a quantized graph to one with its results that is measured faster.
 
     Int8 activations are computed in unsigned codes where these are faster.
 
     Args:
-        graph: the float graph.
-        plan: the decisions about its tensors.
-        params: scales of every planned tensor, biases included.
+        graph: a graph with Q/DQ pairs; changed in place.
+        encoded: codes of the graph, which it refers to afterwards.
     """
-    result = insert(graph, plan, params)
-    define_functions(result)
     if faster_unsigned():
-        use_unsigned_codes(result)
-    params.encoded.share(result)
-    return result
+        use_unsigned_codes(graph)
+    encoded.share(graph)
 
 
-def open_to_measure(graph: Graph, plan: Plan, params: Params) -> Session:
-    """Open a session with the results of the quantized model, as ``graph_to_measure``."""
-    result = graph_to_measure(graph, plan, params)
+def open_graph(graph: Graph, encoded: EncodedConstants) -> Session:
+    """Open a session with the results of a quantized graph.
+
+    Args:
+        graph: the quantized graph.
+        encoded: codes of the graph, which sessions on several graphs share.
+    """
+    fast = graph.copy()
+    make_fast(fast, encoded)
     # The optimizer of onnxruntime would copy the weights of a large model.
-    lean = result.store is not None
-    session: Session = open_session(result.to_model(), lean=lean, optimize=not lean)
+    lean = graph.store is not None
+    session: Session = open_session(
+        fast.to_model(), lean=lean, optimize=not lean, what="the quantized model"
+    )
     return session

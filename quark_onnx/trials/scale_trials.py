@@ -17,9 +17,11 @@ from quark_onnx.common.containers import names_of, subset
 from quark_onnx.graph import Graph, Node, ShapeArithmetic
 from quark_onnx.plan import Plan, Use
 from quark_onnx.report.shapes import other_shape
+from quark_onnx.running.function_bodies import define_functions
 from quark_onnx.running.run import Reference, Sample
 from quark_onnx.scales.compute_qparams import Params, compute_bias_qparams
-from quark_onnx.trials.quantized_session import graph_to_measure
+from quark_onnx.trials.quantized_session import make_fast
+from quark_onnx.writing.insert import insert
 
 #: Noise below this share counts as zero, so that no single good sample outweighs the others.
 _FLOOR = 1e-3
@@ -120,7 +122,9 @@ class ScaleTrial:
         """
         params = self._params.with_scales(scales)
         plan = compute_bias_qparams(self._corrected, self._plan, params)
-        quantized = graph_to_measure(self._corrected, plan, params)
+        quantized = insert(self._corrected, plan, params)
+        define_functions(quantized)
+        make_fast(quantized, params.encoded)
         judged = [_as_read(quantized, *each) for each in self._judged]
         results = list(dict.fromkeys(judged))
         lean = quantized.store is not None

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto
 
-from quark_onnx.config import QConfig
+from calibrators.onnx_runtime.worker import Session
 from quark_onnx.graph import Graph
-from quark_onnx.measuring.calibrate import Ranges
-from quark_onnx.measuring.run_data import Planned
 from quark_onnx.report.measure import least_sqnr, measure
+from quark_onnx.report.parts import JoinedParts
 from quark_onnx.running.run import Reference, Sample
-from quark_onnx.trials.quantized_session import open_equivalent
+from quark_onnx.scales.encoded_constants import EncodedConstants
+from quark_onnx.trials.quantized_session import open_graph
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,21 +26,14 @@ class Trial:
     """The model that a configuration gives, as the run would write it.
 
     Attributes:
-        planned: the float graph and the plan that the model was made of.
-        ranges: the ranges of the plan.
         graph: the quantized graph.
         reference: the float model, whose outputs are computed once a sample.
+        encoded: codes of the graph, which sessions of several trials share.
     """
 
-    planned: Planned
-    ranges: Ranges
     graph: Graph
     reference: Reference
-
-    @property
-    def config(self) -> QConfig:
-        """Return the configuration of the model."""
-        return self.planned.config
+    encoded: EncodedConstants = field(default_factory=EncodedConstants)
 
     @cached_property
     def model(self) -> ModelProto:
@@ -46,11 +41,30 @@ class Trial:
         return self.graph.to_model()
 
     @cached_property
-    def session(self) -> Any:
+    def session(self) -> Session:
         """A session with the results of the model, on the kernels that are fastest."""
-        return open_equivalent(self.model)
+        return open_graph(self.graph, self.encoded)
 
     def sqnr(self, samples: Sequence[Sample]) -> float:
         """Return the least SQNR over the outputs in dB; infinity without a measurable error."""
         errors = measure(self.reference.remembering, self.session, samples)
         return least_sqnr(errors, np.inf)
+
+    def sqnr_to_decide(self, samples: Sequence[Sample]) -> float | None:
+        """Return the least SQNR over the outputs in dB, for a choice between two trials.
+
+        An output that joins boxes and scores of a detector has the mean SQNR of these parts.
+
+        Returns:
+            The SQNR; None if none can be measured, for example without samples.
+        """
+        parts = JoinedParts()
+        try:
+            errors = measure(
+                self.reference.remembering, self.session, samples, parts.add
+            )
+        # onnxruntime raises several unrelated types; the check of the final model reports the error
+        except Exception as error:
+            logger.debug("the SQNR of a trial cannot be measured: %s", error)
+            return None
+        return parts.least_sqnr(errors)

@@ -42,7 +42,7 @@ from quark_onnx.graph.states import State, states
 from quark_onnx.graph.traces import drop_traces
 from quark_onnx.preprocessing import Finding, PreprocessingCheck
 from quark_onnx.report.figures import decibels, percent
-from quark_onnx.report.loop import Loop
+from quark_onnx.report.loop import measure_with_states
 from quark_onnx.report.measure import (
     Observe,
     OutputError,
@@ -429,18 +429,13 @@ class Gate:
             ModelError: a model does not run, or an output has another shape than the float one.
         """
         with self._measuring():
-            errors = measure(
+            errors = measure_with_states(
                 self.reference.remembering,
                 session,
                 self.samples,
+                self.states,
                 observe,
             )
-            # An output of another shape is an error below, and could not be fed back as a state.
-            if not any(error.shapes for error in errors):
-                loop = Loop(self.reference.session, session, self.states)
-                for sample in self.samples:
-                    loop.add(sample)
-                errors += loop.errors()
         require_same_shapes(errors, partial(sized_by_data, self.reference.model))
         return errors
 

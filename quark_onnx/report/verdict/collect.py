@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from quark_onnx.common.containers import by_name, present
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.wording import counted, first_of
 from quark_onnx.report.figures import near_limits, percentage
-from quark_onnx.report.loop import Loop
-from quark_onnx.report.measure import Observe, OutputError, least_sqnr, measure
+from quark_onnx.report.loop import measure_with_states
+from quark_onnx.report.measure import Observe, OutputError, least_sqnr
 from quark_onnx.report.verdict.advice import Settings, next_steps
 from quark_onnx.report.verdict.boxes import arrays_of
 from quark_onnx.report.verdict.exhibits import Exhibits
@@ -127,7 +127,6 @@ class VerdictCollector:
             samples: inputs by name.
             observe: called after each sample; None for none.
         """
-        loop = Loop(reference, other, states_of(self._model))
 
         def add(
             feeds: Mapping[str, Any],
@@ -138,12 +137,8 @@ class VerdictCollector:
             if observe is not None:
                 observe(feeds, expected, found)
 
-        def each() -> Iterator[Mapping[str, Any]]:
-            for sample in samples:
-                yield sample
-                loop.add(sample)
-
-        return [*measure(reference, other, each(), add), *loop.errors()]
+        states = states_of(self._model)
+        return measure_with_states(reference, other, samples, states, add)
 
     def verdict(  # noqa: PLR0913
         self,

@@ -150,7 +150,7 @@ def test_what_a_processor_that_saturates_loses_is_told(
 ) -> None:
     """The errors in the report are those of the model as ONNX defines it."""
     module, found = sys.modules["quark_onnx.writing.finish"], list[OutputError]()
-    compare = module.measure
+    compare = module.measure_with_states
 
     def worse(*arguments: Any) -> list[OutputError]:
         """The second time, as such a processor may find."""
@@ -163,7 +163,7 @@ def test_what_a_processor_that_saturates_loses_is_told(
         return found[-1:]
 
     monkeypatch.setattr(module, "saturates", lambda: True)
-    monkeypatch.setattr(module, "measure", worse)
+    monkeypatch.setattr(module, "measure_with_states", worse)
     model = residual()
     graph, reference, data = (
         Graph.of(Stages.of(model).model),
@@ -188,7 +188,7 @@ def test_what_it_loses_of_values_that_are_no_floats_is_told(
     module, shares = sys.modules["quark_onnx.writing.finish"], iter((1.0, here))
     monkeypatch.setattr(module, "saturates", lambda: True)
     monkeypatch.setattr(
-        module, "measure", lambda *_: [OutputError("i", None, None, None, next(shares))]
+        module, "measure_with_states", lambda *_: [OutputError("i", None, None, None, next(shares))]
     )
     model = residual()
     _, _, notes = finish(
@@ -209,7 +209,7 @@ def test_pairs_that_are_kept_apart_are_said_to_be_so(
     monkeypatch.setattr(module, "saturates", lambda: True)
     monkeypatch.setattr(module, "is_defined", lambda _: True)
     monkeypatch.setattr(
-        module, "measure", lambda *_: [OutputError("y", next(ratios), None, None, None)]
+        module, "measure_with_states", lambda *_: [OutputError("y", next(ratios), None, None, None)]
     )
     model = residual()
     _, _, [note] = finish(
@@ -229,6 +229,6 @@ def test_nothing_is_said_where_activations_stay_float(
     module, ratios = sys.modules["quark_onnx.writing.finish"], iter((30.0,))
     monkeypatch.setattr(module, "saturates", lambda: True)
     monkeypatch.setattr(
-        module, "measure", lambda *_: [OutputError("y", next(ratios), None, None, None)]
+        module, "measure_with_states", lambda *_: [OutputError("y", next(ratios), None, None, None)]
     )
     assert not finish(weights, Reference(model), samples(model), None).notes
