@@ -403,8 +403,8 @@ class RewriteTrials:
     def sqnr(self, graph: Graph, *, is_first: bool = False) -> float | None:
         """Return the minimum output SQNR of a quantized graph on held-out samples, in dB.
 
-        None if no SQNR can be measured. Weights are rounded to nearest whatever the layer
-        optimizers, and scales are not searched.
+        None if no SQNR can be measured. Layer optimizers take long, and are left out; ranges are
+        those of the first samples.
 
         Args:
             graph: a float graph; not changed.
@@ -416,7 +416,7 @@ class RewriteTrials:
         if not samples:
             return None
         reference = self.assembler.reference
-        config = self.config.with_(optimizers=(), search=0)
+        config = self.config.with_(optimizers=())
         try:
             planned = plan_at_opset(
                 graph.copy(), config, reference, samples[0], inside=False
@@ -435,7 +435,7 @@ class RewriteTrials:
             made = self.assembler.assemble(
                 Planned(config, planned.graph, plan, [], [], []),
                 ranges,
-                RunData(samples[0]),
+                self.data,
                 progress=False,
             )
         except QuarkError as error:  # the check of the final model reports the error
