@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,6 +55,8 @@ from quark_onnx.page.blocks import Heading, Notes, write_blocks
 from quark_onnx.recipes import Choice, choose
 from quark_onnx.report import Report
 from quark_onnx.report.verdict import NextStep
+
+logger = logging.getLogger(__name__)
 
 NAME = "quantize"
 SUMMARY = "quantize a model with calibration data, and measure its error"
@@ -228,18 +231,23 @@ def _advised(
     if options.advice == "none":
         steps = tuple[NextStep, ...]()
     elif wanted and data is not None:
-        steps = advise(
-            options.model,
-            data,
-            result,
-            config,
-            task=options.task,
-            budget=options.budget or min(BUDGET, seconds),
-            timed=options.time,
-            progress=progress_of(options),
-            ranges=options.ranges,
-            configure=partial(_config_of_step, options=options),
-        )
+        try:
+            steps = advise(
+                options.model,
+                data,
+                result,
+                config,
+                task=options.task,
+                budget=options.budget or min(BUDGET, seconds),
+                timed=options.time,
+                progress=progress_of(options),
+                ranges=options.ranges,
+                configure=partial(_config_of_step, options=options),
+            )
+        # The model is written: an end of the trials must not take its report away.
+        except KeyboardInterrupt:
+            logger.warning("interrupted: the changes below were not tried to the end")
+            return report
     else:
         return report
     return replace(report, verdict=replace(verdict, next_steps=steps))

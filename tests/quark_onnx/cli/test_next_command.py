@@ -112,6 +112,24 @@ def test_the_commands_of_a_poor_verdict_run(cli: Any, outlier: Path) -> None:
     assert not any("minmax" in step["command"] for step in steps)
 
 
+def test_an_interrupt_of_the_trials_leaves_the_report(
+    cli: Any, outlier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is written by then."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    listed = cli(*POOR, "--advice", "list").out.splitlines()
+    monkeypatch.setattr("quark_onnx.cli.quantize.advise", interrupted)
+    finished = cli(*POOR, "--advice", "try")
+    assert finished.code == 0
+    assert "not tried to the end" in finished.err
+    # But for the first line, which tells the seconds.
+    lines = finished.out.replace(" --advice try", "").splitlines()
+    assert lines[1:] == [line.replace(" --advice list", "") for line in listed[1:]]
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -188,7 +188,9 @@ def test_what_it_loses_of_values_that_are_no_floats_is_told(
     module, shares = sys.modules["quark_onnx.writing.finish"], iter((1.0, here))
     monkeypatch.setattr(module, "saturates", lambda: True)
     monkeypatch.setattr(
-        module, "measure_with_states", lambda *_: [OutputError("i", None, None, None, next(shares))]
+        module,
+        "measure_with_states",
+        lambda *_: [OutputError("i", None, None, None, next(shares))],
     )
     model = residual()
     _, _, notes = finish(
@@ -209,7 +211,9 @@ def test_pairs_that_are_kept_apart_are_said_to_be_so(
     monkeypatch.setattr(module, "saturates", lambda: True)
     monkeypatch.setattr(module, "is_defined", lambda _: True)
     monkeypatch.setattr(
-        module, "measure_with_states", lambda *_: [OutputError("y", next(ratios), None, None, None)]
+        module,
+        "measure_with_states",
+        lambda *_: [OutputError("y", next(ratios), None, None, None)],
     )
     model = residual()
     _, _, [note] = finish(
@@ -229,6 +233,8 @@ def test_nothing_is_said_where_activations_stay_float(
     module, ratios = sys.modules["quark_onnx.writing.finish"], iter((30.0,))
     monkeypatch.setattr(module, "saturates", lambda: True)
     monkeypatch.setattr(
-        module, "measure_with_states", lambda *_: [OutputError("y", next(ratios), None, None, None)]
+        module,
+        "measure_with_states",
+        lambda *_: [OutputError("y", next(ratios), None, None, None)],
     )
     assert not finish(weights, Reference(model), samples(model), None).notes
