@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -420,7 +421,7 @@ class _Trials:
         outputs, verdict = result.report.outputs, result.report.verdict
         if self._run.judges is not None:
             judged = judge_models(
-                load(self._run.model),
+                self._float_model,
                 result.model,
                 self._run.judges,
                 task=self._run.task,
@@ -431,6 +432,10 @@ class _Trials:
         if found is None:
             return None
         return replace(found, latency=self._latency(result.model))
+
+    @cached_property
+    def _float_model(self) -> ModelProto:
+        return load(self._run.model)
 
     def _latency(self, model: str | Path | ModelProto) -> Latency | None:
         """Return the latency of a model and of the float model; None if not wanted or not known."""
