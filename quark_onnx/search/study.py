@@ -258,10 +258,9 @@ class Study(Generic[C]):
         summaries = self._optuna.get_all_study_summaries(self._storage)
         if not self._trials() and len(summaries) > 1:
             logger.info(
-                "journal %s: a new study, as %d others in it have another version, model, data,"
-                " score or space",
+                "journal %s: a new study, as those in it have another version, model, data, score"
+                " or space",
                 self._journal,
-                len(summaries) - 1,
             )
         found: dict[str, Record] = {}
         for summary in summaries:

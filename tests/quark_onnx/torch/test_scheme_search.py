@@ -170,7 +170,7 @@ def test_another_text_is_another_study(
                 tell=told.append,
             )
         assert len(told) == lengths and len(found.trials) == 1
-    assert "a new study, as 1 others in it have another" in caplog.text
+    assert "a new study, as those in it have another" in caplog.text
 
 
 class Interrupted(BaseException):
