@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from quark_onnx.cli.output import Answer, say
@@ -20,6 +20,7 @@ from quark_onnx.cli.parsing import (
     path,
 )
 from quark_onnx.cli.torch_side import torch_side
+from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import AccuracyError, ConfigError
 from quark_onnx.common.wording import counted
 from quark_onnx.torch.config.language import config_for
@@ -82,9 +83,9 @@ def search_options(parser: Parser) -> None:
     parser.add_argument(
         "--journal",
         metavar="DIR",
-        type=OutputPath(path, files=("search.json", "search.html")),
+        type=OutputPath(path, files=("search.journal", "search.html")),
         required=True,
-        help="folder of measurements, to resume; gets the page search.html",
+        help="folder of measurements, to resume or share; gets the page search.html",
     )
     parser.add_argument(
         "--device",
@@ -102,12 +103,13 @@ def search(options: Namespace) -> Answer:
     source = torch_side(
         "quark_onnx.torch.checkpoints.float_checkpoint",
     ).FloatCheckpoint(options.model)
+    _refuse_earlier(options.journal / "search.json")
     options.journal.mkdir(parents=True, exist_ok=True)
     found = module.search_schemes(
         source,
         module.candidates_for(options.client),
         flow.Text(options.data, options.samples, options.length),
-        options.journal / "search.json",
+        options.journal / "search.journal",
         bits=options.bits,
         seconds=options.budget,
         device=options.device,
@@ -123,11 +125,22 @@ def search(options: Namespace) -> Answer:
     return _answer(options, found, source, flow)
 
 
+def _refuse_earlier(path: Path) -> None:
+    if path.exists():
+        raise ConfigError(
+            f"{path} is the journal of an earlier version, which this version cannot continue;"
+            " name another folder with --journal, or remove the file to search anew"
+        )
+
+
 def _tell(trial: Any) -> None:
-    result = (
-        trial.error or f"{trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
-    )
-    say(f"quark-onnx: {trial.candidate}: {result}", sys.stderr)
+    say(f"quark-onnx: {trial.candidate.name}: {_figures(trial)}", sys.stderr)
+
+
+def _figures(trial: Any) -> str:
+    if trial.record.error:
+        return str(trial.record.error)
+    return f"{trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
 
 
 def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
@@ -140,10 +153,7 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         flow: the module of the pipeline.
     """
     page = options.journal / "search.html"
-    lines = [
-        f"{trial.candidate}: {trial.bits:.2f} bits, {trial.divergence:.4f} nats a token"
-        for trial in found.pareto
-    ]
+    lines = [f"{trial.candidate.name}: {_figures(trial)}" for trial in found.front]
     if found.untried:
         lines.append(
             f"{counted(len(found.untried), 'candidate was', 'candidates were')} not tried;"
@@ -152,16 +162,18 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
     document = {
         "model": options.model,
         "output": options.output,
-        "best": None if found.best is None else str(found.best),
-        "pareto": [trial.candidate for trial in found.pareto],
-        "trials": list(map(asdict, found.trials)),
-        "untried": list(map(str, found.untried)),
+        "best": None if found.best is None else found.best.name,
+        "pareto": [trial.candidate.name for trial in found.front],
+        "trials": list(map(_row, found.trials)),
+        "untried": names_of(found.untried),
     }
     if found.best is None:
         # A failed trial has no divergence.
         sizes = [trial.bits for trial in found.trials if trial.divergence is not None]
         if found.trials and not sizes:
-            raise ConfigError(f"all trials failed; the first: {found.trials[0].error}")
+            raise ConfigError(
+                f"all trials failed; the first: {_figures(found.trials[0])}"
+            )
         message = "no candidate was tried within --budget"
         if sizes:
             message = (
@@ -173,8 +185,19 @@ def _answer(options: Namespace, found: Any, source: Any, flow: Any) -> Answer:
         failure = AccuracyError(message)
         return Answer("\n".join(lines), document, failure)
     _write_best(options, found.best, source, flow)
-    lines.append(f"{options.output}: {found.best}; {page} has the plot")
+    lines.append(f"{options.output}: {found.best.name}; {page} has the plot")
     return Answer("\n".join(lines), document)
+
+
+def _row(trial: Any) -> dict[str, Any]:
+    return {
+        "candidate": trial.candidate.name,
+        "bits": trial.bits,
+        "bytes": trial.record.bytes or 0,
+        "divergence": trial.divergence,
+        "seconds": trial.record.seconds,
+        "error": trial.record.error,
+    }
 
 
 def _write_best(options: Namespace, best: Any, source: Any, flow: Any) -> None:

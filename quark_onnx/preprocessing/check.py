@@ -45,7 +45,7 @@ from quark_onnx.preprocessing.pixels import (
     scaling_of,
     smoothness,
 )
-from quark_onnx.preprocessing.search import FIRST, Search
+from quark_onnx.preprocessing.search import FIRST, PreprocessingSearch
 from quark_onnx.preprocessing.tokens import token_findings
 from quark_onnx.report.verdict.task import Task, find_task
 
@@ -436,7 +436,7 @@ class PreprocessingCheck:
         """
         assert self._given is not None
         counts = list(map(self._count, _STAGES))
-        search = Search(
+        search = PreprocessingSearch(
             # With labels, more rows are collected than evidence without labels needs.
             self._given.head(self._given_rows[counts[-1]]),
             self._fresh,
@@ -464,7 +464,7 @@ class PreprocessingCheck:
             The finding; None if no preprocessing is significantly better.
         """
         counts = list(map(self._count, _LABELLED_STAGES))
-        search = Search(
+        search = PreprocessingSearch(
             labelled.head(self._labelled_rows[counts[-1]]),
             # The labels are shared; hits begin anew.
             lambda: Labelled(labelled.output, self._labels),

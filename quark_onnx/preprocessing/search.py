@@ -17,7 +17,7 @@ from quark_onnx.preprocessing.finding import Finding
 
 Feeds = Mapping[str, NDArray[Any]]
 #: An alternative, and the evidence with it.
-Trial = tuple[Alternative, Evidence]
+TriedAlternative = tuple[Alternative, Evidence]
 
 #: Rows after which only the best alternatives are tried further.
 FIRST = 8
@@ -27,7 +27,7 @@ _CONFIRMED, _CONFIRMED_STRONG = 4, 2
 
 
 @dataclass(frozen=True)
-class Search:
+class PreprocessingSearch:
     """The search for a better preprocessing, on more and more samples.
 
     Attributes:
@@ -77,7 +77,7 @@ class Search:
             )
         return Finding(other.cause, evidence, other.advice, other.options)
 
-    def _tried(self, alternatives: Sequence[Alternative]) -> list[Trial]:
+    def _tried(self, alternatives: Sequence[Alternative]) -> list[TriedAlternative]:
         """Return the promising alternatives, with the evidence on all samples.
 
         Args:
@@ -103,7 +103,7 @@ class Search:
 
     def _promising(
         self, alternatives: Sequence[Alternative], count: int
-    ) -> list[Trial]:
+    ) -> list[TriedAlternative]:
         """Return the promising alternatives, with the evidence on the first samples.
 
         The order of channels changes the evidence less than a scaling, so that no order rescues
@@ -113,7 +113,7 @@ class Search:
             alternatives: the alternatives; a scaling comes before its pair with the other order.
             count: number of samples.
         """
-        promising: list[Trial] = []
+        promising: list[TriedAlternative] = []
         hopeless: list[Alternative] = []
         for other in alternatives:
             if any(map(other.is_twin_of, hopeless)):
@@ -127,7 +127,7 @@ class Search:
                 promising.append((other, found))
         return promising
 
-    def _hopeless(self, count: int, trial: Trial) -> bool:
+    def _hopeless(self, count: int, trial: TriedAlternative) -> bool:
         """Return whether an alternative has too little evidence on the first samples.
 
         Args:
@@ -151,14 +151,14 @@ class Search:
         return len(first) > 0 and first.strong
 
 
-def _most_right(confirmed: Sequence[Trial]) -> Trial:
+def _most_right(confirmed: Sequence[TriedAlternative]) -> TriedAlternative:
     """Return the trial with the highest top-1, among equals the one with the fewest changes.
 
     Args:
         confirmed: trials of labelled evidence, at least one.
     """
 
-    def rank(trial: Trial) -> tuple[float, int, float]:
+    def rank(trial: TriedAlternative) -> tuple[float, int, float]:
         other, found = trial
         assert isinstance(found, Labelled)
         return found.top1, -other.changes, found.strength
@@ -166,7 +166,7 @@ def _most_right(confirmed: Sequence[Trial]) -> Trial:
     return max(confirmed, key=rank)
 
 
-def _simplest(confirmed: Sequence[Trial]) -> Trial:
+def _simplest(confirmed: Sequence[TriedAlternative]) -> TriedAlternative:
     """Return the trial with the fewest changes among those as strong as the best.
 
     Args:
@@ -178,7 +178,7 @@ def _simplest(confirmed: Sequence[Trial]) -> Trial:
 
 
 def _equals(
-    best: Alternative, found: Evidence, tried: Sequence[Trial]
+    best: Alternative, found: Evidence, tried: Sequence[TriedAlternative]
 ) -> list[Alternative]:
     """Return the other alternatives with evidence as strong as the best's.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -12,14 +12,17 @@ from quark_onnx.config import QConfig, to_dict
 
 
 def config_key(config: QConfig) -> str:
-    """Return the hash of a configuration's dictionary form.
+    """Return the hash of a configuration's dictionary form."""
+    return document_key(to_dict(config))
+
+
+def document_key(document: Mapping[str, Any]) -> str:
+    """Return the hash of a configuration's plain values.
 
     Args:
-        config: the configuration.
+        document: the values; their order does not matter.
     """
-    # Sorted keys: two dictionaries with the same settings in another order are the same
-    # configuration.
-    text = json.dumps(to_dict(config), sort_keys=True)
+    text = json.dumps(document, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -44,12 +44,12 @@ from quark_onnx.patterns.channel_pairs import Passed, pairs_of
 from quark_onnx.planning.nothing_to_quantize import require_something_to_quantize
 from quark_onnx.report import section, verdict_lines
 from quark_onnx.report.verdict import Verdict, check_task
-from quark_onnx.report.verdict.verdict import SLOWER
 from quark_onnx.running.run import Reference
 from quark_onnx.search.checks import check_budget
+from quark_onnx.search.front import pareto_front
 from quark_onnx.search.keys import config_key, function_key
 from quark_onnx.search.runs import Runs, SplitData
-from quark_onnx.search.space import Space, Trial
+from quark_onnx.search.space import ConfigCombination, Space
 from quark_onnx.search.sqnr_score import SqnrScorer
 from quark_onnx.search.study import WARM_SAMPLES, Asked, Record, Study
 from quark_onnx.trials.judge import judge_models
@@ -63,14 +63,14 @@ logger = logging.getLogger(__name__)
 
 #: The greatest number of samples that judge.
 _AT_MOST = 64
-#: A ratio of sizes up to which they count as equal.
-_SIZE_TOLERANCE = 1.01
 #: A ratio of latencies above which a candidate is slow, and ranks after the others.
 _SLOW = 1.1
 #: Maximum number of successive duplicates from the sampler.
 _DUPLICATES = 4
 #: Default number of candidates.
 TRIALS = 24
+#: A finished candidate with its record.
+_Finished = tuple[ConfigCombination, Record]
 
 
 @dataclass(frozen=True)
@@ -137,21 +137,8 @@ class SearchResult(Reported):
 
     @property
     def front(self) -> list[Candidate]:
-        """Return the Pareto front of score, size and runtime.
-
-        A candidate is on the front if no other one is better without being larger or slower.
-        Differences of 1 % of the size or 5 % of the runtime count as none.
-        """
-        measured = [
-            each
-            for each in self.candidates
-            if each.score is not None and not each.pruned
-        ]
-        return [
-            each
-            for each in measured
-            if not any(_surpasses(other, each) for other in measured)
-        ]
+        """Return the Pareto front of score, size and runtime, as ``pareto_front`` has it."""
+        return pareto_front(self.candidates)
 
     def lines(self) -> list[str]:
         """Return the Pareto front, best first, as lines of text."""
@@ -184,22 +171,6 @@ class SearchResult(Reported):
                 for each in self.candidates
             ],
         }
-
-
-def _surpasses(other: Candidate, candidate: Candidate) -> bool:
-    """Return whether another candidate is better in something, and in nothing worse."""
-    scores = other.score or 0.0, candidate.score or 0.0
-    sizes = other.bytes or 0, candidate.bytes or 0
-    times = other.runtime or 0.0, candidate.runtime or 0.0
-    # A runtime that was not measured is neither better nor worse than another.
-    if (other.runtime is None) != (candidate.runtime is None):
-        return False
-    if scores[0] < scores[1] or sizes[0] > _SIZE_TOLERANCE * sizes[1]:
-        return False
-    if times[0] > SLOWER * times[1]:
-        return False
-    smaller = _SIZE_TOLERANCE * sizes[0] < sizes[1]
-    return scores[0] > scores[1] or smaller or SLOWER * times[0] < times[1]
 
 
 def _times(candidate: Candidate) -> str:
@@ -329,7 +300,7 @@ class Search:
         self._total = len(self._probes) + len(self._others)
         # Never more than the space has, so that the progress bar reaches its end.
         self._most = self._total if trials is None else min(trials, self._total)
-        self._left: dict[str, Trial] = {}
+        self._left: dict[str, ConfigCombination] = {}
         self._reference = Reference(
             original,
             Path(model) if isinstance(model, str | Path) else None,
@@ -356,6 +327,7 @@ class Search:
                 None if journal is None else Path(journal),
                 identity,
                 {axis: list(labels) for axis, labels in self._space.axes.items()},
+                self._space.combination,
             )
         # Spools hold files; a failed constructor has no with block that would close them.
         except BaseException:
@@ -375,25 +347,26 @@ class Search:
         with Progress(self._progress, self._most, "searching", "candidate") as bar:
             for asked in self._candidates():
                 # A record of an earlier search in the journal costs nothing.
-                record = self._study.known(asked.trial) or self._try(asked)
+                record = self._study.known(asked.combination) or self._try(asked)
                 if record is not None:
                     asked.keep(record)
                     logger.info(
-                        "%s: %s", asked.trial.name, record.error or record.score
+                        "%s: %s", asked.combination.name, record.error or record.score
                     )
-                bar.update(len(self._found()))
-        found = self._found()
+                bar.update(len(self._study.finished()))
+        found = self._study.finished()
         limit = _slow(found)
         ranked = sorted(found, key=lambda pair: _rank(pair, limit))
         # Failed candidates rank last: the first failed, so all did.
         if ranked[0][1].score is None:
-            trial, record = found[0]
+            combination, record = found[0]
             raise ModelError(
-                f"every candidate of the search failed; {trial.name}: {record.error}",
+                f"every candidate of the search failed; {combination.name}:"
+                f" {record.error}",
             )
         candidates = [
-            Candidate(trial.name, trial.config, **vars(record))
-            for trial, record in ranked
+            Candidate(combination.name, combination.config, **vars(record))
+            for combination, record in ranked
         ]
         return SearchResult(
             candidates,
@@ -471,21 +444,16 @@ class Search:
     ) -> None:
         self.close()
 
-    def _found(self) -> list[tuple[Trial, Record]]:
-        """Return the candidates and records of every process."""
-        return [
-            (self._space.trial(choices), record)
-            for choices, record in self._study.finished()
-        ]
-
     def _is_reached(self) -> bool:
         """Return True if a candidate meets the target."""
         if self._target is None:
             return False
-        scores = [record.score for _, record in self._found() if not record.pruned]
+        scores = [
+            record.score for _, record in self._study.finished() if not record.pruned
+        ]
         return any(score >= self._target for score in present(scores))
 
-    def _candidates(self) -> Iterator[Asked]:
+    def _candidates(self) -> Iterator[Asked[ConfigCombination]]:
         """Yield candidates until the end of the search.
 
         Yields:
@@ -495,87 +463,87 @@ class Search:
         duplicates = 0
         while not self._is_reached():
             # Read again in each round: other processes may add records to the journal.
-            found = self._found()
+            found = self._study.finished()
             if len(found) >= self._most:
                 return
             done = self._done(found)
             probe = self._next(self._probes, done, found)
             # The sampler is asked only after all probes, whose scores it learns from. Without it,
             # and after repeated duplicates, the other combinations come in their order.
-            trial = probe or self._next(self._others, done, found)
-            if trial is None:
+            wanted = probe or self._next(self._others, done, found)
+            if wanted is None:
                 return
             if probe is None and duplicates < _DUPLICATES:
-                trial = None  # the sampler chooses
-            asked = self._study.ask(trial, self._space.trial)
-            key = config_key(asked.trial.config)
+                wanted = None  # the sampler chooses
+            asked = self._study.ask(wanted)
+            key = asked.combination.key
             # A proposal of the sampler may equal a configuration tried before, under other choices,
             # or be too slow.
-            if key not in done and self._fits(asked.trial, found):
+            if key not in done and self._fits(asked.combination, found):
                 duplicates = 0
                 yield asked
                 continue
             duplicates += 1
             if key not in done:
-                self._left[key] = asked.trial
+                self._left[key] = asked.combination
             asked.drop()
 
-    def _done(self, found: list[tuple[Trial, Record]]) -> set[str]:
+    def _done(self, found: list[_Finished]) -> set[str]:
         """Return the keys of configurations that must not be tried again.
 
         Args:
-            found: the finished trials with their records.
+            found: the finished candidates with their records.
 
         Returns:
             Keys of finished configurations, of those in evaluation by other processes, of those
             that are too slow, and of those with a preset that has only failed.
         """
-        done = {config_key(trial.config) for trial, _ in found}
+        done = {combination.key for combination, _ in found}
         # Other processes are busy with the running ones.
         done.update(self._study.running(), self._left)
         # a preset that fails alone also fails with optimizers or calibrators
-        working = {_preset(trial) for trial, record in found if not record.error}
-        broken = {_preset(trial) for trial, _ in found} - working
-        for trial in (*self._probes, *self._others):
-            if _preset(trial) in broken:
-                done.add(config_key(trial.config))
+        working = {_preset(each) for each, record in found if not record.error}
+        broken = {_preset(each) for each, _ in found} - working
+        for combination in (*self._probes, *self._others):
+            if _preset(combination) in broken:
+                done.add(combination.key)
         return done
 
     def _next(
         self,
-        trials: list[Trial],
+        combinations: list[ConfigCombination],
         done: set[str],
-        found: list[tuple[Trial, Record]],
-    ) -> Trial | None:
-        """Return the first new trial within the budget; trials beyond it are noted.
+        found: list[_Finished],
+    ) -> ConfigCombination | None:
+        """Return the first new combination within the budget; those beyond it are noted.
 
         Args:
-            trials: the trials in their order.
+            combinations: the combinations in their order.
             done: keys of configurations that must not be tried again.
-            found: the finished trials with their records.
+            found: the finished candidates with their records.
         """
-        for trial in trials:
-            key = config_key(trial.config)
-            if key in done:
+        for combination in combinations:
+            if combination.key in done:
                 continue
-            if self._fits(trial, found):
-                return trial
-            self._left[key] = trial
+            if self._fits(combination, found):
+                return combination
+            self._left[combination.key] = combination
         return None
 
-    def _fits(self, trial: Trial, found: list[tuple[Trial, Record]]) -> bool:
-        """Return True if a trial is estimated to end within the budget.
+    def _fits(self, combination: ConfigCombination, found: list[_Finished]) -> bool:
+        """Return True if a candidate is estimated to end within the budget.
 
         Args:
-            trial: the trial.
-            found: the finished trials with their records; without any the trial fits.
+            combination: the candidate.
+            found: the finished candidates with their records; without any the candidate fits.
         """
         # The first candidate always runs, and known records take no time.
-        if self._budget is None or not found or self._study.known(trial) is not None:
+        known = self._study.known(combination) is not None
+        if self._budget is None or not found or known:
             return True
-        return self._runs.has_time(_estimate(trial, found))
+        return self._runs.has_time(_estimate(combination, found))
 
-    def _try(self, asked: Asked) -> Record | None:
+    def _try(self, asked: Asked[ConfigCombination]) -> Record | None:
         """Quantize and evaluate a candidate; return None if its time ran out.
 
         Args:
@@ -600,7 +568,7 @@ class Search:
         try:
             # The first candidate has no limit: a search returns at least one model.
             outcome = self._runs.run(
-                asked.trial.config, score, limited=bool(self._found())
+                asked.combination.config, score, limited=bool(self._study.finished())
             )
             if outcome is None:
                 self._late(asked)
@@ -614,18 +582,17 @@ class Search:
             asked.drop()
             raise
 
-    def _late(self, asked: Asked) -> None:
+    def _late(self, asked: Asked[ConfigCombination]) -> None:
         """End a candidate whose time ran out."""
-        name = f"{asked.trial.name} (ended: the budget was over)"
+        name = f"{asked.combination.name} (ended: the budget was over)"
         # The name tells the report why the candidate is missing; the key keeps it from being
         # tried again.
-        trial = Trial(name, asked.trial.config, asked.trial.choices)
-        self._left[config_key(trial.config)] = trial
+        self._left[asked.combination.key] = replace(asked.combination, name=name)
         asked.drop()
 
     def _record(  # noqa: PLR0913
         self,
-        asked: Asked,
+        asked: Asked[ConfigCombination],
         model: ModelProto,
         score: Any,
         seconds: float,
@@ -648,13 +615,14 @@ class Search:
         size = model_bytes(model)
         runtime = None if pruned else self._runtime(model)
         record = Record(float(score), seconds, size, "", judged, pruned, runtime)
-        found = self._found()
-        limit = _slow([*found, (asked.trial, record)])
+        found = self._study.finished()
+        limit = _slow([*found, (asked.combination, record)])
         # Strictly better: of equal candidates the first stays, as in the sorted result.
         if all(
-            _rank((asked.trial, record), limit) < _rank(each, limit) for each in found
+            _rank((asked.combination, record), limit) < _rank(each, limit)
+            for each in found
         ):
-            self._best = config_key(asked.trial.config), model
+            self._best = asked.combination.key, model
         return record
 
     def _runtime(self, model: ModelProto) -> float | None:
@@ -677,41 +645,43 @@ def _has_gates(graph: Graph) -> bool:
     )
 
 
-def _preset(trial: Trial) -> str:
-    return dict(trial.choices)["preset"]
+def _preset(combination: ConfigCombination) -> str:
+    return combination.choices["preset"]
 
 
-def _estimate(trial: Trial, found: list[tuple[Trial, Record]]) -> float:
-    """Estimate the runtime of a trial in seconds from earlier trials.
+def _estimate(combination: ConfigCombination, found: list[_Finished]) -> float:
+    """Estimate the runtime of a candidate in seconds from earlier ones.
 
     Args:
-        trial: the trial.
-        found: the finished trials with their records, at least one.
+        combination: the candidate.
+        found: the finished candidates with their records, at least one.
     """
-    alike = [record.seconds for other, record in found if _takes_as_long(other, trial)]
+    alike = [
+        record.seconds for other, record in found if _takes_as_long(other, combination)
+    ]
     if alike:
         # The longest of equal work: a candidate that is too slow wastes the rest of the budget.
         return max(alike)
-    plain = [pair for pair in found if not pair[0].kinds]  # trials without optimizers
+    plain = [pair for pair in found if not pair[0].kinds]  # without optimizers
     closest = plain or found
     # Seconds of a plain candidate, from the table of relative costs.
     unit = max(record.seconds / other.relative_cost for other, record in closest)
-    return unit * trial.relative_cost
+    return unit * combination.relative_cost
 
 
-def _takes_as_long(other: Trial, trial: Trial) -> bool:
+def _takes_as_long(other: ConfigCombination, combination: ConfigCombination) -> bool:
     """Return whether two candidates have a similar runtime.
 
     Args:
-        other: a finished trial.
-        trial: a trial whose runtime is estimated.
+        other: a finished candidate.
+        combination: a candidate whose runtime is estimated.
     """
     # Optimizers have a similar runtime with all presets.
-    same_work = bool(trial.kinds) or _preset(other) == _preset(trial)
-    return same_work and other.kinds == trial.kinds
+    same_work = bool(combination.kinds) or _preset(other) == _preset(combination)
+    return same_work and other.kinds == combination.kinds
 
 
-def _slow(found: list[tuple[Trial, Record]]) -> float:
+def _slow(found: list[_Finished]) -> float:
     """Return the ratio of latencies above which a candidate is slow.
 
     A processor without fast integers may run every candidate slower than the float model: the
@@ -721,13 +691,11 @@ def _slow(found: list[tuple[Trial, Record]]) -> float:
     return _SLOW * max(1.0, min(ratios, default=1.0))
 
 
-def _rank(
-    found: tuple[Trial, Record], slow: float
-) -> tuple[bool, bool, bool, float, int]:
+def _rank(found: _Finished, slow: float) -> tuple[bool, bool, bool, float, int]:
     """Return the sort key of a result; equal results keep their order.
 
     Args:
-        found: a trial with its record.
+        found: a finished candidate with its record.
         slow: ratio of latencies above which a candidate is slow.
 
     Returns:

@@ -15,7 +15,7 @@ from onnx import ModelProto
 from quark_onnx.common.containers import names_of
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.common.registry import PRESETS, TARGETS
-from quark_onnx.config import QConfig
+from quark_onnx.config import QConfig, to_dict
 from quark_onnx.config.qconfig import parse_optimizer
 from quark_onnx.config.spec import check_names, is_measured, parse_calibrator
 from quark_onnx.config.text import format_call
@@ -44,8 +44,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A configuration and its choices on the axes.
+class ConfigCombination:
+    """A choice on each axis, and the configuration of the choices.
 
     Attributes:
         name: the preset, and changes to the preset.
@@ -55,7 +55,17 @@ class Trial:
 
     name: str
     config: QConfig
-    choices: tuple[tuple[str, str], ...]
+    choices: Mapping[str, str]
+
+    @cached_property
+    def key(self) -> str:
+        """The key of the configuration."""
+        return config_key(self.config)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The configuration as plain values."""
+        return to_dict(self.config)
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -229,8 +239,8 @@ class Space:
         chains = [recipe if each == RECIPE else each for each in self.optimizers]
         return replace(self, optimizers=tuple(chains))
 
-    def trial(self, choices: Mapping[str, str]) -> Trial:
-        """Return the configuration of a choice on each axis.
+    def combination(self, choices: Mapping[str, str]) -> ConfigCombination:
+        """Return the combination of a choice on each axis.
 
         Choices that do not apply to the preset are left out of the name.
 
@@ -254,10 +264,12 @@ class Space:
             op_types = chain.op_types or config.op_types
             config = config.with_(optimizers=optimizers, op_types=op_types)
             name.append(choices["optimizers"])
-        return Trial(" ".join(name), config, tuple(choices.items()))
+        return ConfigCombination(" ".join(name), config, choices)
 
-    def order(self, early: str = "") -> tuple[list[Trial], list[Trial]]:
-        """Return configurations without duplicates, in the order of cost and promise.
+    def order(
+        self, early: str = ""
+    ) -> tuple[list[ConfigCombination], list[ConfigCombination]]:
+        """Return combinations with different configurations, in the order of cost and promise.
 
         Args:
             early: a promising optimizer for the model; a candidate with it comes second.
@@ -267,33 +279,31 @@ class Space:
             choice, and all other combinations; cheap ones first.
         """
         labels = {axis: list(choices) for axis, choices in self.axes.items()}
-        probes, others = list[Trial](), list[Trial]()
+        probes, others = list[ConfigCombination](), list[ConfigCombination]()
         seen = set[str]()  # a choice may equal a preset's own setting
         # A few hundred combinations: a configuration is a value without a model.
-        for combination in product(*labels.values()):
-            trial = self.trial(dict(zip(labels, combination, strict=True)))
-            key = config_key(trial.config)
-            if key in seen:
+        for chosen in product(*labels.values()):
+            choices = dict(zip(labels, chosen, strict=True))
+            combination = self.combination(choices)
+            if combination.key in seen:
                 continue
-            seen.add(key)
+            seen.add(combination.key)
             # The first label of an axis is the plain choice, or the first preset.
-            changes = sum(label != labels[axis][0] for axis, label in trial.choices)
-            (probes if changes <= 1 else others).append(trial)
+            changes = sum(label != labels[axis][0] for axis, label in choices.items())
+            (probes if changes <= 1 else others).append(combination)
         # Stable sorts: of equal cost, the order of the axes stays.
-        probes.sort(key=lambda trial: trial.relative_cost)
-        others.sort(key=lambda trial: trial.relative_cost)
-        promising = [trial for trial in probes if early in trial.kinds]
+        probes.sort(key=lambda each: each.relative_cost)
+        others.sort(key=lambda each: each.relative_cost)
+        promising = [each for each in probes if early in each.kinds]
         # bias correction is fast, and complements any optimizer before it
         with_bias = [each for each in promising if "bias_correction" in each.kinds]
-        of_recipe = [trial for trial in probes if _is_of_recipe(trial)]
+        of_recipe = [
+            each for each in probes if each.choices["optimizers"].startswith(RECIPE)
+        ]
         for first in (*(with_bias or promising)[:1], *of_recipe):
             probes.remove(first)
             probes.insert(1, first)
         return probes, others
-
-
-def _is_of_recipe(trial: Trial) -> bool:
-    return dict(trial.choices)["optimizers"].startswith(RECIPE)
 
 
 def _default_presets(target: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Study: the candidates and measurements of a search, stored by Optuna.
+"""Study: the candidates and measurements of every search, stored by Optuna.
 
 Optuna (Akiba et al. 2019, "Optuna: A Next-generation Hyperparameter Optimization Framework")
 proposes combinations, prunes hopeless candidates, and stores the measurements in a journal. An
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import socket
 import warnings
@@ -17,27 +18,50 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from calibrators.json_file import Entry, parse_json
 from calibrators.shown import short
 from quark_onnx.common.errors import ConfigError, MissingDependency, system_reason
 from quark_onnx.common.extras import pip_install
-from quark_onnx.config import to_dict
-from quark_onnx.search.keys import config_key
-from quark_onnx.search.space import Trial
 
 if TYPE_CHECKING:
     import optuna
+
+logger = logging.getLogger(__name__)
 
 #: User attributes of Optuna's trials and studies.
 _RECORD, _KEY, _OWNER, _IDENTITY = "record", "config_key", "owner", "identity"
 #: Number of candidates without pruning, and minimum number of samples before pruning.
 _WARM_TRIALS, WARM_SAMPLES = 6, 8
-#: Age at which a candidate of another machine counts as abandoned.
-_ABANDONED = timedelta(hours=1)
+#: Age at which a running candidate counts as abandoned, even if its process may be alive: more than
+#: the quantization of a large language model takes.
+_ABANDONED = timedelta(days=1)
 #: What to do about a damaged journal.
 _REMEDY = "remove the line, or name another file to search anew"
+
+
+class Combination(Protocol):
+    """A choice on each axis of a search space, and the configuration of the choices."""
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """The label of the choice on each axis."""
+
+    @property
+    def key(self) -> str:
+        """The key of the configuration; other choices may have the same one."""
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """The configuration as plain values."""
+
+
+C = TypeVar("C", bound=Combination)
 
 
 @dataclass(frozen=True)
@@ -45,7 +69,8 @@ class Record:
     """Measurements of a configuration.
 
     Attributes:
-        score: the score, higher is better; None if the candidate failed.
+        score: the score, higher is better, such as an SQNR or a negative divergence; None if the
+            candidate failed.
         seconds: runtime of quantization and evaluation.
         bytes: size of the quantized model; None if the candidate failed.
         error: reason of the failure; empty without a failure.
@@ -63,7 +88,7 @@ class Record:
     runtime: float | None = None
 
 
-class Study:
+class Study(Generic[C]):
     """A study of Optuna over the axes of a space.
 
     Args:
@@ -71,6 +96,7 @@ class Study:
         identity: dependencies of the records besides the configuration. A journal holds any number
             of searches, which differ in their identity.
         axes: labels of the choices on each axis of the space.
+        combine: function from the label of a choice on each axis to the combination.
 
     Raises:
         ConfigError: the file is no journal, is damaged, or cannot be read and written.
@@ -82,11 +108,13 @@ class Study:
         journal: Path | None,
         identity: Mapping[str, Any],
         axes: Mapping[str, Sequence[str]],
+        combine: Callable[[Mapping[str, str]], C],
     ) -> None:
         self._optuna = _import_optuna()
         self._journal = journal
         self._axes = {axis: list(labels) for axis, labels in axes.items()}
         self._identity = dict(identity)
+        self._combine = combine
         # Optuna fixes the choices of a parameter for a study's life, so that another space is
         # another study.
         text = json.dumps([self._identity, self._axes], sort_keys=True)
@@ -96,7 +124,7 @@ class Study:
             self.optuna = self._optuna.create_study(
                 study_name=f"quark_onnx {name}",
                 storage=self._storage,
-                # Scores are SQNR or a metric: higher is better.
+                # Scores are better the higher they are.
                 direction="maximize",
                 pruner=self._optuna.pruners.MedianPruner(
                     n_startup_trials=_WARM_TRIALS,
@@ -115,23 +143,26 @@ class Study:
             self._give_up_abandoned()
             self._known = self._records_elsewhere()
 
-    def known(self, trial: Trial) -> Record | None:
+    def known(self, combination: C) -> Record | None:
         """Return the record of a configuration from another search in the journal."""
-        return self._known.get(config_key(trial.config))
+        return self._known.get(combination.key)
 
-    def finished(self) -> list[tuple[dict[str, str], Record]]:
-        """Return the choices and the record of each candidate, in starting order.
+    def finished(self) -> list[tuple[C, Record]]:
+        """Return each candidate with its record, in starting order.
 
         Returns:
-            Pairs of the labels by axis and the record, including candidates of other processes and
-            failed ones.
+            Combinations and records, including those of other processes and failed ones.
         """
         found = []
         for trial in self._trials():
             # The record is stored before the state, so that a trial with a record counts even if
             # the process died between.
-            if _RECORD in trial.user_attrs:
-                found.append((self._choices(trial), self._record(trial)))
+            if _RECORD not in trial.user_attrs:
+                continue
+            combination = self._combine(self._choices(trial))
+            # Labels may have had another meaning, as the path of a file that was changed since.
+            if self._attribute(trial, _KEY).text() == combination.key:
+                found.append((combination, self._record(trial)))
         return found
 
     def running(self) -> list[str]:
@@ -143,16 +174,11 @@ class Study:
             if trial.state == running and _KEY in trial.user_attrs
         ]
 
-    def ask(
-        self,
-        wanted: Trial | None,
-        make: Callable[[Mapping[str, str]], Trial],
-    ) -> Asked:
+    def ask(self, wanted: C | None) -> Asked[C]:
         """Return the next candidate.
 
         Args:
-            wanted: the trial to run; None for a proposal of Optuna's sampler.
-            make: function from a choice on each axis to the configuration.
+            wanted: the combination to try; None for a proposal of Optuna's sampler.
         """
         with self.quiet():
             # the number of trials as seed makes an interrupted search reproducible
@@ -170,25 +196,25 @@ class Study:
                 axis: asked.suggest_categorical(axis, labels)
                 for axis, labels in self._axes.items()
             }
-            trial = make(choices)
-            asked.set_user_attr("name", trial.name)
+            combination = self._combine(choices)
+            asked.set_user_attr("name", combination.name)
             # A process number means something on its own machine alone.
             asked.set_user_attr(_OWNER, f"{socket.gethostname()}:{os.getpid()}")
-            asked.set_user_attr(_KEY, config_key(trial.config))
-        return Asked(self, trial, asked)
+            asked.set_user_attr(_KEY, combination.key)
+        return Asked(self, combination, asked)
 
-    def tell(self, asked: optuna.Trial, trial: Trial, record: Record) -> None:
+    def tell(self, asked: optuna.Trial, combination: C, record: Record) -> None:
         """Store a record; the record is on the disk on return.
 
         Args:
             asked: the trial as Optuna knows it.
-            trial: the configuration.
+            combination: the combination.
             record: the measurements.
         """
         states = self._optuna.trial.TrialState
         with self.quiet():
             # For readers of the journal and of the dashboard; this package reads the record.
-            asked.set_user_attr("config", to_dict(trial.config))
+            asked.set_user_attr("config", combination.document)
             asked.set_user_attr(_RECORD, asdict(record))
             if record.score is None:
                 self.optuna.tell(asked, state=states.FAIL)
@@ -229,8 +255,15 @@ class Study:
         """Return the records of studies in the journal with an equal identity."""
         if self._storage is None:
             return {}
+        summaries = self._optuna.get_all_study_summaries(self._storage)
+        if not self._trials() and len(summaries) > 1:
+            logger.info(
+                "journal %s: a new study, as those in it have another version, model, data, score"
+                " or space",
+                self._journal,
+            )
         found: dict[str, Record] = {}
-        for summary in self._optuna.get_all_study_summaries(self._storage):
+        for summary in summaries:
             # Another space on the same model, data and metric: equal configurations have equal
             # records.
             same = summary.user_attrs.get(_IDENTITY) == self._identity
@@ -314,15 +347,15 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Asked(Generic[C]):
     """A candidate to evaluate.
 
     Attributes:
-        trial: the candidate.
+        combination: the combination to try.
     """
 
-    _study: Study
-    trial: Trial
+    _study: Study[C]
+    combination: C
     _asked: optuna.Trial
 
     def report(self, score: float, samples: int) -> bool:
@@ -338,7 +371,7 @@ class Asked:
 
     def keep(self, record: Record) -> None:
         """Store the measurements; the record is on the disk on return."""
-        self._study.tell(self._asked, self.trial, record)
+        self._study.tell(self._asked, self.combination, record)
 
     def drop(self) -> None:
         """End the candidate without measurements."""

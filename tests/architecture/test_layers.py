@@ -228,6 +228,10 @@ ONE_OF_EACH = {
         "search/search.py",
     },
     "Runs": {"analysis/accuracy.py", "analysis/advise.py", "search/search.py"},
+    # The journal, the records and the front of every search.
+    "Study": {"search/search.py", "torch/pipelines/scheme_search.py"},
+    "Record": {"search/search.py", "torch/pipelines/scheme_search.py"},
+    "pareto_front": {"search/search.py", "torch/pipelines/scheme_search.py"},
     # One line from ranges to the quantized graph.
     "Assembler": {"job.py"},
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from quark_onnx.measuring.calibration import Calibration
 from quark_onnx.measuring.range_files import FORMATS, load_ranges, save_ranges
 from quark_onnx.onnxruntime_spelling import translate_static
 from quark_onnx.report.verdict.labels import read_labels
-from quark_onnx.search.space import Space
+from quark_onnx.search.space import ConfigCombination, Space
 from quark_onnx.search.study import Record, Study
 from tests.models import conv_relu, samples
 
@@ -179,15 +179,20 @@ def make_journal(folder: Path) -> Path:
 SPACE = Space(presets=("A8W8", "S8S8"), calibrators=(), optimizers=())
 
 
+def combination(choices: Mapping[str, str]) -> ConfigCombination:
+    return SPACE.combination({axis: choices[axis] for axis in SPACE.axes})
+
+
 def run_search(path: Path) -> None:
     """Read a journal as a search does, and add a trial."""
     axes = {axis: list(labels) for axis, labels in SPACE.axes.items()}
     # Another space, whose records are looked up by the key of the configuration.
-    Study(path, {"model": "a"}, {**axes, "more": ["none", "all"]}).finished()
-    study = Study(path, {"model": "a"}, axes)
+    other = {**axes, "more": ["none", "all"]}
+    Study(path, {"model": "a"}, other, combination).finished()
+    study = Study(path, {"model": "a"}, axes, combination)
     study.finished()
     study.running()
-    asked = study.ask(None, SPACE.trial)
+    asked = study.ask(None)
     asked.report(1.0, 8)
     asked.keep(Record(1.0, 0.5, 1000))
     study.finished()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quark_onnx.page import document, facts, table_row, write_whole
 from quark_onnx.page.svg import drawing, linear, logarithmic, power, short, tag, ticks
-from quark_onnx.torch.pipelines.scheme_search import Search, Trial
+from quark_onnx.torch.pipelines.scheme_search import SchemeSearchResult, TriedScheme
 from quark_onnx.torch.pipelines.verdict import file_size
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 24.0, 32.0, 44.0
@@ -21,7 +21,9 @@ _STYLE = (
 )
 
 
-def write_search_page(found: Search, path: Path, name: str, bits: float) -> None:
+def write_search_page(
+    found: SchemeSearchResult, path: Path, name: str, bits: float
+) -> None:
     """Write the page of a search atomically.
 
     Args:
@@ -34,16 +36,15 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
     rows = [
         (
             "Best",
-            escape(str(best) if best else "none"),
+            escape(best.name if best else "none"),
             f"within {bits:g} bits a weight",
         ),
         ("Trials", str(len(found.trials)), f"{len(found.untried)} not tried"),
     ]
-    # Candidates have one trial each.
-    front = {trial.candidate for trial in found.pareto}
+    front = found.front
     lines = ""
-    for trial in sorted(found.trials, key=lambda each: each.bytes):
-        lines += _row(trial, trial.candidate in front)
+    for trial in sorted(found.trials, key=lambda each: each.bits):
+        lines += _row(trial, trial in front)
     cells = ("candidate", "bits", "size", "divergence", "seconds", "on the front")
     head = table_row(cells, "th")
     sizes = ((1000.0, 380.0, "wide"), (380.0, 320.0, "narrow"))
@@ -65,27 +66,27 @@ def write_search_page(found: Search, path: Path, name: str, bits: float) -> None
     write_whole(path, document(f"{name}: search", parts, _STYLE))
 
 
-def _row(trial: Trial, front: bool) -> str:
+def _row(trial: TriedScheme, front: bool) -> str:
     # The trial failed: its error takes the place of the figures.
     if trial.divergence is None:
         return (
-            f'<tr><td>{escape(trial.candidate)}</td><td colspan="5">'
-            f"{escape(trial.error)}</td></tr>"
+            f'<tr><td>{escape(trial.candidate.name)}</td><td colspan="5">'
+            f"{escape(trial.record.error)}</td></tr>"
         )
     cells = (
-        escape(trial.candidate),
+        escape(trial.candidate.name),
         f"{trial.bits:.2f}",
-        file_size(trial.bytes),
+        file_size(trial.record.bytes or 0),
         f"{trial.divergence:.4f}",
-        f"{trial.seconds:.0f}",
+        f"{trial.record.seconds:.0f}",
         "yes" if front else "",
     )
     return table_row(cells)
 
 
-def _points(trials: Iterable[Trial]) -> list[tuple[Trial, float]]:
+def _points(trials: Iterable[TriedScheme]) -> list[tuple[TriedScheme, float]]:
     """Return the trials that a logarithmic scale can show, with their divergence."""
-    points = list[tuple[Trial, float]]()
+    points = list[tuple[TriedScheme, float]]()
     for trial in trials:
         # A failed trial has no divergence, and the scale has no place for 0.
         if trial.divergence:
@@ -93,7 +94,7 @@ def _points(trials: Iterable[Trial]) -> list[tuple[Trial, float]]:
     return points
 
 
-def _plot(found: Search, width: float, height: float, class_: str) -> str:
+def _plot(found: SchemeSearchResult, width: float, height: float, class_: str) -> str:
     """Draw bits on x, and divergence on a logarithmic y scale."""
     points = _points(found.trials)
     bits = [trial.bits for trial, _ in points]
@@ -126,15 +127,15 @@ def _plot(found: Search, width: float, height: float, class_: str) -> str:
         parts.append(
             tag("text", short(tick), x=x(tick), y=bottom + 18, text_anchor="middle")
         )
-    front = _points(found.pareto)
+    front = _points(found.front)
     path = " ".join(f"{x(trial.bits):.1f},{y(value):.1f}" for trial, value in front)
     parts.append(tag("polyline", class_="front", points=path))
-    # Without a best candidate, the text "None" equals no candidate.
-    best = str(found.best)
     for trial, value in points:
-        hover = f"{trial.candidate}\n{trial.bits:.2f} bits, {value:.4f} nats a token"
+        hover = (
+            f"{trial.candidate.name}\n{trial.bits:.2f} bits, {value:.4f} nats a token"
+        )
         class_of_point = "point"
-        if trial.candidate == best:
+        if trial.candidate == found.best:
             class_of_point = "best"
         parts.append(
             tag(

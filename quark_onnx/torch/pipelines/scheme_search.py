@@ -1,24 +1,25 @@
 """search_schemes: find the best quantization of a language model within a budget.
 
 Each candidate is a scheme with algorithms. It is quantized file to file into a scratch folder and
-compared with the float model on held-out text (``verdict``). Results are stored in a journal, so
+compared with the float model on held-out text (``verdict``). A ``Study`` stores the results, so
 that a stopped search can continue.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from calibrators.json_file import Entry, read_json
-from calibrators.scratch import ScratchFolder, written
+from calibrators.scratch import ScratchFolder
 from quark_onnx.common.errors import ConfigError, QuarkError
 from quark_onnx.common.version import __version__
+from quark_onnx.search.front import pareto_front
+from quark_onnx.search.keys import document_key
+from quark_onnx.search.study import Record, Study
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.checkpoints.layouts import layout_named
 from quark_onnx.torch.config.language import config_for
@@ -37,11 +38,13 @@ from quark_onnx.torch.runtime.devices import device_named
 _WEIGHT_ONLY: tuple[tuple[str, ...], ...] = ((), ("gptq",), ("awq", "gptq"))
 #: Algorithms for schemes that quantize activations.
 _ACTIVATIONS: tuple[tuple[str, ...], ...] = ((), ("autosmoothquant",))
+#: Axes of the space.
+_AXES = ("scheme", "algorithms", "layout")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """Scheme with algorithms and a layout.
+class SchemeCombination:
+    """Scheme with algorithms and a layout: a candidate of the search.
 
     Attributes:
         scheme: as of ``config_for``.
@@ -53,86 +56,92 @@ class Candidate:
     algorithms: tuple[str, ...] = ()
     layout: str = "quark"
 
-    def __str__(self) -> str:
+    @classmethod
+    def of(cls, choices: Mapping[str, str]) -> SchemeCombination:
+        """Return the combination of a choice on each axis."""
+        # No algorithm at all is the label "".
+        algorithms = filter(None, choices["algorithms"].split(" + "))
+        return cls(choices["scheme"], tuple(algorithms), choices["layout"])
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
         words = " ".join([self.scheme, *self.algorithms])
-        # the text identifies a trial in the journal
         return words if self.layout == "quark" else f"{words} ({self.layout})"
 
+    @property
+    def choices(self) -> dict[str, str]:
+        """The label of the choice on each axis."""
+        return {**vars(self), "algorithms": " + ".join(self.algorithms)}
+
+    @property
+    def document(self) -> dict[str, str]:
+        """The combination as plain values."""
+        return self.choices
+
+    @property
+    def key(self) -> str:
+        """The key of the combination."""
+        return document_key(self.document)
+
 
 @dataclass(frozen=True)
-class Trial:
-    """Result of a candidate.
+class TriedScheme:
+    """Candidate with its measurements.
 
     Attributes:
-        candidate: the candidate, in words.
-        bits: bits of the checkpoint per weight of the model.
-        bytes: size of the checkpoint.
-        divergence: divergence from the float model, in nats per token; None after an error.
-        seconds: runtime.
-        error: the error message; empty on success.
+        candidate: the candidate.
+        record: the measurements; the score is the negative divergence from the float model.
+        bits: bits of the checkpoint per weight of the model; 0 without a checkpoint.
     """
 
-    candidate: str
-    bits: float = 0.0
-    bytes: int = 0
-    divergence: float | None = None
-    seconds: float = 0.0
-    error: str = ""
+    candidate: SchemeCombination
+    record: Record
+    bits: float
+
+    @property
+    def divergence(self) -> float | None:
+        """The divergence from the float model, in nats per token; None after an error."""
+        return None if self.record.score is None else -self.record.score
 
 
 @dataclass(frozen=True)
-class Search:
+class SchemeSearchResult:
     """Result of a search.
 
     Attributes:
-        trials: the trials in the order of their runs.
+        trials: the tried candidates in the order of their runs.
         best: the candidate with the least divergence within the budget of bits; None if there is
             none.
         untried: candidates that the time budget did not reach.
     """
 
-    trials: tuple[Trial, ...]
-    best: Candidate | None
-    untried: tuple[Candidate, ...] = ()
+    trials: tuple[TriedScheme, ...]
+    best: SchemeCombination | None
+    untried: tuple[SchemeCombination, ...] = ()
 
     @property
-    def pareto(self) -> list[Trial]:
-        """Return the Pareto-optimal trials by ascending size."""
-        return pareto(self.trials)
+    def front(self) -> list[TriedScheme]:
+        """Return the Pareto front of divergence and size, by ascending size."""
+        front = pareto_front(each.record for each in self.trials)
+        on_front = [each for each in self.trials if each.record in front]
+        return sorted(on_front, key=lambda each: each.bits)
 
 
-def pareto(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the trials that are Pareto-optimal in size and divergence.
-
-    >>> [t.candidate for t in pareto([Trial("a", 4, 1, 0.5), Trial("b", 5, 2, 0.6), Trial("c", 8, 3, 0.1)])]
-    ['a', 'c']
-    """  # noqa: E501
-    found = list[Trial]()
-    least = float("inf")
-    known = [each for each in trials if each.divergence is not None]
-    # by size, so that a trial is optimal if its divergence is less than all before
-    for trial in sorted(known, key=lambda each: (each.bytes, each.divergence)):
-        assert trial.divergence is not None
-        if trial.divergence < least:
-            found.append(trial)
-            least = trial.divergence
-    return found
-
-
-def candidates_for(client: str) -> list[Candidate]:
+def candidates_for(client: str) -> list[SchemeCombination]:
     """Return the candidates for a client, those without algorithms first.
 
     Args:
         client: one of ``CLIENTS`` of ``scheme_clients``.
 
     >>> for candidate in candidates_for("onnxruntime-genai")[:3]:
-    ...     print(candidate)
+    ...     print(candidate.name)
     int4_wo_32 (oga)
     int4_wo_64 (oga)
     int4_wo_128 (oga)
     """
     names = [name for name, clients in SCHEME_CLIENTS.items() if client in clients]
-    found = list[Candidate]()
+    found = list[SchemeCombination]()
     # all schemes without algorithms first: a small time budget compares schemes before algorithms
     for stage in range(len(_WEIGHT_ONLY)):
         for name in names:
@@ -142,21 +151,21 @@ def candidates_for(client: str) -> list[Candidate]:
                 # the first layout in which the client reads the scheme
                 form = SCHEME_CLIENTS[name][client][0]
                 layout = form if form in LAYOUT_NAMES else "quark"
-                found.append(Candidate(name, ways[stage], layout))
+                found.append(SchemeCombination(name, ways[stage], layout))
     return found
 
 
 def search_schemes(  # noqa: PLR0913
     source: FloatCheckpoint,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[SchemeCombination],
     text: Text,
     journal: Path,
     *,
     bits: float,
     seconds: float | None = None,
     device: str = "cpu",
-    tell: Callable[[Trial], object] | None = None,
-) -> Search:
+    tell: Callable[[TriedScheme], object] | None = None,
+) -> SchemeSearchResult:
     """Try candidates in sequence within a time budget.
 
     Candidates whose checkpoint would have more bits are not tried: its size follows from shapes.
@@ -165,8 +174,8 @@ def search_schemes(  # noqa: PLR0913
         source: the float model.
         candidates: the candidates in the order of their trials.
         text: the calibration text; the windows after it are held out for the comparison.
-        journal: a JSON file that stores the trials; a search with the same model and text
-            continues.
+        journal: path of the study's file, as for ``search``: a repeated search with the same model
+            and text continues, any other one is another study in the file.
         bits: the maximum of bits of the full checkpoint per weight of the model.
         seconds: time budget for new trials; None for no limit. A running trial is finished.
         device: see ``Writing``.
@@ -176,45 +185,80 @@ def search_schemes(  # noqa: PLR0913
         The trials, the best candidate, and the untried candidates.
 
     Raises:
-        ConfigError: the journal belongs to a different search, no candidate has few enough bits, or
-            the device is not available.
+        ConfigError: the file is no journal, no candidate has few enough bits, or the device is not
+            available.
         DataError: the text has no windows for the model.
+        MissingDependency: Optuna is not installed.
     """
     # what is wrong for all candidates is an error here, and no trial in the journal
     device_named(device)
     text_windows(text, tokenizer_of(source.folder, source.trust_code), source.model)
-    mark = _mark(source, text)
-    trials = _read(journal, mark)
-    fitting = _fitting(source, candidates, bits)
+    weights = weights_of(source.reader)
+    fitting = _fitting(source, candidates, bits, weights)
+    study = Study(
+        journal,
+        _identity(source, text),
+        {axis: _labels(candidates, axis) for axis in _AXES},
+        SchemeCombination.of,
+    )
     # the clock of the system may be set back
     start = time.monotonic()
-    done = set(map(attrgetter("candidate"), trials))
-    untried = list[Candidate]()
+    untried = list[SchemeCombination]()
     for candidate in fitting:
-        # a candidate with an error counts as done, since it would fail again
-        if str(candidate) in done:
+        # Read again for each candidate, as another process may share the journal. A candidate with
+        # an error counts as done, since it would fail again.
+        done = [each.key for each, _ in study.finished()]
+        if candidate.key in done or candidate.key in study.running():
             continue
-        if seconds is not None and time.monotonic() - start >= seconds:
+        # A search for another client may have tried the candidate.
+        record = study.known(candidate)
+        late = seconds is not None and time.monotonic() - start >= seconds
+        if late and record is None:
             # no break: candidates that the journal knows are not untried
             untried.append(candidate)
             continue
-        # written after each trial, so that a stopped search loses one trial at most
-        trials.append(_trial(source, candidate, text, journal, device))
-        _write(journal, mark, trials)
+        asked = study.ask(candidate)
+        try:
+            if record is None:
+                record = _measure(source, candidate, text, journal.parent, device)
+        # A candidate that stays "running" in the journal would be left out by other processes.
+        except BaseException:
+            asked.drop()
+            raise
+        # kept after each trial, so that a stopped search loses one trial at most
+        asked.keep(record)
         if tell is not None:
-            tell(trials[-1])
-    wanted = {str(each): each for each in candidates}
-    # the journal may hold candidates of an earlier search with other bits
-    own = [each for each in trials if each.candidate in wanted]
-    within = [each for each in pareto(own) if each.bits <= bits]
-    # the last on the front has the least divergence
-    best = wanted[within[-1].candidate] if within else None
-    return Search(tuple(own), best, tuple(untried))
+            tell(_tried(candidate, record, weights))
+    # the study may hold candidates of an earlier search with other bits
+    trials = [
+        _tried(candidate, record, weights)
+        for candidate, record in study.finished()
+        if candidate in candidates
+    ]
+    compared = [each for each in trials if each.divergence is not None]
+    within = [each for each in compared if each.bits <= bits]
+    # of equal divergence, the smallest
+    best = min(within, key=attrgetter("divergence", "bits"), default=None)
+    return SchemeSearchResult(
+        tuple(trials), best.candidate if best else None, tuple(untried)
+    )
+
+
+def _labels(candidates: Sequence[SchemeCombination], axis: str) -> list[str]:
+    """Return the labels of the choices on an axis, in the order of the candidates."""
+    return list(dict.fromkeys(each.choices[axis] for each in candidates))
+
+
+def _tried(candidate: SchemeCombination, record: Record, weights: int) -> TriedScheme:
+    return TriedScheme(candidate, record, 8 * (record.bytes or 0) / max(weights, 1))
 
 
 def _fitting(
-    source: FloatCheckpoint, candidates: Sequence[Candidate], bits: float
-) -> list[Candidate]:
+    source: FloatCheckpoint,
+    candidates: Sequence[SchemeCombination],
+    bits: float,
+    weights: int,
+) -> list[SchemeCombination]:
     """Return the candidates whose checkpoint has at most ``bits`` bits per weight of the model.
 
     Candidates whose scheme or layout does not fit the model come last: their trial has the reason
@@ -223,7 +267,6 @@ def _fitting(
     Raises:
         ConfigError: no candidate has few enough bits.
     """
-    weights = weights_of(source.reader)
     # algorithms change no shape
     sizes = dict[tuple[str, str], float | None]()
     for each in candidates:
@@ -232,14 +275,15 @@ def _fitting(
     known = {key: size for key, size in sizes.items() if size is not None}
     if known and min(known.values()) > bits:
         scheme, layout = min(known, key=lambda key: known[key])
+        smallest = SchemeCombination(scheme, (), layout)
         # rounded up, so that the number can be given
         least = math.ceil(100 * known[scheme, layout]) / 100
         raise ConfigError(
             f"no candidate has at most {bits:g} bits a weight: the smallest is"
-            f" {Candidate(scheme, (), layout)} with {least:.2f}, as layers that stay float count,"
+            f" {smallest.name} with {least:.2f}, as layers that stay float count,"
             f" too; give --bits {least:.2f} or more"
         )
-    fitting, failing = list[Candidate](), list[Candidate]()
+    fitting, failing = list[SchemeCombination](), list[SchemeCombination]()
     for each in candidates:
         size = sizes[each.scheme, each.layout]
         if size is None:
@@ -250,7 +294,7 @@ def _fitting(
 
 
 def _predicted_bits(
-    source: FloatCheckpoint, candidate: Candidate, weights: int
+    source: FloatCheckpoint, candidate: SchemeCombination, weights: int
 ) -> float | None:
     """Return the bits per weight of a candidate's checkpoint; None if it cannot be written."""
     config = config_for(candidate.scheme, exclude=source.usually_float())
@@ -261,30 +305,29 @@ def _predicted_bits(
     return 8 * size / weights
 
 
-def _trial(
+def _measure(
     source: FloatCheckpoint,
-    candidate: Candidate,
+    candidate: SchemeCombination,
     text: Text,
-    journal: Path,
+    folder: Path,
     device: str,
-) -> Trial:
+) -> Record:
     """Quantize into a scratch folder, and compare with the float model.
 
     Args:
         source: the float model.
         candidate: scheme, algorithms and layout.
         text: the calibration text; the windows after it are held out for the comparison.
-        journal: path of the journal, next to which the scratch folder is created.
+        folder: folder of the journal, in which the scratch folder is created.
         device: see ``Writing``.
 
     Returns:
-        The trial; with an error in place of figures if the run failed or was not compared.
+        The record; without a score if the run failed or was not compared.
     """
     start = time.monotonic()
-    trial = Trial(str(candidate))
     config = config_for(candidate.scheme, exclude=source.usually_float())
     # next to the journal, where the user expects space to be used
-    with ScratchFolder(journal.parent, "trial") as place:
+    with ScratchFolder(folder, "trial") as place:
         try:
             found = ptq(
                 source,
@@ -300,24 +343,19 @@ def _trial(
                 verdict=True,
             ).verdict
         except QuarkError as error:
-            return replace(
-                trial,
-                error=str(error),
-                seconds=time.monotonic() - start,
-            )
+            return Record(None, time.monotonic() - start, None, str(error))
     assert found is not None
-    return replace(
-        trial,
-        bits=found.bits,
-        bytes=found.bytes_after,
-        divergence=found.divergence,
-        seconds=time.monotonic() - start,
-        error=found.skipped,
-    )
+    seconds = time.monotonic() - start
+    if found.divergence is None:
+        return Record(None, seconds, found.bytes_after, found.skipped)
+    if not math.isfinite(found.divergence):
+        reason = f"the divergence is {found.divergence}"
+        return Record(None, seconds, found.bytes_after, reason)
+    return Record(-found.divergence, seconds, found.bytes_after)
 
 
-def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
-    """Return the values that identify a search."""
+def _identity(source: FloatCheckpoint, text: Text) -> dict[str, object]:
+    """Return what the records depend on besides the candidate."""
     files = tensor_files(source.reader)
     # size instead of content, which would take minutes to read
     sizes = sorted((path.name, path.stat().st_size) for path in files)
@@ -325,47 +363,5 @@ def _mark(source: FloatCheckpoint, text: Text) -> dict[str, object]:
         "version": __version__,
         "model": list(map(list, sizes)),
         "text": [text.source, text.count, text.length],
+        "score": "divergence",
     }
-
-
-def _read(journal: Path, mark: dict[str, object]) -> list[Trial]:
-    """Return the trials of a journal; empty without a journal.
-
-    Args:
-        journal: path of the JSON file, which may be missing.
-        mark: the values that identify the search, which must equal those in the file.
-
-    Raises:
-        ConfigError: the file is no journal, or that of another search.
-    """
-    if not journal.exists():
-        return []
-    remedy = "name another folder, or remove the file to search anew"
-    document = read_json(journal, "journal of a search", ConfigError, remedy)
-    trials = list(map(_stored_trial, document["trials"].array()))
-    for key, value in mark.items():
-        if document[key].value != value:
-            raise ConfigError(
-                f"{journal} holds another search: its {key} differs; name another folder",
-            )
-    return trials
-
-
-def _stored_trial(entry: Entry) -> Trial:
-    """Return a trial of a journal."""
-    divergence = entry["divergence"]
-    return Trial(
-        entry["candidate"].text(),
-        entry["bits"].number(),
-        entry["bytes"].integer(),
-        None if divergence.value is None else divergence.number(),
-        entry["seconds"].number(),
-        entry["error"].text(),
-    )
-
-
-def _write(journal: Path, mark: dict[str, object], trials: Sequence[Trial]) -> None:
-    """Write a journal, atomically."""
-    document = {**mark, "trials": list(map(asdict, trials))}
-    with written(journal) as file:
-        file.write(json.dumps(document, indent=1).encode())

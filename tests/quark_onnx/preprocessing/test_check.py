@@ -25,7 +25,7 @@ from quark_onnx.preprocessing.pixels import (
     scaling_of,
     smoothness,
 )
-from quark_onnx.preprocessing.search import Search
+from quark_onnx.preprocessing.search import PreprocessingSearch
 from quark_onnx.running.run import Reference
 from tests.models import in_a_branch, in_constant_nodes, normal, parse, weight
 from tests.pictures import Images, pictures, trained
@@ -207,7 +207,7 @@ def runs_of_search(given: float, other: float) -> int:
         runs += 1
         return feeds
 
-    search = Search(
+    search = PreprocessingSearch(
         classified(32, given), lambda: Row("y"), run, (2, 4, 8, 16), 8, range(17)
     )
     assert search.finding(alternatives) is None

@@ -31,6 +31,7 @@ from quark_onnx.common.errors import (
     ModelError,
     TimeLimitError,
 )
+from quark_onnx.config import to_yaml
 from quark_onnx.search.search import Search
 from tests.models import parse, residual, samples, weight
 
@@ -432,6 +433,21 @@ def test_what_is_in_the_journal_is_not_tried_again(
         trials=None,
     )
     assert len(workshop.done) == len(wider.candidates) - len(first.candidates) > 0
+
+
+def test_a_changed_file_is_another_configuration(
+    workshop: Workshop, journal: Path, tmp_path: Path
+) -> None:
+    """Under the same label: the records of the journal are those of the earlier content."""
+    path = tmp_path / "mine.yaml"
+    space = {"presets": path, "calibrators": [], "optimizers": []}
+    path.write_text(to_yaml(QConfig.of("A8W8")), encoding="utf-8")
+    first = search(residual(), pixels(), space=space, journal=journal)
+    path.write_text(to_yaml(QConfig.of("A16W8")), encoding="utf-8")
+    second = search(residual(), pixels(), space=space, journal=journal)
+    assert len(workshop.done) == 2
+    assert [each.config for each in second.candidates] == [QConfig.of("A16W8")]
+    assert second.best.score != first.best.score
 
 
 def test_the_journal_is_one_of_optuna(journal: Path) -> None:

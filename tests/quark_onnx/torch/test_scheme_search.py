@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,21 @@ import numpy as np
 import pytest
 import torch
 
+optuna = pytest.importorskip("optuna")
+
 from quark_onnx.cli.dispatch import main
-from quark_onnx.common.errors import ConfigError, QuarkError
+from quark_onnx.common.errors import ConfigError, MissingDependency, QuarkError
 from quark_onnx.torch.checkpoints.float_checkpoint import FloatCheckpoint
 from quark_onnx.torch.config.algorithm_names import check_algorithm
 from quark_onnx.torch.config.language_recipes import EFFORTS, RECIPES, recipe_for
 from quark_onnx.torch.config.scheme_clients import SCHEME_CLIENTS
-from quark_onnx.torch.pipelines.ptq import Text
-from quark_onnx.torch.pipelines.scheme_search import Candidate, Trial, search_schemes
+from quark_onnx.torch.pipelines import scheme_search
+from quark_onnx.torch.pipelines.ptq import Text, ptq
+from quark_onnx.torch.pipelines.scheme_search import (
+    SchemeCombination,
+    TriedScheme,
+    search_schemes,
+)
 from tests.answers import check_described
 from tests.browser import check_alone, laid_out
 from tests.torch_models import llama, made, saved, tokens
@@ -94,20 +102,20 @@ def test_wrong_recipes(
 
 def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> None:
     candidates = [
-        Candidate("uint2_wo_32"),
-        Candidate("int8_per_channel"),
-        Candidate("uint4_wo_32"),
-        Candidate("uint4_wo_32", ("gptq",)),
+        SchemeCombination("uint2_wo_32"),
+        SchemeCombination("int8_per_channel"),
+        SchemeCombination("uint4_wo_32"),
+        SchemeCombination("uint4_wo_32", ("gptq",)),
     ]
     text = Text(str(tmp_path / "tokens.npy"), 6, 12)
-    told: list[Trial] = []
+    told: list[TriedScheme] = []
 
     def search(**settings: Any) -> Any:
         return search_schemes(
             FloatCheckpoint(source),
             candidates,
             text,
-            tmp_path / "search.json",
+            tmp_path / "search.journal",
             tell=told.append,
             **settings,
         )
@@ -116,28 +124,123 @@ def test_a_search_goes_on_and_finds_the_best(source: Path, tmp_path: Path) -> No
     assert found.trials == () and found.untried == tuple(candidates)
     found = search(bits=32)
     assert found.untried == () and len(told) == 4
-    assert [trial.error for trial in found.trials] == [""] * 4
-    by_name = {trial.candidate: trial for trial in found.trials}
-    assert by_name["uint2_wo_32"].bytes < by_name["uint4_wo_32"].bytes
+    assert [trial.candidate for trial in found.trials] == candidates
+    assert [trial.record.error for trial in found.trials] == [""] * 4
+    by_name = {trial.candidate.name: trial for trial in found.trials}
+    assert by_name["uint2_wo_32"].bits < by_name["uint4_wo_32"].bits
     within = [trial for trial in found.trials if trial.bits <= 12]
-    assert (
-        str(search(bits=12).best) == min(within, key=lambda t: t.divergence).candidate
-    )
-    sizes = [trial.bytes for trial in found.pareto]
-    losses = [trial.divergence for trial in found.pareto]
+    assert search(bits=12).best == min(within, key=lambda t: t.divergence).candidate
+    sizes = [trial.bits for trial in found.front]
+    losses = [trial.divergence for trial in found.front]
     assert sizes == sorted(sizes) and losses == sorted(losses, reverse=True)
     # trials of a search with more bits are known, and none is run again
     least = by_name["uint2_wo_32"].bits
     again = search(bits=least + 0.1)
     assert again.trials == found.trials and len(told) == 4
-    assert str(again.best) == "uint2_wo_32"
-    with pytest.raises(ConfigError, match="another search: its text differs"):
-        search_schemes(
+    assert again.best == SchemeCombination("uint2_wo_32")
+    # those of a search for another client are known, too
+    more = [*candidates[:2], SchemeCombination("int4_wo_32", layout="oga")]
+    found = search_schemes(
+        FloatCheckpoint(source),
+        more,
+        text,
+        tmp_path / "search.journal",
+        bits=32,
+        seconds=1e-9,
+    )
+    records = [by_name[each.name].record for each in candidates[:2]]
+    assert [trial.record for trial in found.trials] == records
+    assert found.untried == (more[2],)
+
+
+def test_another_text_is_another_study(
+    source: Path, tmp_path: Path, caplog: Any
+) -> None:
+    """Of the same file: as for ``search``, a journal holds any number of them."""
+    text = Text(str(tmp_path / "tokens.npy"), 6, 12)
+    for other, lengths in ((text, 1), (replace(text, count=5), 1), (text, 0)):
+        told: list[TriedScheme] = []
+        with caplog.at_level("INFO", "quark_onnx"):
+            found = search_schemes(
+                FloatCheckpoint(source),
+                [SchemeCombination("uint4_wo_32")],
+                other,
+                tmp_path / "search.journal",
+                bits=32,
+                tell=told.append,
+            )
+        assert len(told) == lengths and len(found.trials) == 1
+    assert "a new study, as those in it have another" in caplog.text
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_an_interrupted_trial_is_the_only_one_lost(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    candidates = [SchemeCombination("uint4_wo_32"), SchemeCombination("uint2_wo_32")]
+    journal, told = tmp_path / "search.journal", list[str]()
+
+    def search() -> Any:
+        text = Text(str(tmp_path / "tokens.npy"), 6, 12)
+        return search_schemes(
             FloatCheckpoint(source),
             candidates,
-            Text(text.source, 5, 12),
-            tmp_path / "search.json",
-            bits=12,
+            text,
+            journal,
+            bits=32,
+            tell=lambda trial: told.append(trial.candidate.name),
+        )
+
+    def interrupted(*arguments: Any, **settings: Any) -> Any:
+        if told:
+            raise Interrupted
+        return ptq(*arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scheme_search, "ptq", interrupted)
+        with pytest.raises(Interrupted):
+            search()
+    assert [trial.candidate for trial in search().trials] == candidates
+    assert told == ["uint4_wo_32", "uint2_wo_32"]
+
+
+def test_the_journal_is_one_of_optuna(source: Path, tmp_path: Path) -> None:
+    """The score is the negated divergence: higher is better, as in every study."""
+    journal = tmp_path / "search.journal"
+    found = search_schemes(
+        FloatCheckpoint(source),
+        [SchemeCombination("uint4_wo_32", ("gptq", "clip:steps=2"))],
+        Text(str(tmp_path / "tokens.npy"), 6, 12),
+        journal,
+        bits=32,
+    )
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(journal))
+    )
+    (name,) = optuna.get_all_study_names(storage)
+    study = optuna.load_study(study_name=name, storage=storage)
+    assert study.best_params == found.trials[0].candidate.choices
+    assert study.best_value == -found.trials[0].divergence
+    assert study.best_trial.user_attrs["name"] == "uint4_wo_32 gptq clip:steps=2"
+
+
+def test_without_optuna_it_says_what_to_install(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(
+        MissingDependency,
+        match=r"a search needs Optuna: pip install 'quark-onnx(-core)?\[search\]'",
+    ):
+        search_schemes(
+            FloatCheckpoint(source),
+            [SchemeCombination("uint4_wo_32")],
+            Text(str(tmp_path / "tokens.npy"), 6, 12),
+            tmp_path / "search.journal",
+            bits=32,
         )
 
 
@@ -147,13 +250,13 @@ def test_what_does_not_fit_takes_no_time_of_others(
     """The model has fewer inputs than groups of 128, as its shapes tell."""
     found = search_schemes(
         FloatCheckpoint(source),
-        [Candidate("uint4_wo_128"), Candidate("uint4_wo_32")],
+        [SchemeCombination("uint4_wo_128"), SchemeCombination("uint4_wo_32")],
         Text(str(tmp_path / "tokens.npy"), 6, 12),
-        tmp_path / "search.json",
+        tmp_path / "search.journal",
         bits=32,
         seconds=1e-2,
     )
-    assert [(trial.candidate, trial.error) for trial in found.trials] == [
+    assert [(trial.candidate.name, trial.record.error) for trial in found.trials] == [
         ("uint4_wo_32", "")
     ]
     assert found.best is not None
@@ -162,9 +265,9 @@ def test_what_does_not_fit_takes_no_time_of_others(
 
 def test_what_cannot_fit_is_not_tried(source: Path, tmp_path: Path) -> None:
     """Bits are those of the whole file, with float layers, and known before the first trial."""
-    candidates = [Candidate(f"uint{bits}_wo_32") for bits in (4, 3, 2)]
-    candidates += [Candidate("uint4_wo_32", ("gptq",))]
-    journal, told = tmp_path / "search.json", list[Trial]()
+    candidates = [SchemeCombination(f"uint{bits}_wo_32") for bits in (4, 3, 2)]
+    candidates += [SchemeCombination("uint4_wo_32", ("gptq",))]
+    journal, told = tmp_path / "search.journal", list[TriedScheme]()
 
     def search(bits: float) -> Any:
         text = Text(str(tmp_path / "tokens.npy"), 6, 12)
@@ -179,8 +282,8 @@ def test_what_cannot_fit_is_not_tried(source: Path, tmp_path: Path) -> None:
     least = re.search(r"--bits ([\d.]+) or more", str(caught.value))
     assert least is not None
     found = search(float(least[1]))
-    assert [trial.candidate for trial in told] == ["uint2_wo_32"]
-    assert found.untried == () and str(found.best) == "uint2_wo_32"
+    assert [trial.candidate.name for trial in told] == ["uint2_wo_32"]
+    assert found.untried == () and found.best == SchemeCombination("uint2_wo_32")
     assert float(least[1]) - 0.01 < found.trials[0].bits <= float(least[1])
 
 
@@ -197,11 +300,11 @@ def test_wrong_input_is_no_trial(
 ) -> None:
     """The journal would keep the candidates as failed after the input is corrected."""
     text = replace(Text(str(tmp_path / "tokens.npy"), 6, 12), **change)
-    journal = tmp_path / "search.json"
+    journal = tmp_path / "search.journal"
     with pytest.raises(QuarkError, match=message):
         search_schemes(
             FloatCheckpoint(source),
-            [Candidate("fp8")],
+            [SchemeCombination("fp8")],
             text,
             journal,
             bits=12,
@@ -231,28 +334,34 @@ def test_command(source: Path, tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 100_000,
-        "[]",
-        "{}",
-        '{"trials": 3}',
-        '{"trials": [3]}',
-        '{"trials": [{"candidate": "fp8", "more": 1}]}',
-        '{"trials": [{"candidate": 3}]}',
-        '{"trials": [{"candidate": "fp8", "bits": "a"}]}',
-        '{"trials": [{"candidate": "fp8", "divergence": [1]}]}',
-    ],
+    "text", ["[" * 100_000 + "\n", "[]\n", "{}\n", '{"op_code": 9}\n']
 )
-def test_a_damaged_journal_is_named(text: str, source: Path, tmp_path: Path) -> None:
-    """A journal is a JSON object of trials; anything else is an error with its name."""
-    journal = tmp_path / "search.json"
+def test_a_file_that_is_no_journal_is_left_alone(
+    text: str, source: Path, tmp_path: Path
+) -> None:
+    journal = tmp_path / "search.journal"
     journal.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"journal of a search .*search\.json"):
+    with pytest.raises(ConfigError, match=r"search\.journal exists and is no journal"):
         search_schemes(
             FloatCheckpoint(source),
-            [Candidate("fp8")],
+            [SchemeCombination("fp8")],
             Text(str(tmp_path / "tokens.npy"), 6, 12),
             journal,
-            bits=12,
+            bits=32,
         )
+    assert journal.read_text(encoding="utf-8") == text
+
+
+def test_a_journal_of_an_earlier_version(
+    source: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """A JSON object with the trials: the error says what to do, and the file stays."""
+    journal = tmp_path / "kept" / "search.json"
+    journal.parent.mkdir()
+    journal.write_text('{"trials": []}', encoding="utf-8")
+    command = ["llm", "search", str(source), "-o", str(tmp_path / "out")]
+    command += ["--for", "vllm", "--data", str(tmp_path / "tokens.npy"), "--bits", "9"]
+    assert main([*command, "--journal", str(journal.parent)]) == 2
+    message = capsys.readouterr().err
+    assert "name another folder with --journal, or remove the file" in message
+    assert list(journal.parent.iterdir()) == [journal]

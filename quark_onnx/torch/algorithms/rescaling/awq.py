@@ -17,7 +17,7 @@ from quark_onnx.torch.algorithms.base import BlockJob, Outcome
 from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.rescaling.rescale import (
     Readers,
-    Trial,
+    TriedScale,
     best_of,
     centred,
     rescale,
@@ -70,7 +70,7 @@ class AWQ:
         """Rescale in place."""
         return rescale(job, self.name, self._choose, products=True)
 
-    def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
+    def _choose(self, readers: Readers) -> tuple[TriedScale, TriedScale]:
         def errors(scale: torch.Tensor) -> Iterator[float]:
             return map(readers.moments.power, _losses(readers, scale[readers.columns]))
 

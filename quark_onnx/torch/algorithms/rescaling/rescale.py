@@ -68,7 +68,7 @@ class Readers:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedScale:
     """Scales with their errors.
 
     Attributes:
@@ -84,7 +84,7 @@ def best_of(
     first: torch.Tensor,
     candidates: Iterable[Any],
     errors: Callable[[Any], Iterable[float]],
-) -> tuple[Trial, Trial]:
+) -> tuple[TriedScale, TriedScale]:
     """Return the trial without scales, and the best of all trials.
 
     Args:
@@ -93,7 +93,7 @@ def best_of(
         errors: maps scales to the errors of the layers, each at least 0; iteration ends once their
             sum exceeds the best.
     """
-    plain = best = Trial(None, tuple(errors(first)))
+    plain = best = TriedScale(None, tuple(errors(first)))
     for scale in candidates:
         found = list[float]()
         most = sum(best.errors)
@@ -103,7 +103,7 @@ def best_of(
             if not sum(found) < most:
                 break
         else:
-            best = Trial(scale, tuple(found))
+            best = TriedScale(scale, tuple(found))
     return plain, best
 
 
@@ -125,7 +125,7 @@ def centred(scale: torch.Tensor) -> torch.Tensor:
 
 
 #: Chooses the scales of a pair: what none lead to, and the best.
-Choose = Callable[[Readers], tuple[Trial, Trial]]
+Choose = Callable[[Readers], tuple[TriedScale, TriedScale]]
 
 
 def rescale(
@@ -215,8 +215,8 @@ def _rescale_alike(
 def _outcomes(
     algorithm: str,
     readers: Readers,
-    plain: Trial,
-    best: Trial,
+    plain: TriedScale,
+    best: TriedScale,
 ) -> Iterator[Outcome]:
     """Yield the outcome for each layer of a pair, with errors as shares of its power."""
     rows = zip(

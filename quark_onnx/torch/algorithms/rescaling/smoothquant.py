@@ -19,7 +19,7 @@ from quark_onnx.torch.algorithms.cost import Cost, Shapes
 from quark_onnx.torch.algorithms.rescaling.activation_stats import KEPT_TOKENS
 from quark_onnx.torch.algorithms.rescaling.rescale import (
     Readers,
-    Trial,
+    TriedScale,
     best_of,
     rescale,
 )
@@ -62,7 +62,7 @@ class SmoothQuant:
         """Rescale in place."""
         return rescale(job, self.name, self._choose, products=False)
 
-    def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
+    def _choose(self, readers: Readers) -> tuple[TriedScale, TriedScale]:
         return _best(readers, [self.alpha], self.scale_clamp_min)
 
 
@@ -95,7 +95,7 @@ class AutoSmoothQuant:
         """Rescale in place."""
         return rescale(job, self.name, self._choose, products=False)
 
-    def _choose(self, readers: Readers) -> tuple[Trial, Trial]:
+    def _choose(self, readers: Readers) -> tuple[TriedScale, TriedScale]:
         alphas = (step / self.steps for step in range(self.steps + 1))
         return _best(readers, alphas, self.scale_clamp_min)
 
@@ -133,7 +133,7 @@ def _best(
     readers: Readers,
     alphas: Iterable[float],
     least: float,
-) -> tuple[Trial, Trial]:
+) -> tuple[TriedScale, TriedScale]:
     """Return the trial without factors, and the trial of the best alpha."""
     largest = readers.channel(readers.moments.largest)
     # (inputs,) to (channels,): the greatest weight of any layer that reads the channel.

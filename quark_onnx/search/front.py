@@ -1,0 +1,60 @@
+"""pareto_front: the candidates of a search that no other one surpasses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from quark_onnx.report.verdict.verdict import SLOWER
+
+#: A ratio of sizes up to which they count as equal.
+_SIZE_TOLERANCE = 1.01
+
+
+class Measured(Protocol):
+    """Measurements of a candidate, as a ``Record`` has them."""
+
+    @property
+    def score(self) -> float | None: ...
+    @property
+    def bytes(self) -> int | None: ...
+    @property
+    def runtime(self) -> float | None: ...
+    @property
+    def pruned(self) -> bool: ...
+
+
+M = TypeVar("M", bound=Measured)
+
+
+def pareto_front(candidates: Iterable[M]) -> list[M]:
+    """Return the Pareto front of score, size and runtime, in the given order.
+
+    A candidate is on the front if no other one is better without being larger or slower.
+    Differences of 1 % of the size or 5 % of the runtime count as none. Failed and pruned candidates
+    are not on the front.
+    """
+    measured = [
+        each for each in candidates if each.score is not None and not each.pruned
+    ]
+    return [
+        each
+        for each in measured
+        if not any(_surpasses(other, each) for other in measured)
+    ]
+
+
+def _surpasses(other: Measured, candidate: Measured) -> bool:
+    """Return whether another candidate is better in something, and in nothing worse."""
+    scores = other.score or 0.0, candidate.score or 0.0
+    sizes = other.bytes or 0, candidate.bytes or 0
+    times = other.runtime or 0.0, candidate.runtime or 0.0
+    # A runtime that was not measured is neither better nor worse than another.
+    if (other.runtime is None) != (candidate.runtime is None):
+        return False
+    if scores[0] < scores[1] or sizes[0] > _SIZE_TOLERANCE * sizes[1]:
+        return False
+    if times[0] > SLOWER * times[1]:
+        return False
+    smaller = _SIZE_TOLERANCE * sizes[0] < sizes[1]
+    return scores[0] > scores[1] or smaller or SLOWER * times[0] < times[1]
