@@ -88,14 +88,9 @@ def heads(graph: Graph) -> list[Heads]:
 
 
 def _heads(graph: Graph, node: Node) -> Heads | None:
-    """Return the value path whose weighted sum a node computes.
+    """Return the value path whose weighted sum a MatMul computes.
 
-    Args:
-        graph: the graph.
-        node: a MatMul; that of attention scores and values has two computed operands.
-
-    Returns:
-        None for other products, and for values that other nodes read.
+    None for other products, and for values that other nodes read.
     """
     values = node.inputs[1]
     size = width(graph, values)
@@ -261,13 +256,7 @@ class _ValueTrace:
 def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
     """Return the layer after the weighted sums.
 
-    Args:
-        graph: the graph.
-        tensor: name of the weighted sums.
-        size: channels of a head.
-
-    Returns:
-        None if the sums reach several nodes, or an operator that mixes channels.
+    None if the sums reach several nodes, or an operator that mixes channels.
     """
     while True:
         node = next(iter(_readers(graph, tensor)), None)

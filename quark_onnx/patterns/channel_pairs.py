@@ -154,13 +154,7 @@ def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
 
 
 def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
-    """Return the pair from a node on; None if factors cannot pass.
-
-    Args:
-        graph: the graph.
-        node: a node of any kind.
-        passed: functions between layers that factors may pass.
-    """
+    """Return the pair from a node on; None if factors cannot pass."""
     first = Layer.of(graph, node)
     if first is None or first.bias(graph) is None:
         return None
@@ -324,16 +318,7 @@ def _fits(
 
 
 def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
-    """Return the channels after an operator; None if factors do not pass.
-
-    Args:
-        graph: the graph.
-        node: a reader of the tensor.
-        at: the channels in the tensor.
-
-    Returns:
-        The channels in the first result.
-    """
+    """Return the channels in the first result of a reader; None if factors do not pass."""
     # Further results, such as the indices of a MaxPool or a mask, are read by nobody.
     if any(graph.consumers(name) for name in node.outputs[1:]):
         return None

@@ -173,14 +173,7 @@ def _operand(
 ) -> list[Fold] | None:
     """Return the folds of an operand with all channels, or of a constant.
 
-    Args:
-        graph: the graph.
-        node: the operator.
-        place: index of the operand.
-        size: number of channels.
-
-    Returns:
-        None for an operand without such constants, broadcast along the channels, or read twice.
+    None for an operand without such constants, broadcast along the channels, or read twice.
     """
     stored = ConstantInput(node, place)
     name = node.inputs[place]

@@ -161,14 +161,9 @@ def image_norms(graph: Graph) -> list[Norm]:
 
 
 def _operator(graph: Graph, node: Node) -> Norm | None:
-    """Return the normalization of a single operator with constant parameters.
+    """Return the normalization of an operator of ``SCALE`` with constant parameters.
 
-    Args:
-        graph: the graph.
-        node: an operator of ``SCALE``.
-
-    Returns:
-        None for another axis, computed parameters, or statistics that other nodes read.
+    None for another axis, computed parameters, or statistics that other nodes read.
     """
     if not is_along_last_axis(graph, node, -1):
         return None
