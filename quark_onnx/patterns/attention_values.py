@@ -175,17 +175,17 @@ class _ValueTrace:
         Returns:
             None if another node reads the values, or an unknown operator computes them.
         """
-        source: str | None = tensor
-        while source is not None:
-            node = self.graph.producer(source)
-            if node is None or not self._private(source, reader, node):
+        while True:
+            node = self.graph.producer(tensor)
+            if node is None or not self._private(tensor, reader, node):
                 return None
             layer = Linear.of(self.graph, node)
             if layer is not None:
                 return self._projection(layer)
-            source = self._source(source, node)
-            reader = node
-        return None
+            source = self._source(tensor, node)
+            if source is None:
+                return None
+            tensor, reader = source, node
 
     def _private(self, tensor: str, reader: Node, node: Node) -> bool:
         """Return whether values can be traced from a tensor to its producer.

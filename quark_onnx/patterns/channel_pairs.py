@@ -215,7 +215,7 @@ class _PairSearch:
         return all(self._follow(reader, at) for reader in consumers)
 
     def _follow(self, node: Node, at: _Channels) -> bool:
-        """Follow the channels in a tensor to one of its readers; return False if factors cannot."""
+        """Follow the channels to one reader; return False if it cannot take factors."""
         layer = Layer.of(self.graph, node)
         if layer is not None and reads_activation(node, at.tensor):
             return self._read(layer, at)
@@ -322,11 +322,10 @@ def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     # Further results, such as the indices of a MaxPool or a mask, are read by nobody.
     if any(graph.consumers(name) for name in node.outputs[1:]):
         return None
-    followed: _Channels | None = at
     if node.kind in _FOLLOWED:
         followed = _FOLLOWED[node.kind](graph, node, at)
-    elif node.kind not in _COMMUTING:
-        return None
+    else:
+        followed = at if node.kind in _COMMUTING else None
     return None if followed is None else replace(followed, tensor=node.outputs[0])
 
 
