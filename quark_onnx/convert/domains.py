@@ -11,7 +11,6 @@ from functools import partial
 
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.containers import present
 from quark_onnx.common.errors import ModelError
 from quark_onnx.common.registry import DTYPES
@@ -65,17 +64,18 @@ def _row(graph: Graph, node: Node) -> Scaled | None:
     return None
 
 
-@otherwise(None)
-def _standard(graph: Graph, node: Node) -> int:
+def _standard(graph: Graph, node: Node) -> int | None:
     """Return the least opset at which ONNX defines a Q/DQ node; None if no opset does.
 
     None, too, for computed parameters.
     """
-    node_parameters = required(parameters(graph, node))
-    row = required(_row(graph, node))
-    only_if(_is_supported(row, node))
+    node_parameters = parameters(graph, node)
+    row = _row(graph, node)
+    if node_parameters is None or row is None or not _is_supported(row, node):
+        return None
     # ONNX's DequantizeLinear of int32 has no zero point but 0.
-    only_if(row.onnx != TensorProto.INT32 or not node_parameters.zero_point.any())
+    if row.onnx == TensorProto.INT32 and node_parameters.zero_point.any():
+        return None
     opset = row.min_opset
     if node_parameters.scale.ndim:
         opset = max(opset, _PER_AXIS_OPSET)
@@ -89,43 +89,33 @@ def _is_supported(row: Scaled, node: Node) -> bool:
     return bool(row.emitted if node.op_type in QUANTIZE else row.read)
 
 
-@otherwise(None)
-def _microsoft(graph: Graph, node: Node) -> int:
+def _microsoft(graph: Graph, node: Node) -> int | None:
     """Return the least opset for a Q/DQ node in com.microsoft: 1; None if not defined there.
 
     None, too, for computed parameters.
     """
-    row = required(_row(graph, node))
-    only_if(_is_supported(row, node))
-    _require_integers(graph, node, bits=4)
+    row = _row(graph, node)
+    if row is None or not _is_supported(row, node):
+        return None
     # Every opset is late enough.
-    return 1
+    return 1 if _has_integers(graph, node, bits=4) else None
 
 
-@otherwise(None)
-def _vendor(graph: Graph, node: Node) -> int:
+def _vendor(graph: Graph, node: Node) -> int | None:
     """Return the least opset for a Q/DQ node in com.amd.quark; None if not defined there.
 
     None, too, for computed parameters.
     """
-    _require_integers(graph, node, bits=8)
-    return BODY_OPSET
+    return BODY_OPSET if _has_integers(graph, node, bits=8) else None
 
 
-def _require_integers(graph: Graph, node: Node, *, bits: int) -> None:
-    """Require codes that are integers of at least some bits, without blocks.
-
-    Args:
-        graph: the graph.
-        node: a Q/DQ node.
-        bits: least number of bits of the codes.
-
-    Raises:
-        UnmetError: the codes are others, or a scale is computed.
-    """
+def _has_integers(graph: Graph, node: Node, *, bits: int) -> bool:
+    """Return whether codes are integers of at least ``bits``, with constant scales, no blocks."""
     row = _row(graph, node)
-    only_if(isinstance(row, Integer) and row.bits >= bits)
-    only_if(not required(parameters(graph, node)).block_size)
+    if not isinstance(row, Integer) or row.bits < bits:
+        return False
+    node_parameters = parameters(graph, node)
+    return node_parameters is not None and not node_parameters.block_size
 
 
 def _converted(graph: Graph, domain: str, need: Need) -> tuple[Graph, list[str]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from calibrators.affine import octaves_for
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import parameters
 from quark_onnx.dtypes import INT16
@@ -31,8 +28,7 @@ def _narrow_all(graph: Graph) -> int:
     return sum(_narrow(graph, node) for node in graph.nodes_of_type(DEQUANTIZE))
 
 
-@otherwise(False)
-def _narrow(graph: Graph, node: Node) -> Literal[True]:
+def _narrow(graph: Graph, node: Node) -> bool:
     """Store the codes of a bias in 16 bits, with new scale and zero point.
 
     Args:
@@ -43,11 +39,15 @@ def _narrow(graph: Graph, node: Node) -> Literal[True]:
         True; False, and the graph stays unchanged, if the node does not dequantize a constant int32
             bias with zero point 0.
     """
-    codes = required(graph.constant(node.input(0)))
-    old = required(parameters(graph, node))
-    only_if(codes.dtype == np.int32 and not old.zero_point.any())
+    codes = graph.constant(node.input(0))
+    old = parameters(graph, node)
+    if codes is None or old is None:
+        return False
+    if codes.dtype != np.int32 or old.zero_point.any():
+        return False
     # Per-channel scales of a matrix, or blocks, belong to a weight.
-    only_if(not old.scale.ndim or codes.ndim == 1)
+    if old.scale.ndim and codes.ndim != 1:
+        return False
     # float64, as the absolute value of -2**31 does not fit int32.
     magnitude = np.abs(codes.astype(np.float64))
     # One scale for all: the largest code decides. Otherwise (channels,), one power each.

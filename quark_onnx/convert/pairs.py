@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.codes import dequantized
 from quark_onnx.graph.constant_input import private
@@ -75,8 +75,7 @@ class Parameters:
         return same_scale and same_zero_point and same_granularity
 
 
-@otherwise(None)
-def parameters(graph: Graph, node: Node) -> Parameters:
+def parameters(graph: Graph, node: Node) -> Parameters | None:
     """Return the parameters of a node; None if computed.
 
     Args:
@@ -86,10 +85,13 @@ def parameters(graph: Graph, node: Node) -> Parameters:
     Returns:
         Scale and zero point of equal shape, () for a single scale; zeros for an omitted zero point.
     """
-    scale = required(graph.constant(node.input(1)))
-    zero: NDArray[Any] = np.zeros(scale.shape, np.float32)
-    if node.input(2):
-        zero = required(graph.constant(node.input(2))).astype(np.float32)
+    scale = graph.constant(node.input(1))
+    if scale is None:
+        return None
+    zero = graph.optional_constant(node.input(2), np.zeros(scale.shape))
+    if zero is None:
+        return None
+    zero = zero.astype(np.float32)
     # Tools write one scale as a scalar, or as a vector of one element.
     if scale.size == 1:
         scale = scale.reshape(())
@@ -129,8 +131,7 @@ def write_zero_point(graph: Graph, node: Node) -> None:
     graph.fill_input(node, 2, name)
 
 
-@otherwise(None)
-def readers(graph: Graph, node: Node) -> list[Node]:
+def readers(graph: Graph, node: Node) -> list[Node] | None:
     """Return the DequantizeLinear nodes after a QuantizeLinear.
 
     None if another node reads its codes.
@@ -144,30 +145,33 @@ def readers(graph: Graph, node: Node) -> list[Node]:
             read by a body, if nobody reads them, or if a parameter is computed.
     """
     result = node.outputs[0]
-    own = required(parameters(graph, node))
+    own = parameters(graph, node)
     consumers = graph.consumers(result)
-    only_if(consumers and private(graph, result))
+    if own is None or not consumers or not private(graph, result):
+        return None
     for consumer in consumers:
-        only_if(consumer.op_type in DEQUANTIZE and consumer.inputs[0] == result)
-        only_if(parameters(graph, consumer) == own)
+        if consumer.op_type not in DEQUANTIZE or consumer.inputs[0] != result:
+            return None
+        if parameters(graph, consumer) != own:
+            return None
     return consumers
 
 
-@otherwise(None)
-def constant(graph: Graph, node: Node) -> NDArray[Any]:
+def constant(graph: Graph, node: Node) -> NDArray[Any] | None:
     """Return the result of a DequantizeLinear of constants; None if an input is computed.
 
     Args:
         graph: the graph.
         node: a DequantizeLinear.
     """
-    values = [required(graph.constant(name)) for name in node.operands]
+    values = present(graph.constant(name) for name in node.operands)
+    if len(values) < len(node.operands):
+        return None
     # The result has the type of the scale (float32, float16).
     return dequantized(node, values).astype(values[1].dtype)
 
 
-@otherwise(None)
-def rounded(graph: Graph, node: Node) -> NDArray[Any]:
+def rounded(graph: Graph, node: Node) -> NDArray[Any] | None:
     """Return the result of a pair for a constant; None if unknown.
 
     Args:
@@ -178,11 +182,14 @@ def rounded(graph: Graph, node: Node) -> NDArray[Any]:
         Dequantized values of the type and shape of the constant. None if the input or a parameter
             is computed, for blocks, and for codes other than integers of 8 and 16 bits.
     """
-    array = required(graph.constant(node.inputs[0]))
-    own = required(parameters(graph, node))
+    array = graph.constant(node.inputs[0])
+    own = parameters(graph, node)
+    if array is None or own is None:
+        return None
     kind = code_type(graph, node)
     # Other codes, such as small floats, are not rounded by ``quantize``.
-    only_if(kind in ENDS and not own.block_size)
+    if kind not in ENDS or own.block_size:
+        return None
     axis = own.axis % array.ndim if own.scale.ndim else None
     params = QParams(
         own.scale.astype(np.float32),

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.errors import AccuracyError
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, reloaded
 from quark_onnx.convert.pairs import constant
@@ -129,8 +128,7 @@ def _rewrite(graph: Graph) -> int:
     return done
 
 
-@otherwise(False)
-def _linear(graph: Graph, node: Node) -> Literal[True]:
+def _linear(graph: Graph, node: Node) -> bool:
     """Replace a QLinear operator by a float operator between pairs.
 
     Args:
@@ -142,9 +140,11 @@ def _linear(graph: Graph, node: Node) -> Literal[True]:
             equivalent.
     """
     # The number of operands of a QLinearConcat differs from node to node.
-    form = required(_concat(node) if node.kind == _CONCAT else FORMS.get(node.kind))
-    only_if(not node.attribute("channels_last", 0))
-    _require_known(graph, node, form)
+    form = _concat(node) if node.kind == _CONCAT else FORMS.get(node.kind)
+    if form is None or node.attribute("channels_last", 0):
+        return False
+    if not _has_equivalent_pairs(graph, node, form):
+        return False
     # The condition of a Where is no operand with codes.
     inputs = [node.inputs[0]] if form.op_type == "Where" else []
     for place in range(len(form.operands)):
@@ -203,23 +203,18 @@ def _concat(node: Node) -> Form:
     return Form("Concat", operands, (0, 1))
 
 
-def _require_known(graph: Graph, node: Node, form: Form) -> None:
-    """Require what makes pairs equivalent: constant scales, a vector for the second operand only.
-
-    Args:
-        graph: the graph.
-        node: an operator on codes.
-        form: the layout of its inputs.
-
-    Raises:
-        UnmetError: pairs would not be equivalent.
-    """
+def _has_equivalent_pairs(graph: Graph, node: Node, form: Form) -> bool:
+    """Return whether a float operator between pairs computes the same as an operator on codes."""
     for place, (_, scale, zero) in enumerate(form.operands):
-        array = required(graph.constant(node.input(scale)))
-        only_if(graph.is_constant(node.input(zero)) or not node.input(zero))
+        array = graph.constant(node.input(scale))
+        if array is None:
+            return False
+        if node.input(zero) and not graph.is_constant(node.input(zero)):
+            return False
         # Only the second operand, the weight, may have per-channel scales.
-        only_if(array.size <= 1 or (place == 1 and array.ndim == 1))
-    only_if(form.op_type != "Softmax" or _softmax_is_kept(graph, node))
+        if array.size > 1 and (place != 1 or array.ndim != 1):
+            return False
+    return form.op_type != "Softmax" or _softmax_is_kept(graph, node)
 
 
 def _softmax_is_kept(graph: Graph, node: Node) -> bool:
@@ -314,8 +309,7 @@ def _present(node: Node, *places: int) -> list[str]:
     return [node.input(place) for place in places if node.input(place)]
 
 
-@otherwise(False)
-def _moving(graph: Graph, node: Node) -> Literal[True]:
+def _moving(graph: Graph, node: Node) -> bool:
     """Replace an operator that moves or clips codes by a float operator between pairs.
 
     The pairs have the scale of its codes.
@@ -327,15 +321,19 @@ def _moving(graph: Graph, node: Node) -> Literal[True]:
     Returns:
         True; False, and the graph stays unchanged, for other operators and without a common scale.
     """
-    only_if(_moves_codes(node))
+    if not _moves_codes(node):
+        return False
     places = moved_inputs(node)
     # Nodes come in graph order: the QuantizeLinear of an earlier one gives the scale here.
     scale_and_zero = _common_scale(graph, node, places)
-    codes_places = filter(node.input, _CODES.get(node.kind, ()))
+    if scale_and_zero is None:
+        return False
+    codes_places = [place for place in _CODES.get(node.kind, ()) if node.input(place)]
     codes = {place: node.inputs[place] for place in codes_places}
-    only_if(all(map(graph.is_constant, codes.values())))
     # Bounds are decoded here, and not at runtime.
-    only_if(not codes or all(map(graph.is_constant, scale_and_zero)))
+    decoding = [*codes.values(), *scale_and_zero] if codes else []
+    if not all(graph.is_constant(name) for name in decoding):
+        return False
     values = dict[int, str]()
     for place, code in codes.items():
         values[place] = _decoded(graph, code, scale_and_zero)
@@ -372,28 +370,25 @@ def _moves_codes(node: Node) -> bool:
     return True
 
 
-def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str]:
-    """Return the scale and zero point that the operands have in common.
+def _common_scale(graph: Graph, node: Node, places: Sequence[int]) -> list[str] | None:
+    """Return the names of the scale and, if any, the zero point that the operands share.
+
+    None if an operand is not quantized, or has another scale.
 
     Args:
         graph: the graph.
         node: an operator that moves codes.
         places: indices of its inputs with codes.
-
-    Returns:
-        The name of the scale, followed by that of the zero point if there is one.
-
-    Raises:
-        UnmetError: an operand is not quantized, or has another scale.
     """
     parameters = set[tuple[str, ...]]()
     for place in places:
         source = node.inputs[place]
-        writer = required(graph.producer_of_kind(source, {"QuantizeLinear"}))
+        writer = graph.producer_of_kind(source, {"QuantizeLinear"})
+        if writer is None:
+            return None
         parameters.add(writer.inputs[1:])
     # Names are compared: pairs that were just written share the names of their QLinear operators.
-    only_if(len(parameters) == 1)
-    return list(parameters.pop())
+    return list(parameters.pop()) if len(parameters) == 1 else None
 
 
 def _decoded(graph: Graph, code: str, scale_and_zero: list[str]) -> str:

@@ -7,12 +7,10 @@ the weights.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from quark_onnx.common.conditions import otherwise, required
 from quark_onnx.common.wording import counted as with_noun
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
@@ -106,8 +104,7 @@ def _move_all(graph: Graph, activations: Mapping[int, int], refused: list[str]) 
     return count
 
 
-@otherwise(False)
-def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
+def _move(graph: Graph, node: Node, kind: int, new: int) -> bool:
     """Shift the codes of a QuantizeLinear, or those that a DequantizeLinear stores.
 
     Args:
@@ -121,10 +118,14 @@ def _move(graph: Graph, node: Node, kind: int, new: int) -> Literal[True]:
             than a DequantizeLinear with equal parameters reads the codes.
     """
     # A computed zero point cannot be shifted.
-    required(parameters(graph, node))
+    if parameters(graph, node) is None:
+        return False
     if node.op_type in QUANTIZE:
+        dequantizing = readers(graph, node)
+        if dequantizing is None:
+            return False
         # The codes change for all their readers at once.
-        members = [node, *required(readers(graph, node))]
+        members = [node, *dequantizing]
     else:
         members = [node]
         graph.set_input(node, 0, _moved(graph, node.inputs[0], kind, new))

@@ -7,12 +7,11 @@ gets a Relu or Clip back, unless it is known not to be negative.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.convert.base import Settings, conversion, counted, everywhere, settled
 from quark_onnx.convert.pairs import (
     ENDS,
@@ -99,8 +98,7 @@ def _remove(graph: Graph) -> int:
     return sum(_REMOVERS[node.op_type](graph, node) for node in nodes)
 
 
-@otherwise(False)
-def _store_float(graph: Graph, node: Node) -> Literal[True]:
+def _store_float(graph: Graph, node: Node) -> bool:
     """Replace a DequantizeLinear of constants by the dequantized constant.
 
     Args:
@@ -110,14 +108,15 @@ def _store_float(graph: Graph, node: Node) -> Literal[True]:
     Returns:
         True; False, and the graph stays unchanged, if an input is computed.
     """
-    array = required(constant(graph, node))
+    array = constant(graph, node)
+    if array is None:
+        return False
     graph.remove([node])
     graph.set_constant(node.outputs[0], array)
     return True
 
 
-@otherwise(False)
-def _remove_pair(graph: Graph, node: Node) -> Literal[True]:
+def _remove_pair(graph: Graph, node: Node) -> bool:
     """Remove a QuantizeLinear, and the DequantizeLinear nodes that read its codes.
 
     Args:
@@ -128,7 +127,9 @@ def _remove_pair(graph: Graph, node: Node) -> Literal[True]:
         True; False, and the graph stays unchanged, if a parameter is computed, or if another node
             reads the codes.
     """
-    undone = required(readers(graph, node))
+    undone = readers(graph, node)
+    if undone is None:
+        return False
     array = rounded(graph, node)
     source = node.inputs[0]
     # A constant keeps the rounding of its pair, as weights do.
@@ -184,8 +185,7 @@ def _clipped(graph: Graph, node: Node) -> str:
     return result
 
 
-@otherwise(None)
-def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]]:
+def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]] | None:
     """Return the greatest value of a per-tensor grid from zero on, and the scale; or None.
 
     Args:
@@ -196,11 +196,13 @@ def _greatest(graph: Graph, node: Node) -> tuple[float, NDArray[Any]]:
         The dequantized value of the greatest code, and the scale as an array of rank 0. None if the
             grid has negative values or several scales, or is unknown.
     """
-    own = required(parameters(graph, node))
+    own = parameters(graph, node)
     kind = code_type(graph, node)
-    only_if(kind in ENDS and not own.scale.ndim)
+    if own is None or kind not in ENDS or own.scale.ndim:
+        return None
     # Codes that end at zero, such as uint8 with zero point 0.
-    only_if(own.zero_point == ENDS[kind].min)
+    if own.zero_point != ENDS[kind].min:
+        return None
     codes = float(ENDS[kind].max - own.zero_point)
     return codes * float(own.scale), own.scale
 

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import only_reader
 
@@ -89,35 +88,33 @@ def zero_points(graph: Graph, codes: Codes) -> NDArray[np.int64]:
     return np.zeros(value(graph, codes.scale).shape, np.int64)
 
 
-@otherwise(None)
-def read_bytes(graph: Graph, tensor: str) -> Codes:
+def read_bytes(graph: Graph, tensor: str) -> Codes | None:
     """Return the codes of a dequantized tensor.
 
     None unless the codes have 8 bits and a constant scale, per tensor or per channel.
     """
-    codes = required(codes_of(graph, tensor))
-    only_if(_known(graph, codes))
-    return codes
+    codes = codes_of(graph, tensor)
+    return codes if codes is not None and _known(graph, codes) else None
 
 
-@otherwise(None)
-def written_bytes(graph: Graph, tensor: str) -> Codes:
+def written_bytes(graph: Graph, tensor: str) -> Codes | None:
     """Return the codes of a quantized result.
 
     None unless the only reader is a QuantizeLinear to 8 bits with a constant per-tensor scale.
     """
-    node = required(only_reader(graph, tensor))
-    only_if(not graph.is_output(tensor))
+    node = only_reader(graph, tensor)
+    if node is None or graph.is_output(tensor):
+        return None
     # The tensor must be what is quantized, not a scale.
-    only_if(node.op_type == "QuantizeLinear" and tensor == node.inputs[0])
+    if node.op_type != "QuantizeLinear" or tensor != node.inputs[0]:
+        return None
     codes = Codes(
         node,
         node.outputs[0],
         node.inputs[1],
         node.input(2),
     )
-    only_if(_known(graph, codes) and one_scale(graph, codes))
-    return codes
+    return codes if _known(graph, codes) and one_scale(graph, codes) else None
 
 
 def _known(graph: Graph, codes: Codes) -> bool:

@@ -9,14 +9,13 @@ BatchNormalization.
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
 from calibrators.layout import turned
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.containers import present_values
 from quark_onnx.fusions.base import (
     BYTES,
@@ -36,17 +35,21 @@ from quark_onnx.patterns.conv_and_gemm import plain_matrix
 _MIDDLE = 128
 
 
-@otherwise(False)
-def matmul_integer(graph: Graph, node: Node) -> Literal[True]:
+def matmul_integer(graph: Graph, node: Node) -> bool:
     """Replace MatMul and Gemm by a constant matrix, with a scale per tensor or per column."""
-    x, w = _operands(graph, node)
+    operands = _operands(graph, node)
+    if operands is None:
+        return False
+    x, w = operands
     transposed = bool(node.attribute("transB", 0))
     stored = value(graph, w.codes)
     scale = value(graph, w.scale)
     columns = 0 if transposed else stored.ndim - 1
-    only_if(plain_matrix(node, stored.shape))
+    if not plain_matrix(node, stored.shape):
+        return False
     # A scale per row could not be taken out of the sums over the rows.
-    only_if(not scale.ndim or w.axis % stored.ndim == columns)
+    if scale.ndim and w.axis % stored.ndim != columns:
+        return False
     weight = w.codes
     if transposed:
         # Nodes that share a weight share its transpose.
@@ -67,20 +70,25 @@ def matmul_integer(graph: Graph, node: Node) -> Literal[True]:
     )
 
 
-@otherwise(False)
-def conv_integer(graph: Graph, node: Node) -> Literal[True]:
+def conv_integer(graph: Graph, node: Node) -> bool:
     """Replace Conv by a constant kernel with a scale per tensor or channel and a zero point."""
-    x, w = _operands(graph, node)
+    operands = _operands(graph, node)
+    if operands is None:
+        return False
+    x, w = operands
     stored = value(graph, w.codes)
     scale = value(graph, w.scale)
     zeros = zero_points(graph, w)
     # ONNX allows a zero point per channel, onnxruntime 1.32 does not (conv_integer.cc:52; for
     # QLinearConv microsoft/onnxruntime#28447). The scale multiplies the sums, and may differ per
     # channel.
-    only_if(not scale.ndim or w.axis % stored.ndim == 0)
-    only_if((zeros == zeros.flat[0]).all())
+    if scale.ndim and w.axis % stored.ndim != 0:
+        return False
+    if (zeros != zeros.flat[0]).any():
+        return False
     if node.input(2):
-        only_if(graph.is_constant(node.input(2)))
+        if not graph.is_constant(node.input(2)):
+            return False
         # BatchNormalization takes one factor per channel: (channels,).
         by_channel = np.broadcast_to(scale, stored.shape[:1])
     elif scale.ndim:
@@ -124,18 +132,23 @@ def _unsigned(graph: Graph, w: Codes) -> list[str]:
     ]
 
 
-@otherwise(False)
-def lstm_integer(graph: Graph, node: Node) -> Literal[True]:
+def lstm_integer(graph: Graph, node: Node) -> bool:
     """Replace an LSTM by DynamicQuantizeLSTM, with a scale per unit of each gate.
 
     Weights are (directions, inputs, 4 * hidden) there, and scales (directions, 4 * hidden)
     (onnxruntime, ContribOperators.md).
     """
-    x = _quantizing(graph, node).inputs[0]
-    only_if(not node.attribute("layout", 0))
-    w, r = (_gates(graph, node.input(place)) for place in (1, 2))
+    quantizing = _quantizing(graph, node)
+    if quantizing is None or node.attribute("layout", 0):
+        return False
+    w = _gates(graph, node.input(1))
+    if w is None:
+        return False
+    r = _gates(graph, node.input(2))
+    if r is None:
+        return False
     others = [node.input(place) for place in range(3, 8)]
-    inputs = [x, w[0], r[0], *others, *w[1:], *r[1:]]
+    inputs = [quantizing.inputs[0], w[0], r[0], *others, *w[1:], *r[1:]]
     set_to = attributes(node)
     set_to.pop("layout", None)
     outputs = list(node.outputs)
@@ -149,25 +162,32 @@ def lstm_integer(graph: Graph, node: Node) -> Literal[True]:
     return True
 
 
-def _gates(graph: Graph, tensor: str) -> list[str]:
-    """Write the weights of gates; return the names of codes, scales and zero points."""
+def _gates(graph: Graph, tensor: str) -> list[str] | None:
+    """Write the weights of gates; return the names of codes, scales and zero points.
+
+    None for other weights than constants of 8 bits with a scale per unit of each gate.
+    """
     reshape = graph.producer_of_type(tensor, {"Reshape"})
     source = tensor if reshape is None else reshape.inputs[0]
-    weight = required(stored_codes(graph, source))
-    only_if(graph.elem_type(weight.codes) in BYTES and not weight.block_size)
+    weight = stored_codes(graph, source)
+    if weight is None or not _has_plain_bytes(graph, weight):
+        return None
     stored, scale = value(graph, weight.codes), value(graph, weight.scale)
     shape, axis = stored.shape, 1
     if reshape is not None:
         # Two directions: a matrix with a row for each unit.
         shape, axis = tuple(map(int, value(graph, reshape.inputs[1]))), 0
-    only_if(len(shape) == 3 and stored.size == prod(shape))
-    if scale.size > 1:
-        only_if(weight.axis % stored.ndim == axis and scale.size == prod(shape[:2]))
+    if len(shape) != 3 or stored.size != prod(shape):
+        return None
+    units = prod(shape[:2])
+    if scale.size > 1 and (weight.axis % stored.ndim != axis or scale.size != units):
+        return None
     # One zero point for all units: onnxruntime reads no others.
     zeros = zero_points(graph, weight)
-    only_if((zeros == zeros.flat[0]).all())
+    if (zeros != zeros.flat[0]).any():
+        return None
     codes = stored.reshape(shape).astype(np.int16)
-    by_unit = np.broadcast_to(scale.reshape(-1), prod(shape[:2])).reshape(shape[:2])
+    by_unit = np.broadcast_to(scale.reshape(-1), units).reshape(shape[:2])
     return graph.once(
         ("gates", tensor),
         lambda: _write_gates(graph, weight.codes, codes - zeros.flat[0], by_unit),
@@ -201,19 +221,26 @@ def _write_gates(
     ]
 
 
-def _quantizing(graph: Graph, node: Node) -> Node:
+def _quantizing(graph: Graph, node: Node) -> Node | None:
     """Return the DynamicQuantizeLinear before the first input."""
-    x = required(codes_of(graph, node.input(0)))
-    return required(graph.producer_of_type(x.codes, {"DynamicQuantizeLinear"}))
+    x = codes_of(graph, node.input(0))
+    if x is None:
+        return None
+    return graph.producer_of_type(x.codes, {"DynamicQuantizeLinear"})
 
 
-def _operands(graph: Graph, node: Node) -> tuple[Codes, Codes]:
+def _operands(graph: Graph, node: Node) -> tuple[Codes, Codes] | None:
     """Return dynamic codes on the left and constant 8-bit codes on the right."""
-    x = required(codes_of(graph, node.input(0)))
-    _quantizing(graph, node)
-    w = required(stored_codes(graph, node.input(1)))
-    only_if(graph.elem_type(w.codes) in BYTES and not w.block_size)
-    return x, w
+    x = codes_of(graph, node.input(0))
+    w = stored_codes(graph, node.input(1))
+    if x is None or w is None or _quantizing(graph, node) is None:
+        return None
+    return (x, w) if _has_plain_bytes(graph, w) else None
+
+
+def _has_plain_bytes(graph: Graph, codes: Codes) -> bool:
+    """Return whether codes have 8 bits, and no scales of blocks."""
+    return graph.elem_type(codes.codes) in BYTES and not codes.block_size
 
 
 #: Attributes that a ConvInteger has in common with a Conv.
@@ -234,7 +261,7 @@ def _write(  # noqa: PLR0913  the operands of a product
     x: Codes,
     weight: list[str],
     factor: str,
-) -> Literal[True]:
+) -> bool:
     """Write the product; ``weight`` names the codes and, unless it is 0, the zero point."""
     names = [
         graph.fresh(f"{node.name}_{part}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     BYTES,
     CONTRIB,
@@ -26,25 +25,28 @@ _NIBBLES = frozenset({TensorProto.INT4, TensorProto.UINT4})
 _LEAST_BLOCK = 16
 
 
-@otherwise(False)
-def gather_codes(graph: Graph, node: Node) -> Literal[True]:
+def gather_codes(graph: Graph, node: Node) -> bool:
     """Gather from a matrix of 4-bit blocks, or of 8 bits with a scale per row or per tensor."""
-    table = required(stored_codes(graph, node.inputs[0]))
+    table = stored_codes(graph, node.inputs[0])
     # Rows are looked up; along another axis a row would be cut.
-    only_if(node.attribute("axis", 0) == 0)
-    only_if(value(graph, table.codes).ndim == 2)
+    if table is None or node.attribute("axis", 0) != 0:
+        return False
+    if value(graph, table.codes).ndim != 2:
+        return False
     if table.block_size:
         return _gather_blocks(graph, node, table)
     return _gather_bytes(graph, node, table)
 
 
-def _gather_blocks(graph: Graph, node: Node, table: Codes) -> Literal[True]:
+def _gather_blocks(graph: Graph, node: Node, table: Codes) -> bool:
     """Gather rows of 4-bit blocks by GatherBlockQuantized, which dequantizes them."""
     size = table.block_size
     # size & (size - 1) clears the lowest bit set.
     power_of_two = not size & (size - 1)
-    only_if(size >= _LEAST_BLOCK and power_of_two and table.axis % 2 == 1)
-    only_if(graph.elem_type(table.codes) in _NIBBLES)
+    if size < _LEAST_BLOCK or not power_of_two or table.axis % 2 != 1:
+        return False
+    if graph.elem_type(table.codes) not in _NIBBLES:
+        return False
     inputs = [table.codes, node.inputs[1], table.scale]
     if table.zero_point:
         inputs.append(table.zero_point)
@@ -64,13 +66,15 @@ def _gather_blocks(graph: Graph, node: Node, table: Codes) -> Literal[True]:
     return True
 
 
-def _gather_bytes(graph: Graph, node: Node, table: Codes) -> Literal[True]:
+def _gather_bytes(graph: Graph, node: Node, table: Codes) -> bool:
     """Gather rows of bytes, and dequantize them by Cast, Sub and Mul."""
     scale = value(graph, table.scale)
     zeros = zero_points(graph, table)
     by_row = scale.ndim == 1 and table.axis % 2 == 0
-    only_if(by_row or scale.ndim == 0)
-    only_if(graph.elem_type(table.codes) in BYTES)
+    if not by_row and scale.ndim != 0:
+        return False
+    if graph.elem_type(table.codes) not in BYTES:
+        return False
     result = graph.fresh(f"{node.name}_rows")
     codes = graph.fresh(f"{node.name}_codes")
     floats = graph.fresh(f"{node.name}_floats")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import helper
 
 from calibrators import Grid, QParams, quantize
-from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     alike,
@@ -62,16 +62,20 @@ def moved_inputs(node: Node) -> Sequence[int]:
     return (1, 2) if node.kind == "Where" else (0,)
 
 
-@otherwise(False)
-def move_codes(graph: Graph, node: Node) -> Literal[True]:
+def move_codes(graph: Graph, node: Node) -> bool:
     """Let an operator of ``MOVING`` read and compute codes with equal scales."""
-    only_if(graph.opset >= MOVING[node.kind])
+    if graph.opset < MOVING[node.kind]:
+        return False
     places = moved_inputs(node)
-    sources = [required(read_bytes(graph, node.inputs[place])) for place in places]
+    sources = present(read_bytes(graph, node.inputs[place]) for place in places)
     results = _results(graph, node)
+    if len(sources) < len(places) or not results:
+        return False
     # One scale for all: the codes of each source mean the same values in each result.
-    only_if(results and alike(graph, *sources, *results.values()))
-    only_if(_moves(graph, node, sources[0]))
+    if not alike(graph, *sources, *results.values()):
+        return False
+    if not _moves(graph, node, sources[0]):
+        return False
     for place, codes in zip(places, sources, strict=True):
         graph.set_input(node, place, codes.codes)
     # The QuantizeLinear nodes go, so that the node itself can write their results.
@@ -86,12 +90,15 @@ def move_codes(graph: Graph, node: Node) -> Literal[True]:
     return True
 
 
-def _results(graph: Graph, node: Node) -> dict[int, Codes]:
-    """Return the codes of the results that are needed, by index; each must have some."""
+def _results(graph: Graph, node: Node) -> dict[int, Codes] | None:
+    """Return the codes of the results that are needed, by index; None if one has no codes."""
     results = dict[int, Codes]()
     for place, name in enumerate(node.outputs):
         if graph.consumers(name) or graph.is_output(name):
-            results[place] = required(written_bytes(graph, name))
+            codes = written_bytes(graph, name)
+            if codes is None:
+                return None
+            results[place] = codes
     return results
 
 
@@ -121,24 +128,29 @@ def _encode_padding(graph: Graph, node: Node, codes: Codes) -> bool:
     return True
 
 
-@otherwise(False)
 def clip_codes(graph: Graph, node: Node) -> bool:
     """Exchange Relu or Clip with the QuantizeLinear after it, and clip codes.
 
     Clipping and rounding commute, as rounding is monotonic. The QuantizeLinear comes first, where
     it can be fused with the operator that computes the values.
     """
-    only_if(graph.opset >= _CLIP_OPSET)
-    y = required(written_bytes(graph, node.outputs[0]))
-    limits = [_limit(graph, node, y, bound) for bound in _bounds(graph, node)]
+    if graph.opset < _CLIP_OPSET:
+        return False
+    y = written_bytes(graph, node.outputs[0])
+    bounds = _bounds(graph, node)
+    if y is None or bounds is None:
+        return False
+    limits = [_limit(graph, node, y, bound) for bound in bounds]
     source = node.inputs[0]
     x = read_bytes(graph, source)
     if x is not None and alike(graph, x, y):
         return write(graph, node, "Clip", [x.codes, *limits], y, "")
     # Only where an operator computes the values, with which the QuantizeLinear can be fused.
-    required(graph.producer(source))
+    if graph.producer(source) is None:
+        return False
     # Another reader needs the float values; dequantized values have codes already.
-    only_if(alone_reads(graph, node, source) and not codes_of(graph, source))
+    if not alone_reads(graph, node, source) or codes_of(graph, source) is not None:
+        return False
     rounded = graph.fresh(f"{source}_quantized")
     graph.remove([node])
     graph.set_input(y.node, 0, source)
@@ -147,12 +159,13 @@ def clip_codes(graph: Graph, node: Node) -> bool:
     return True
 
 
-def _bounds(graph: Graph, node: Node) -> list[NDArray[Any] | None]:
-    """Return the constant bounds of a Relu or Clip, None for a missing one."""
+def _bounds(graph: Graph, node: Node) -> list[NDArray[Any] | None] | None:
+    """Return the bounds of a Relu or Clip, None for a missing one; None if one is computed."""
     if node.kind == "Relu":
         return [np.asarray(np.float32(0))]
     names = (node.input(1), node.input(2))
-    only_if(all(map(graph.is_constant, filter(None, names))))
+    if not all(graph.is_constant(name) for name in names if name):
+        return None
     return [value(graph, name) if name else None for name in names]
 
 
@@ -164,15 +177,16 @@ def _limit(graph: Graph, node: Node, codes: Codes, bound: NDArray[Any] | None) -
     return graph.add_constant(f"{node.name}_code", code)
 
 
-@otherwise(False)
-def drop_rounding_again(graph: Graph, node: Node) -> Literal[True]:
+def drop_rounding_again(graph: Graph, node: Node) -> bool:
     """Remove a QuantizeLinear after a DequantizeLinear of equal codes."""
-    x = required(read_bytes(graph, node.inputs[0]))
+    x = read_bytes(graph, node.inputs[0])
     # The input is checked by ``read_bytes``.
-    only_if(all(map(graph.is_constant, node.operands[1:])))
+    if x is None or not all(graph.is_constant(name) for name in node.operands[1:]):
+        return False
     result = node.outputs[0]
     y = Codes(node, result, node.inputs[1], node.input(2))
-    only_if(private(graph, result) and alike(graph, x, y))
+    if not private(graph, result) or not alike(graph, x, y):
+        return False
     graph.remove([node])
     graph.replace_uses(result, x.codes)
     return True

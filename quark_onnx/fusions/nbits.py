@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
 
 import numpy as np
 
 from calibrators.layout import turned
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.files.half_precision import add_narrow
 from quark_onnx.fusions.base import (
     CONTRIB,
@@ -27,17 +25,19 @@ from quark_onnx.patterns.conv_and_gemm import unscaled
 _TYPES = {f"int{bits}": bits for bits in BITS} | {f"uint{bits}": bits for bits in BITS}
 
 
-@otherwise(False)
-def matmul_nbits(graph: Graph, node: Node) -> Literal[True]:
+def matmul_nbits(graph: Graph, node: Node) -> bool:
     """Replace a product by a constant of 2, 4 or 8 bits with scales per block of its rows."""
-    codes = required(stored_codes(graph, node.input(1)))
-    only_if(codes.block_size in BLOCK_SIZES)
+    codes = stored_codes(graph, node.input(1))
+    if codes is None or codes.block_size not in BLOCK_SIZES:
+        return False
     # MatMulNBits has neither factors nor a transposed activation.
-    only_if(unscaled(node) and not node.attribute("transA", 0))
+    if not unscaled(node) or node.attribute("transA", 0):
+        return False
     stored = value(graph, codes.codes)
     transposed = bool(node.attribute("transB", 0))
-    only_if(stored.ndim == 2 and codes.axis % 2 == int(transposed))
-    bits = required(_TYPES.get(str(stored.dtype)))
+    bits = _TYPES.get(str(stored.dtype))
+    if bits is None or stored.ndim != 2 or codes.axis % 2 != int(transposed):
+        return False
     # K inputs per column, N columns.
     k, n = stored.shape[::-1] if transposed else stored.shape
     inputs = graph.once(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.conditions import only_if, otherwise, required
+from quark_onnx.common.containers import present
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -37,11 +37,13 @@ _LEAST_SOFTMAX_SCALE = 2.0**-8
 _FLATTEN_OPSET = 9
 
 
-@otherwise(False)
 def qlinear_elementwise(graph: Graph, node: Node) -> bool:
     """Replace Add, Mul, Sigmoid and LeakyRelu."""
     # Checked completely before the first change: a fusion that fails leaves the graph as it was.
-    *operands, y = _all_bytes(graph, node, *node.inputs)
+    codes = _all_bytes(graph, node, *node.inputs)
+    if codes is None:
+        return False
+    *operands, y = codes
     inputs = [*_operand_inputs(graph, operands), *grid(graph, y)]
     name = f"QLinear{node.op_type}"
     return write(graph, node, name, inputs, y, **attributes(node))
@@ -55,15 +57,18 @@ def _operand_inputs(graph: Graph, operands: list[Codes]) -> list[str]:
     return inputs
 
 
-@otherwise(False)
 def qlinear_softmax(graph: Graph, node: Node) -> bool:
     """Replace Softmax, where onnxruntime's operator is correct.
 
     onnxruntime counts results in steps of ``1 / floor(1 / scale)``, which is 1/254 for the float32
     next to 1/255; so the operator gets the next smaller scale.
     """
-    x, y = _all_bytes(graph, node, node.inputs[0])
-    only_if(not softmax_fails(graph, node, value(graph, y.scale)))
+    codes = _all_bytes(graph, node, node.inputs[0])
+    if codes is None:
+        return False
+    x, y = codes
+    if softmax_fails(graph, node, value(graph, y.scale)):
+        return False
     scale, zero = grid(graph, y)
     smaller_scale = graph.add_constant(
         f"{scale}_below",
@@ -96,16 +101,20 @@ def softmax_fails(graph: Graph, node: Node, scale: NDArray[Any]) -> bool:
     return wraps_around or sizes[softmax_axis(node, graph.opset)] == 1
 
 
-@otherwise(False)
 def qlinear_average_pool(graph: Graph, node: Node) -> bool:
     """Replace AveragePool without dilations, unless ceil_mode meets count_include_pad.
 
     With both, onnxruntime divides the last sums by a count beyond the padding.
     """
     settings = attributes(node)
-    only_if(all(step == 1 for step in settings.pop("dilations", ())))
-    only_if(not (settings.get("ceil_mode") and settings.get("count_include_pad")))
-    x, y = _all_bytes(graph, node, node.inputs[0])
+    if any(step != 1 for step in settings.pop("dilations", ())):
+        return False
+    if settings.get("ceil_mode") and settings.get("count_include_pad"):
+        return False
+    codes = _all_bytes(graph, node, node.inputs[0])
+    if codes is None:
+        return False
+    x, y = codes
     return write(
         graph,
         node,
@@ -116,11 +125,14 @@ def qlinear_average_pool(graph: Graph, node: Node) -> bool:
     )
 
 
-@otherwise(False)
 def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
     """Replace GlobalAveragePool, and ReduceMean over all axes but the first two."""
-    x, y = _all_bytes(graph, node, node.inputs[0])
-    only_if(node.kind != "ReduceMean" or _reduces_images(graph, node))
+    codes = _all_bytes(graph, node, node.inputs[0])
+    if codes is None:
+        return False
+    if node.kind == "ReduceMean" and not _reduces_images(graph, node):
+        return False
+    x, y = codes
     inputs = [x.codes, *grid(graph, x), *grid(graph, y)]
     if node.kind == "GlobalAveragePool" or node.attribute("keepdims", 1):
         return write(
@@ -131,7 +143,8 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
             y,
             channels_last=0,
         )
-    only_if(graph.opset >= _FLATTEN_OPSET)
+    if graph.opset < _FLATTEN_OPSET:
+        return False
     # Without keepdims: the pool has the shape (N, C, 1, ...), and a Flatten of codes makes it (N,
     # C).
     pooled = graph.fresh(f"{y.codes}_pooled")
@@ -147,32 +160,42 @@ def qlinear_global_average_pool(graph: Graph, node: Node) -> bool:
     )
 
 
-@otherwise(False)
 def qlinear_concat(graph: Graph, node: Node) -> bool:
     """Replace Concat of codes with different scales."""
-    *operands, y = _all_bytes(graph, node, *node.inputs)
+    codes = _all_bytes(graph, node, *node.inputs)
+    if codes is None:
+        return False
+    *operands, y = codes
     inputs = _operand_inputs(graph, operands)
     # QLinearConcat takes the parameters of the result first.
     inputs = [*grid(graph, y), *inputs]
     return write(graph, node, "QLinearConcat", inputs, y, **attributes(node))
 
 
-@otherwise(False)
 def qlinear_where(graph: Graph, node: Node) -> bool:
     """Replace Where; the condition stays unchanged."""
-    *operands, y = _all_bytes(graph, node, *node.inputs[1:])
+    codes = _all_bytes(graph, node, *node.inputs[1:])
+    if codes is None:
+        return False
+    *operands, y = codes
     inputs = [node.inputs[0], *_operand_inputs(graph, operands), *grid(graph, y)]
     return write(graph, node, "QLinearWhere", inputs, y)
 
 
-def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes]:
-    """Return the codes of tensors, then of the result: of one type, with per-tensor scales."""
-    codes = [required(read_bytes(graph, tensor)) for tensor in tensors]
-    codes.append(required(written_bytes(graph, node.outputs[0])))
+def _all_bytes(graph: Graph, node: Node, *tensors: str) -> list[Codes] | None:
+    """Return the codes of tensors, then of the result: of one type, with per-tensor scales.
+
+    None if one of them has no such codes.
+    """
+    operands = present(read_bytes(graph, tensor) for tensor in tensors)
+    result = written_bytes(graph, node.outputs[0])
+    if result is None or len(operands) < len(tensors):
+        return None
+    codes = [*operands, result]
     # The kernels take one type throughout (see the module's docstring).
-    only_if(len({code_type(graph, one) for one in codes}) == 1)
-    only_if(one_scale(graph, *codes))
-    return codes
+    if len({code_type(graph, one) for one in codes}) != 1:
+        return None
+    return codes if one_scale(graph, *codes) else None
 
 
 def _reduces_images(graph: Graph, node: Node) -> bool:

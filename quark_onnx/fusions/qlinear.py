@@ -21,7 +21,6 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.fusions.base import (
     Codes,
     attributes,
@@ -45,11 +44,15 @@ from quark_onnx.patterns.conv_and_gemm import output_axis, unscaled
 _QLINEAR_OPSET = 10
 
 
-@otherwise(False)
 def qlinear_conv(graph: Graph, node: Node) -> bool:
     """Replace Conv with a quantized result and a bias in products of the scales."""
-    x, w, y = _quantized_product(graph, node, axis=0)
+    product = _quantized_product(graph, node, axis=0)
+    if product is None:
+        return False
+    x, w, y = product
     bias = _bias(graph, node, x, w)
+    if bias is None:
+        return False
     inputs = [
         x.codes,
         *grid(graph, x),
@@ -61,18 +64,22 @@ def qlinear_conv(graph: Graph, node: Node) -> bool:
     return write(graph, node, "QLinearConv", inputs, y, "", **attributes(node))
 
 
-@otherwise(False)
 def qlinear_matmul(graph: Graph, node: Node) -> bool:
     """Replace MatMul with a quantized result."""
-    a, b, y = _quantized_product(graph, node, axis=1)
+    product = _quantized_product(graph, node, axis=1)
+    if product is None:
+        return False
+    a, b, y = product
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *grid(graph, y)]
     return write(graph, node, "QLinearMatMul", inputs, y, "")
 
 
-@otherwise(False)
 def matmul_to_float(graph: Graph, node: Node) -> bool:
     """Replace MatMul with a float result, and the bias added to it."""
-    a, b = _operands(graph, node, axis=1)
+    operands = _operands(graph, node, axis=1)
+    if operands is None:
+        return False
+    a, b = operands
     a_scale, a_zero = grid(graph, a)
     b_scale, b_zero = grid(graph, b)
     inputs = [a.codes, b.codes, a_scale, b_scale, a_zero, b_zero]
@@ -87,35 +94,44 @@ def matmul_to_float(graph: Graph, node: Node) -> bool:
     return write(graph, node, "MatMulIntegerToFloat", inputs, result)
 
 
-@otherwise(False)
 def qgemm(graph: Graph, node: Node) -> bool:
     """Replace Gemm with a quantized or float result, and a bias in products of the scales."""
-    a, b = _operands(graph, node, output_axis(node))
+    operands = _operands(graph, node, output_axis(node))
+    if operands is None:
+        return False
+    a, b = operands
     y = written_bytes(graph, node.outputs[0])
     bias = _bias(graph, node, a, b)
+    if bias is None:
+        return False
     # alpha and beta would scale the codes of the bias, whose scale is the product of the others.
-    only_if(not bias or unscaled(node))
+    if bias and not unscaled(node):
+        return False
     inputs = [a.codes, *grid(graph, a), b.codes, *grid(graph, b), *(bias or [""])]
     settings = attributes(node)
     settings.pop("beta", None)  # QGemm has no beta
     if y is None:
         return write(graph, node, "QGemm", inputs, node.outputs[0], **settings)
-    only_if(code_type(graph, y) == code_type(graph, a))
+    if code_type(graph, y) != code_type(graph, a):
+        return False
     return write(graph, node, "QGemm", [*inputs, *grid(graph, y)], y, **settings)
 
 
-def _operands(graph: Graph, node: Node, axis: int) -> tuple[Codes, Codes]:
-    """Return the codes of the two operands of a product, which a kernel multiplies.
+def _operands(graph: Graph, node: Node, axis: int) -> tuple[Codes, Codes] | None:
+    """Return the codes of the two operands of a product; None if no kernel multiplies them.
 
     ``axis``: the weight's axis that may have per-channel scales.
     """
-    x = required(read_bytes(graph, node.inputs[0]))
-    w = required(read_bytes(graph, node.inputs[1]))
-    types = (code_type(graph, x), code_type(graph, w))
+    x = read_bytes(graph, node.inputs[0])
+    w = read_bytes(graph, node.inputs[1])
+    if x is None or w is None or not one_scale(graph, x):
+        return None
     # onnxruntime has kernels for unsigned activations by any weight, and signed by signed.
-    only_if(types[0] == TensorProto.UINT8 or types[1] == TensorProto.INT8)
-    only_if(one_scale(graph, x))
-    only_if(one_scale(graph, w) or _is_by_channel(graph, w, axis))
+    is_unsigned = code_type(graph, x) == TensorProto.UINT8
+    if not is_unsigned and code_type(graph, w) != TensorProto.INT8:
+        return None
+    if not one_scale(graph, w) and not _is_by_channel(graph, w, axis):
+        return None
     return x, w
 
 
@@ -129,30 +145,38 @@ def _is_by_channel(graph: Graph, w: Codes, axis: int) -> bool:
 
 def _quantized_product(
     graph: Graph, node: Node, axis: int
-) -> tuple[Codes, Codes, Codes]:
+) -> tuple[Codes, Codes, Codes] | None:
     """Return the codes of both operands and of the result of QLinearConv or QLinearMatMul."""
-    only_if(graph.opset >= _QLINEAR_OPSET)
-    x, w = _operands(graph, node, axis)
-    y = required(written_bytes(graph, node.outputs[0]))
-    only_if(code_type(graph, y) == code_type(graph, x))
-    return x, w, y
+    if graph.opset < _QLINEAR_OPSET:
+        return None
+    operands = _operands(graph, node, axis)
+    y = written_bytes(graph, node.outputs[0])
+    if operands is None or y is None:
+        return None
+    x, w = operands
+    return (x, w, y) if code_type(graph, y) == code_type(graph, x) else None
 
 
-def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str]:
-    """Return the codes of the bias, in products of the scales; empty without a bias."""
+def _bias(graph: Graph, node: Node, x: Codes, w: Codes) -> list[str] | None:
+    """Return the codes of the bias, in products of the scales; empty without a bias.
+
+    None for another bias, such as a float one, for which there is no kernel.
+    """
     if not node.input(2):
         return []
-    # A float bias has no kernel.
-    bias = required(codes_of(graph, node.input(2)))
-    only_if(graph.is_constant(bias.scale))
-    only_if(graph.elem_type(bias.codes) == TensorProto.INT32)
+    bias = codes_of(graph, node.input(2))
+    if bias is None or not graph.is_constant(bias.scale):
+        return None
+    if graph.elem_type(bias.codes) != TensorProto.INT32:
+        return None
     product = value(graph, x.scale).reshape(()) * value(graph, w.scale)
     scale = value(graph, bias.scale)
-    only_if(scale.size in (1, product.size))
+    if scale.size not in (1, product.size):
+        return None
     # tools compute the product in float32 or float64
-    only_if(np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0))
-    only_if(not zero_points(graph, bias).any())
-    return [bias.codes]
+    if not np.allclose(scale.reshape(-1), product.reshape(-1), rtol=1e-5, atol=0):
+        return None
+    return None if zero_points(graph, bias).any() else [bias.codes]
 
 
 def _vector(graph: Graph, tensor: str, w: Codes) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from quark_onnx.common.conditions import otherwise
 from quark_onnx.common.registry import PASSES
 from quark_onnx.graph import Graph, Node
 
@@ -22,23 +21,14 @@ def register(function: P) -> P:
 
 
 def rewrite_each(
-    graph: Graph, rewrite: Callable[[Graph, Node], None], *kinds: str
+    graph: Graph, rewrite: Callable[[Graph, Node], bool], *kinds: str
 ) -> int:
     """Rewrite the nodes of some kinds, and return for how many it succeeded.
 
     Args:
         graph: the graph.
-        rewrite: changes the graph at a node. The node stays unchanged where a condition that
-            ``rewrite`` requires does not hold.
+        rewrite: changes the graph at a node. Returns False if the graph stays unchanged.
         *kinds: operators of the nodes.
     """
     # ``nodes_of`` returns a list, so that ``rewrite`` may remove nodes.
-    return sum(_rewrite(graph, rewrite, node) for node in graph.nodes_of(kinds))
-
-
-@otherwise(False)
-def _rewrite(
-    graph: Graph, rewrite: Callable[[Graph, Node], None], node: Node
-) -> Literal[True]:
-    rewrite(graph, node)
-    return True
+    return sum(rewrite(graph, node) for node in graph.nodes_of(kinds))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.passes.fold_batch_norm import inference_parameters
@@ -22,15 +21,22 @@ def batch_norm_to_conv(graph: Graph) -> int:
     return rewrite_each(graph, _replace, "BatchNormalization")
 
 
-def _replace(graph: Graph, node: Node) -> None:
-    only_if(graph.elem_type(node.inputs[0]) == TensorProto.FLOAT)
-    only_if(len(graph.sizes(node.inputs[0])) == _RANK)
+def _replace(graph: Graph, node: Node) -> bool:
+    source = node.inputs[0]
+    if graph.elem_type(source) != TensorProto.FLOAT:
+        return False
+    if len(graph.sizes(source)) != _RANK:
+        return False
+    parameters = inference_parameters(graph, node)
+    if parameters is None:
+        return False
     # In float64: `beta - mean * factor` cancels where a channel's mean is large.
-    gamma, beta, mean, variance = inference_parameters(graph, node)
+    gamma, beta, mean, variance = parameters
     factor = gamma / np.sqrt(variance + node.attribute("epsilon", 1e-5))
     shift = beta - mean * factor
     # A variance and an epsilon of 0 divide by zero; such a norm stays as it is.
-    only_if(np.isfinite(factor).all() and np.isfinite(shift).all())
+    if not np.isfinite(factor).all() or not np.isfinite(shift).all():
+        return False
     # Weight (channels, 1, 1, 1): one 1x1 filter per group.
     weight = factor.reshape(-1, 1, 1, 1).astype(np.float32)
     names = [
@@ -40,7 +46,7 @@ def _replace(graph: Graph, node: Node) -> None:
     graph.remove([node])
     graph.add(
         "Conv",
-        [node.inputs[0], *names],
+        [source, *names],
         node.outputs[:1],
         name=node.name,
         kernel_shape=[1, 1],
@@ -49,3 +55,4 @@ def _replace(graph: Graph, node: Node) -> None:
         dilations=[1, 1],
         group=len(factor),
     )
+    return True

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, required
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op
 from quark_onnx.passes.base import register, rewrite_each
@@ -28,34 +28,41 @@ def fold_batch_norm(graph: Graph) -> int:
     return rewrite_each(graph, _fold, "BatchNormalization")
 
 
-def inference_parameters(graph: Graph, norm: Node) -> list[Doubles]:
+def inference_parameters(graph: Graph, norm: Node) -> list[Doubles] | None:
     """Return scale, shift, mean and variance of a BatchNormalization, of shape (channels,).
 
-    Raises:
-        UnmetError: one of them is computed, or the node is in training mode.
+    None if one of them is computed, or the node is in training mode.
     """
     # In training mode the statistics are those of the batch.
-    only_if(not norm.attribute("training_mode", 0) and not any(norm.outputs[1:]))
-    parameters = list[Doubles]()
-    for name in norm.inputs[1:5]:
-        # float64, as differences of the parameters cancel
-        parameters.append(required(graph.constant(name)).astype(np.float64))
-    return parameters
+    if norm.attribute("training_mode", 0) or any(norm.outputs[1:]):
+        return None
+    parameters = present(graph.constant(name) for name in norm.inputs[1:5])
+    if len(parameters) < 4:
+        return None
+    # float64, as differences of the parameters cancel
+    return [parameter.astype(np.float64) for parameter in parameters]
 
 
-def _fold(graph: Graph, norm: Node) -> None:
-    match = required(_NORMALIZED_LAYER.match(graph, norm.outputs[0]))
+def _fold(graph: Graph, norm: Node) -> bool:
+    match = _NORMALIZED_LAYER.match(graph, norm.outputs[0])
+    parameters = inference_parameters(graph, norm)
+    if match is None or parameters is None:
+        return False
     layer = match.nodes[1]
-    gamma, beta, mean, variance = inference_parameters(graph, norm)
-    only_if(graph.elem_type(layer.input(1)) == TensorProto.FLOAT)
-    required(graph.constant(layer.input(1)))
+    gamma, beta, mean, variance = parameters
+    if graph.elem_type(layer.input(1)) != TensorProto.FLOAT:
+        return False
     # A missing bias counts as 0, and is created below.
-    bias = required(graph.optional_constant(layer.input(2), np.zeros(1)))
+    bias = graph.optional_constant(layer.input(2), np.zeros(1))
+    if graph.constant(layer.input(1)) is None or bias is None:
+        return False
     # alpha and beta of a Gemm would scale the folded constants once more.
-    only_if(layer.kind != "Gemm" or (unscaled(layer) and bias.ndim == 1))
+    if layer.kind == "Gemm" and (not unscaled(layer) or bias.ndim != 1):
+        return False
     factor = gamma / np.sqrt(variance + norm.attribute("epsilon", 1e-5))
     # A variance and an epsilon of 0 divide by zero.
-    only_if(np.isfinite(factor).all())
+    if not np.isfinite(factor).all():
+        return False
 
     # With outputs in front, one factor per output fits Conv, ConvTranspose and Gemm alike.
     stored = Layer.stored(layer)
@@ -77,3 +84,4 @@ def _fold(graph: Graph, norm: Node) -> None:
     # The layer takes over the name of the result, which readers and outputs use.
     graph.remove([norm])
     graph.set_output(layer, 0, norm.outputs[0])
+    return True

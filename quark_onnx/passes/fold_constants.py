@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Container, Iterable
-from typing import Literal
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from calibrators.onnx_runtime.session import open_session, tensor_bytes
-from quark_onnx.common.conditions import only_if, otherwise
 from quark_onnx.common.containers import excluding, flattened, of_type, values_at
 from quark_onnx.graph import Graph, Node, store_constants
 from quark_onnx.graph.random_operators import RANDOM
@@ -90,10 +88,7 @@ def _foldable(graph: Graph) -> list[Node]:
     return result
 
 
-@otherwise(False)
-def _may_fold(
-    graph: Graph, node: Node, known: Container[str], budget: int
-) -> Literal[True]:
+def _may_fold(graph: Graph, node: Node, known: Container[str], budget: int) -> bool:
     """Return whether the results of a node can be computed, and are worth to be stored.
 
     Args:
@@ -102,14 +97,18 @@ def _may_fold(
         known: names of further constants.
         budget: number of values that may be stored.
     """
-    only_if(not node.domain and node.op_type not in _NOT_FOLDED)
+    if node.domain or node.op_type in _NOT_FOLDED:
+        return False
     # Results of a node without inputs are known anyway, or random.
-    only_if(node.inputs and not node.captures and not node.has_subgraph)
-    only_if(all(map(graph.is_constant, excluding(node.operands, known))))
+    if not node.inputs or node.captures or node.has_subgraph:
+        return False
+    operands = [name for name in node.operands if name not in known]
+    if not all(graph.is_constant(name) for name in operands):
+        return False
     # Too large results would be discarded after their computation.
-    only_if(not any(_is_larger(graph, name, budget) for name in node.outputs))
-    only_if(_EXCHANGED.issuperset(map(graph.elem_type, node.results)))
-    return True
+    if any(_is_larger(graph, name, budget) for name in node.outputs):
+        return False
+    return all(graph.elem_type(name) in _EXCHANGED for name in node.results)
 
 
 def _is_larger(graph: Graph, name: str, budget: int) -> bool:

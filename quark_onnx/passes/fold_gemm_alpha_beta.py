@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.common.conditions import only_if, required
+from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -18,18 +18,16 @@ def fold_gemm_alpha_beta(graph: Graph) -> int:
     return rewrite_each(graph, _fold, "Gemm")
 
 
-def _fold(graph: Graph, node: Node) -> None:
+def _fold(graph: Graph, node: Node) -> bool:
     factors = {1: float(node.attribute("alpha", 1.0))}
     if node.input(2):
         factors[2] = float(node.attribute("beta", 1.0))
+    places = [index for index, factor in factors.items() if factor != 1.0]
+    arrays = present(graph.constant(node.input(index)) for index in places)
     # One factor that cannot be folded leaves the node unchanged, as both would be reset below.
-    arrays = {
-        index: required(graph.constant(node.input(index)))
-        for index, factor in factors.items()
-        if factor != 1.0
-    }
-    only_if(arrays)
-    for index, array in arrays.items():
+    if not places or len(arrays) < len(places):
+        return False
+    for index, array in zip(places, arrays, strict=True):
         # In float64, and rounded to the type of the constant once.
         product = (array.astype(np.float64) * factors[index]).astype(array.dtype)
         graph.set_input(
@@ -39,3 +37,4 @@ def _fold(graph: Graph, node: Node) -> None:
         )
     for name in ("alpha", "beta"):
         node.set_attribute(name, 1.0)
+    return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.patterns.gelu import GELU
@@ -28,15 +27,20 @@ def fuse_gelu(graph: Graph) -> int:
     return count
 
 
-def _fuse(graph: Graph, last: Node) -> None:
+def _fuse(graph: Graph, last: Node) -> bool:
     """Replace the decomposed Gelu that ends in a node."""
     result = last.outputs[0]
-    match = required(GELU.match(graph, result))
+    match = GELU.match(graph, result)
+    if match is None:
+        return False
     source = match["x"]
-    erf = required(graph.producer(match["erf"]))
-    only_if(graph.elem_type(source) == TensorProto.FLOAT)
+    erf = graph.producer(match["erf"])
+    assert erf is not None
+    if graph.elem_type(source) != TensorProto.FLOAT:
+        return False
     # A constant of higher rank would broadcast the result.
-    only_if(graph.shape(result) == graph.shape(source))
+    if graph.shape(result) != graph.shape(source):
+        return False
     # The other nodes of the formula become unused, and are dropped later.
     graph.remove([last])
     graph.add(
@@ -46,11 +50,15 @@ def _fuse(graph: Graph, last: Node) -> None:
         name=erf.name,
         domain=_DOMAIN,
     )
+    return True
 
 
-def _rename(graph: Graph, gelu: Node) -> None:
-    only_if(graph.elem_type(gelu.inputs[0]) == TensorProto.FLOAT)
+def _rename(graph: Graph, gelu: Node) -> bool:
+    if graph.elem_type(gelu.inputs[0]) != TensorProto.FLOAT:
+        return False
     # com.microsoft::Gelu has no attribute for the approximation by tanh.
-    only_if(gelu.attribute("approximate", "none") == "none")
+    if gelu.attribute("approximate", "none") != "none":
+        return False
     gelu.drop_attribute("approximate")
     gelu.rename("Gelu", _DOMAIN)
+    return True

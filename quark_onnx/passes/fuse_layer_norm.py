@@ -7,16 +7,14 @@ study, 2026-07).
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph
 from quark_onnx.graph.constant_input import ConstantInput
-from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register
 from quark_onnx.patterns.norms import Norm, image_norms, norms
 
@@ -46,14 +44,13 @@ def whole_image_norms(graph: Graph) -> int:
     )
 
 
-@otherwise(False)
 def _replace(
     graph: Graph,
     norm: Norm,
     kind: str,
     channels: int,
     **attributes: Any,
-) -> Literal[True]:
+) -> bool:
     """Replace a decomposed normalization by an operator; return False if it must stay.
 
     Args:
@@ -63,20 +60,11 @@ def _replace(
         channels: axis of scale and shift.
         **attributes: further attributes of the operator.
     """
-    # An operator has no bare tensor, and is fused already.
-    only_if(norm.bare and norm.centered)
+    last = graph.producer(norm.result)
+    width = _width(graph, norm, channels)
+    if last is None or width is None:
+        return False
     [source] = norm.sources
-    last = required(graph.producer(norm.result))
-    only_if(graph.elem_type(source) == TensorProto.FLOAT)
-    shape = graph.sizes(source)
-    only_if(shape)
-    [width] = required(known_sizes([shape[channels]]))
-    only_if(width)
-    # A constant of higher rank would broadcast the result.
-    only_if(shape == graph.shape(norm.result))
-    # Scale and shift may hold one value for all channels.
-    for vector in present((norm.scale, norm.shift)):
-        only_if(_fits(graph, vector, width))
     inputs = [
         source,
         graph.add_constant(f"{norm.name}_scale", _vector(graph, norm.scale, width, 1)),
@@ -100,6 +88,26 @@ def _replace(
         **attributes,
     )
     return True
+
+
+def _width(graph: Graph, norm: Norm, channels: int) -> int | None:
+    """Return the number of channels; None if an operator cannot compute the normalization."""
+    # An operator has no bare tensor, and is fused already.
+    if not norm.bare or not norm.centered:
+        return None
+    [source] = norm.sources
+    shape = graph.sizes(source)
+    if not shape or graph.elem_type(source) != TensorProto.FLOAT:
+        return None
+    width = shape[channels]
+    if not isinstance(width, int) or not width:
+        return None
+    # A constant of higher rank would broadcast the result.
+    if shape != graph.shape(norm.result):
+        return None
+    # Scale and shift may hold one value for all channels.
+    vectors = present((norm.scale, norm.shift))
+    return width if all(_fits(graph, vector, width) for vector in vectors) else None
 
 
 def _fits(graph: Graph, stored: ConstantInput, width: int) -> bool:

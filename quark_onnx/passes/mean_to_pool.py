@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import reduced_axes
 from quark_onnx.passes.base import register, rewrite_each
@@ -23,18 +22,19 @@ def mean_to_pool(graph: Graph) -> int:
     return rewrite_each(graph, _replace, "ReduceMean")
 
 
-def _replace(graph: Graph, node: Node) -> None:
-    # A GlobalAveragePool of integers does not exist (ONNX), a ReduceMean does.
-    only_if(graph.elem_type(node.inputs[0]) == TensorProto.FLOAT)
-    only_if(len(graph.sizes(node.inputs[0])) == _RANK)
-    only_if(reduced_axes(graph, node) == _SPATIAL)
+def _replace(graph: Graph, node: Node) -> bool:
     source = node.inputs[0]
+    # A GlobalAveragePool of integers does not exist (ONNX), a ReduceMean does.
+    if graph.elem_type(source) != TensorProto.FLOAT:
+        return False
+    if len(graph.sizes(source)) != _RANK or reduced_axes(graph, node) != _SPATIAL:
+        return False
     result = node.outputs[0]
     graph.remove([node])
     # The pool keeps both axes with size 1: (N, C, 1, 1).
     if node.attribute("keepdims", 1):
         graph.add("GlobalAveragePool", [source], [result], name=node.name)
-        return
+        return True
     # Without keepdims the mean is (N, C), as after a Flatten.
     pooled = graph.fresh(f"{result}_pooled")
     graph.add("GlobalAveragePool", [source], [pooled], name=node.name)
@@ -45,3 +45,4 @@ def _replace(graph: Graph, node: Node) -> None:
         name=f"{node.name}_flat",
         axis=1,
     )
+    return True

@@ -7,7 +7,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pattern import op, tensor
 from quark_onnx.graph.shapes import known_sizes
@@ -40,22 +39,31 @@ def pick_channels(graph: Graph) -> int:
     return count
 
 
-def _pick(graph: Graph, node: Node) -> None:
+def _pick(graph: Graph, node: Node) -> bool:
     result = node.outputs[0]
     # Two Gathers may share a shuffle.
-    match = required(_PICKED.match(graph, result, shared=True))
+    match = _PICKED.match(graph, result, shared=True)
+    if match is None:
+        return False
     _, *shuffle = match.nodes
     source = match["x"]
-    indices = required(graph.constant(match["indices"]))
-    shape = required(known_sizes(graph.shape(source)))
+    indices = graph.constant(match["indices"])
+    shape = known_sizes(graph.shape(source))
+    if indices is None or shape is None:
+        return False
     places = _followed(graph, shuffle[::-1], shape)
+    if places is None:
+        return False
     axis = int(node.attribute("axis", 0))
     size = places.shape[axis]
     # An index out of range is left to the runtime, which reports the node.
-    only_if(np.all((-size <= indices) & (indices < size)))
+    if not np.all((-size <= indices) & (indices < size)):
+        return False
     # Each picked value is named by its position in the source.
     picked = places.take(indices, axis=axis)
     channels = _channels(picked, shape)
+    if channels is None:
+        return False
     name = graph.add_constant(f"{result}_channels", channels)
     graph.remove([node])
     graph.add(
@@ -65,15 +73,17 @@ def _pick(graph: Graph, node: Node) -> None:
         name=node.name,
         axis=1,
     )
+    return True
 
 
 def _followed(
     graph: Graph,
     chain: list[Node],
     shape: tuple[int, ...],
-) -> Indices:
-    """Return the origins of the values after a shuffle of known sizes."""
-    only_if(shape and prod(shape) <= _LARGEST)
+) -> Indices | None:
+    """Return the origins of the values after a shuffle; None if a size is unknown or too large."""
+    if not shape or prod(shape) > _LARGEST:
+        return None
     # Moving the indices of the values through the shuffle shows what any such chain does,
     # whatever its shapes are.
     origins = np.arange(prod(shape)).reshape(shape)
@@ -86,26 +96,28 @@ def _followed(
                 ),
             )
             continue
-        sizes = required(known_sizes(graph.shape(node.outputs[0])))
-        only_if(prod(sizes) == origins.size)
+        sizes = known_sizes(graph.shape(node.outputs[0]))
+        if sizes is None or prod(sizes) != origins.size:
+            return None
         origins = origins.reshape(sizes)
     return origins
 
 
-def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices:
-    """Return the channels that were picked, all of them completely.
+def _channels(picked: Indices, shape: tuple[int, ...]) -> Indices | None:
+    """Return the channels that were picked; None if one of them was picked in part.
 
     Args:
         picked: origins of the picked values.
         shape: layout of the origins.
     """
-    only_if(picked.ndim == len(shape) >= 2 and picked.size)
+    if len(shape) < 2 or picked.ndim != len(shape) or not picked.size:
+        return None
     # The first value of each plane (of the first sample) names the channel: position // plane
     # size.
     channels: Indices = picked[0].reshape(len(picked[0]), -1)[:, 0] // prod(shape[2:])
     places = np.arange(prod(shape)).reshape(shape)
     # The guess from the first value of each plane is checked against all of them: a Transpose may
     # have exchanged rows and columns as well.
-    only_if(channels.max() < shape[1])
-    only_if(np.array_equal(picked, places.take(channels, axis=1)))
-    return channels
+    if channels.max() >= shape[1]:
+        return None
+    return channels if np.array_equal(picked, places.take(channels, axis=1)) else None

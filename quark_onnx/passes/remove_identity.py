@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -15,11 +14,10 @@ def remove_identity(graph: Graph) -> int:
     return rewrite_each(graph, _remove, *_IS_IDENTITY)
 
 
-def _remove(graph: Graph, node: Node) -> None:
-    only_if(_IS_IDENTITY[node.kind](graph, node))
+def _remove(graph: Graph, node: Node) -> bool:
     # The tensor may be an input and an output of the model at once, so that a node must be
     # between.
-    only_if(graph.bypass(node))
+    return _IS_IDENTITY[node.kind](graph, node) and graph.bypass(node)
 
 
 def _is_tensor(graph: Graph, identity: Node) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from itertools import product
 from math import prod
 
-from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register, rewrite_each
@@ -23,12 +22,14 @@ def split_large_pools(graph: Graph) -> int:
     return rewrite_each(graph, _split, "GlobalAveragePool")
 
 
-def _split(graph: Graph, node: Node) -> None:
+def _split(graph: Graph, node: Node) -> bool:
     shape = graph.sizes(node.inputs[0])
-    only_if(len(shape) == _RANK)
-    height, width = required(known_sizes(shape[2:]))
-    only_if(height * width > _MOST)
-    kernel = required(_kernel(height, width))
+    sizes = known_sizes(shape[2:])
+    if len(shape) != _RANK or sizes is None or prod(sizes) <= _MOST:
+        return False
+    kernel = _kernel(*sizes)
+    if kernel is None:
+        return False
     partial = graph.fresh(f"{node.inputs[0]}_means")
     graph.add(
         "AveragePool",
@@ -40,6 +41,7 @@ def _split(graph: Graph, node: Node) -> None:
         pads=[0, 0, 0, 0],
     )
     graph.set_input(node, 0, partial)
+    return True
 
 
 def _kernel(height: int, width: int) -> tuple[int, int] | None:

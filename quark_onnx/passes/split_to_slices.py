@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.common.conditions import only_if, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.matching import setting
-from quark_onnx.graph.shapes import known_sizes
 from quark_onnx.passes.base import register, rewrite_each
 
 #: First opset whose Slice reads its bounds from inputs.
@@ -26,14 +24,17 @@ def split_to_slices(graph: Graph) -> int:
     return rewrite_each(graph, _replace, "Split")
 
 
-def _replace(graph: Graph, node: Node) -> None:
+def _replace(graph: Graph, node: Node) -> bool:
     source = node.inputs[0]
+    shape = graph.shape(source)
     # An omitted result has no name for the Slice to write.
-    only_if(all(node.outputs))
-    shape = required(graph.shape(source))
+    if shape is None or not all(node.outputs):
+        return False
     # An axis may be negative.
     axis = node.attribute("axis", 0) % len(shape)
     sizes = sizes_of_parts(graph, node, shape[axis])
+    if sizes is None:
+        return False
     graph.remove([node])
     ends = np.cumsum(sizes)
     for output, start, end in zip(
@@ -48,34 +49,36 @@ def _replace(graph: Graph, node: Node) -> None:
             vector = np.array([value], np.int64)
             inputs.append(graph.add_constant(f"{output}_{name}", vector))
         graph.add("Slice", inputs, [output], name=f"{node.name}_{output}")
+    return True
 
 
 def sizes_of_parts(
     graph: Graph,
     node: Node,
     size: int | str | None,
-) -> list[int]:
-    """Return the sizes of the results of a Split.
+) -> list[int] | None:
+    """Return the sizes of the results of a Split; None if they are not known.
 
     Args:
         graph: the model.
         node: the Split.
         size: size of the split axis.
-
-    Raises:
-        UnmetError: the sizes are not known.
     """
     if node.input(1) or node.attribute("split") is not None:
-        sizes = list(map(int, required(setting(graph, node, "split", 1))))
-        only_if(len(sizes) == len(node.outputs))
-        return sizes
-    [length] = required(known_sizes([size]))
-    return _equal_parts(length, len(node.outputs))
+        sizes = setting(graph, node, "split", 1)
+        if sizes is None or len(sizes) != len(node.outputs):
+            return None
+        return [int(size) for size in sizes]
+    if not isinstance(size, int):
+        return None
+    return _equal_parts(size, len(node.outputs))
 
 
-def _equal_parts(size: int, count: int) -> list[int]:
-    """Divide a size as num_outputs does (ONNX, Split-18): rounded up, but for the last part."""
+def _equal_parts(size: int, count: int) -> list[int] | None:
+    """Divide a size as num_outputs does (ONNX, Split-18): rounded up, but for the last part.
+
+    None if a part would be empty.
+    """
     part = -(-size // count)
     sizes = [min(part, size - part * index) for index in range(count)]
-    only_if(min(sizes) > 0)
-    return sizes
+    return sizes if min(sizes) > 0 else None

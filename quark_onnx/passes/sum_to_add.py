@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quark_onnx.common.conditions import only_if
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 
@@ -21,6 +20,8 @@ def sum_to_add(graph: Graph) -> int:
     return rewrite_each(graph, _replace, "Sum")
 
 
-def _replace(graph: Graph, node: Node) -> None:
-    only_if(len(node.inputs) == 2 and graph.opset >= _BROADCASTING)
+def _replace(graph: Graph, node: Node) -> bool:
+    if len(node.inputs) != 2 or graph.opset < _BROADCASTING:
+        return False
     node.rename("Add")
+    return True

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from operator import lt
 from typing import Any
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.containers import subset
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.pool_windows import overhang
@@ -91,12 +90,11 @@ class _Axis:
         return (self.size - 1) * self.stride + self.reach + added
 
 
-@otherwise((None, ()))
 def _pads(
     graph: Graph,
     node: Node,
     kernel: tuple[int, ...],
-) -> tuple[list[int], Sequence[str]]:
+) -> tuple[list[int] | None, Sequence[str]]:
     """Return the pads of a node, and the attributes to replace.
 
     The pads are None if the sizes are unknown, or no pads have the same effect.
@@ -107,7 +105,10 @@ def _pads(
     rounds_up = _rounds_up(node)
     # An output_shape decides the pads of a ConvTranspose, whatever auto_pad says.
     if mode in _SAME or (output and not rounds_up):
-        totals = _same_totals(node, _axes(graph, node, kernel), output)
+        axes = _axes(graph, node, kernel)
+        totals = None if axes is None else _same_totals(node, axes, output)
+        if totals is None:
+            return None, ()
         if rounds_up:
             # With SAME padding, ceil_mode has no effect.
             replaced.append("ceil_mode")
@@ -118,7 +119,10 @@ def _pads(
     if mode != "VALID":
         pads = list(node.attribute("pads", pads))
     if rounds_up:
-        rounded = _rounded_up(pads, _axes(graph, node, kernel))
+        axes = _axes(graph, node, kernel)
+        if axes is None:
+            return None, ()
+        rounded = _rounded_up(pads, axes)
         # A pad that fills a window is invalid.
         # Pads at the end, as the windows of ceil_mode extend beyond the end.
         if all(map(lt, rounded[len(kernel) :], kernel)):
@@ -159,13 +163,17 @@ def _rounded_up(pads: list[int], axes: list[_Axis]) -> list[int]:
     return [*pads[:rank], *after]
 
 
-def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int]:
-    """Return the total padding per axis; an output shape must be reachable."""
-    only_if(len(output) in (0, len(axes)))
+def _same_totals(node: Node, axes: list[_Axis], output: list[int]) -> list[int] | None:
+    """Return the total padding per axis; None if an output shape is not reachable."""
+    if len(output) not in (0, len(axes)):
+        return None
     if node.kind == "ConvTranspose":
         totals = _transposed_totals(node, axes, output)
+        # Pads cut values off, and add none.
+        if output and min(totals) < 0:
+            return None
     else:
-        totals = list(map(_Axis.same, axes))
+        totals = [axis.same() for axis in axes]
     # Windows that leave out values at the end (stride > reach) need no padding.
     return [max(0, total) for total in totals]
 
@@ -180,16 +188,16 @@ def _transposed_totals(node: Node, axes: list[_Axis], output: list[int]) -> list
     totals = list[int]()
     for axis, more, size in zip(axes, added, sizes, strict=True):
         totals.append(axis.covers(more) - size)
-    only_if(not output or min(totals) >= 0)
     return totals
 
 
-def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis]:
-    """Return the spatial axes of a node's input, all of known size."""
+def _axes(graph: Graph, node: Node, kernel: tuple[int, ...]) -> list[_Axis] | None:
+    """Return the spatial axes of a node's input; None if a size is unknown."""
     rank = len(kernel)
     shape = graph.sizes(node.input(0))
-    sizes = required(known_sizes(shape[2:]))
-    only_if(len(sizes) == rank)
+    sizes = known_sizes(shape[2:])
+    if sizes is None or len(sizes) != rank:
+        return None
     strides = node.attribute("strides", [1] * rank)
     dilations = node.attribute("dilations", [1] * rank)
     axes = list[_Axis]()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from quark_onnx.common.conditions import required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.passes.base import register, rewrite_each
 from quark_onnx.passes.split_to_slices import sizes_of_parts
@@ -20,15 +19,18 @@ def write_sizes(graph: Graph) -> int:
     return rewrite_each(graph, _write, "Split")
 
 
-def _write(graph: Graph, node: Node) -> None:
+def _write(graph: Graph, node: Node) -> bool:
+    shape = graph.shape(node.inputs[0])
     # Without num_outputs, a Split has sizes, or equal parts as before opset 18.
-    required(node.attribute("num_outputs"))
-    shape = required(graph.shape(node.inputs[0]))
+    if shape is None or node.attribute("num_outputs") is None:
+        return False
     sizes = sizes_of_parts(
         graph,
         node,
         shape[node.attribute("axis", 0) % len(shape)],
     )
+    if sizes is None:
+        return False
     # The input of the sizes may be there under an empty name.
     graph.fill_input(
         node,
@@ -36,3 +38,4 @@ def _write(graph: Graph, node: Node) -> None:
         graph.add_constant(f"{node.name}_sizes", np.array(sizes, np.int64)),
     )
     node.drop_attribute("num_outputs")
+    return True

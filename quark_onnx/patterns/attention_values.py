@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
@@ -88,24 +87,23 @@ def heads(graph: Graph) -> list[Heads]:
     return present(candidates)
 
 
-@otherwise(None)
-def _heads(graph: Graph, node: Node) -> Heads:
-    """Return the value path whose weighted sum a node computes.
+def _heads(graph: Graph, node: Node) -> Heads | None:
+    """Return the value path whose weighted sum a MatMul computes.
 
-    Args:
-        graph: the graph.
-        node: a MatMul; that of attention scores and values has two computed operands.
-
-    Returns:
-        None for other products, and for values that other nodes read.
+    None for other products, and for values that other nodes read.
     """
     values = node.inputs[1]
     size = width(graph, values)
-    only_if(size >= 2 and not _has_constant(graph, node))
+    if size < 2 or _has_constant(graph, node):
+        return None
     reader = _reader(graph, node.outputs[0], size)
     # The output projection reads all heads, one after the other.
-    only_if(reader.inputs % size == 0)
-    writers, part = _ValueTrace(graph, size).run(values, node)
+    if reader is None or reader.inputs % size:
+        return None
+    projection = _ValueTrace(graph, size).run(values, node)
+    if projection is None:
+        return None
+    writers, part = projection
     return Heads(size, writers, part, reader)
 
 
@@ -167,24 +165,27 @@ class _ValueTrace:
         self,
         tensor: str,
         reader: Node,
-    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]]:
+    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
         """Return the constants of the projection, and the part of the values.
 
         Args:
             tensor: name of the values.
             reader: the weighted sum, which must be the only reader.
 
-        Raises:
-            UnmetError: another node reads the values, or an unknown operator computes them.
+        Returns:
+            None if another node reads the values, or an unknown operator computes them.
         """
         while True:
-            node = required(self.graph.producer(tensor))
-            only_if(self._private(tensor, reader, node))
+            node = self.graph.producer(tensor)
+            if node is None or not self._private(tensor, reader, node):
+                return None
             layer = Linear.of(self.graph, node)
             if layer is not None:
                 return self._projection(layer)
-            tensor = self._source(tensor, node)
-            reader = node
+            source = self._source(tensor, node)
+            if source is None:
+                return None
+            tensor, reader = source, node
 
     def _private(self, tensor: str, reader: Node, node: Node) -> bool:
         """Return whether values can be traced from a tensor to its producer.
@@ -202,35 +203,31 @@ class _ValueTrace:
     def _projection(
         self,
         layer: Linear,
-    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]]:
+    ) -> tuple[tuple[ConstantInput, ...], tuple[int, int]] | None:
         """Return the constants of the projection, and the part of the values.
 
-        Args:
-            layer: the layer that computes the values.
-
-        Raises:
-            UnmetError: a bias has no value per channel, or the part splits a head.
+        None if a bias has no value per channel, or the part splits a head.
         """
         if layer.node.input(2):
             self.biases.append(ConstantInput(layer.node, 2))
         for bias in self.biases:
             # A bias that is repeated for all channels has a value for each after the rotation.
-            only_if(bias.sizes(self.graph)[-1:] == (layer.outputs,))
+            if bias.sizes(self.graph)[-1:] != (layer.outputs,):
+                return None
         part = self.part or (0, layer.outputs)
-        only_if(not any(end % self.size for end in part))
+        if any(end % self.size for end in part):
+            return None
         return (layer.weight[1], *self.biases), part
 
-    def _source(self, tensor: str, node: Node) -> str:
-        """Return the input of a node to trace further.
+    def _source(self, tensor: str, node: Node) -> str | None:
+        """Return the input of a node to trace further; None if the node mixes channels.
 
         Args:
             tensor: name of the values.
             node: their producer, which is no layer.
-
-        Raises:
-            UnmetError: the producer mixes channels.
         """
-        only_if(node.inputs)
+        if not node.inputs:
+            return None
         channels = width(self.graph, node.inputs[0])
         if node.kind == "Split" and not self.part and channels:
             return self._split(tensor, node)
@@ -239,35 +236,35 @@ class _ValueTrace:
             self.biases.append(ConstantInput(node, place))
             return node.inputs[1 - place]
         # the part of the values is counted in channels of the whole projection
-        only_if(not self.part or channels == width(self.graph, node.outputs[0]))
-        only_if(_passes(self.graph, node, self.size))
-        return node.inputs[0]
+        if self.part and channels != width(self.graph, node.outputs[0]):
+            return None
+        return node.inputs[0] if _passes(self.graph, node, self.size) else None
 
-    def _split(self, tensor: str, node: Node) -> str:
-        """Record the part of a Split that has the values; return the input of the Split."""
-        only_if(is_along_last_axis(self.graph, node, 0))
+    def _split(self, tensor: str, node: Node) -> str | None:
+        """Record the part of a Split that has the values; return the input of the Split.
+
+        None if another axis is split.
+        """
+        if not is_along_last_axis(self.graph, node, 0):
+            return None
         before = node.outputs[: node.outputs.index(tensor)]
         first = sum(width(self.graph, name) for name in before)
         self.part = (first, first + width(self.graph, tensor))
         return node.inputs[0]
 
 
-def _reader(graph: Graph, tensor: str, size: int) -> Linear:
+def _reader(graph: Graph, tensor: str, size: int) -> Linear | None:
     """Return the layer after the weighted sums.
 
-    Args:
-        graph: the graph.
-        tensor: name of the weighted sums.
-        size: channels of a head.
-
-    Raises:
-        UnmetError: the sums reach several nodes, or an operator that mixes channels.
+    None if the sums reach several nodes, or an operator that mixes channels.
     """
     while True:
-        node = required(next(iter(_readers(graph, tensor)), None))
-        only_if(_sole(graph, tensor, node) and node.inputs[0] == tensor)
+        node = next(iter(_readers(graph, tensor)), None)
+        if node is None or not _sole(graph, tensor, node) or node.inputs[0] != tensor:
+            return None
         layer = Linear.of(graph, node)
         if layer is not None:
             return layer
-        only_if(_passes(graph, node, size))
+        if not _passes(graph, node, size):
+            return None
         tensor = node.outputs[0]

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import private
@@ -154,19 +153,14 @@ def layers_of(pairs: list[Pair]) -> dict[str, Layer]:
     return layers
 
 
-@otherwise(None)
-def _pair(graph: Graph, node: Node, passed: Passed) -> Pair:
-    """Return the pair from a node on; None if factors cannot pass.
-
-    Args:
-        graph: the graph.
-        node: a node of any kind.
-        passed: functions between layers that factors may pass.
-    """
-    first = required(Layer.of(graph, node))
-    required(first.bias(graph))
+def _pair(graph: Graph, node: Node, passed: Passed) -> Pair | None:
+    """Return the pair from a node on; None if factors cannot pass."""
+    first = Layer.of(graph, node)
+    if first is None or first.bias(graph) is None:
+        return None
     # Another layer with the same weight would be rescaled, too.
-    only_if(len(graph.consumers(node.input(1))) == 1)
+    if len(graph.consumers(node.input(1))) != 1:
+        return None
     return _PairSearch(graph, first, passed).run()
 
 
@@ -193,14 +187,11 @@ class _PairSearch:
         self.gates = list[tuple[Node, int]]()
         self.todo = [_Channels(first.node.outputs[0])]
 
-    def run(self) -> Pair:
-        """Return the pair.
-
-        Raises:
-            UnmetError: factors cannot pass.
-        """
+    def run(self) -> Pair | None:
+        """Return the pair; None if factors cannot pass."""
         while self.todo:
-            self._visit(self.todo.pop())
+            if not self._visit(self.todo.pop()):
+                return None
         return Pair(
             self.first,
             self.channels,
@@ -209,21 +200,26 @@ class _PairSearch:
             tuple(self.gates),
         )
 
-    def _visit(self, at: _Channels) -> None:
+    def _visit(self, at: _Channels) -> bool:
         """Follow the channels in a tensor to all of its readers.
 
-        Raises:
-            UnmetError: a reader cannot take factors, or the tensor is an output or read by a body.
+        Return False if a reader cannot take factors, or if the tensor is an output or read by a
+        body.
         """
         consumers = self.graph.consumers(at.tensor)
-        only_if(consumers and private(self.graph, at.tensor))
+        if not consumers or not private(self.graph, at.tensor):
+            return False
         # Both readers of a gated tensor are passed at once, the gate with a correction.
         if self.passed.gates and self._fills(at) and self._pass_gate(at):
-            return
-        # All readers have to take the factors: one that does not ends the search by UnmetError.
-        for reader in consumers:
-            if not self._read(reader, at):
-                self._pass(reader, at)
+            return True
+        return all(self._follow(reader, at) for reader in consumers)
+
+    def _follow(self, node: Node, at: _Channels) -> bool:
+        """Follow the channels to one reader; return False if it cannot take factors."""
+        layer = Layer.of(self.graph, node)
+        if layer is not None and reads_activation(node, at.tensor):
+            return self._read(layer, at)
+        return self._pass(node, at)
 
     def _pass_gate(self, at: _Channels) -> bool:
         """Follow the channels through x * sigmoid(x); return False for other readers.
@@ -253,49 +249,42 @@ class _PairSearch:
             return False
         return _width(self.graph.shape(at.tensor)) == count
 
-    def _read(self, node: Node, at: _Channels) -> bool:
-        """Add a layer whose activation is a tensor; return False for another node.
-
-        Args:
-            node: a reader of the tensor.
-            at: the channels in the tensor.
-
-        Raises:
-            UnmetError: the inputs of the layer cannot be scaled.
-        """
-        layer = Layer.of(self.graph, node)
-        if layer is None or not reads_activation(node, at.tensor):
-            return False
+    def _read(self, layer: Layer, at: _Channels) -> bool:
+        """Add a layer whose activation is a tensor; return False if its inputs cannot be scaled."""
         # The second axis of a matrix is the last one, so that either kind of layer reads
         # channels.
         matrix = len(self.graph.sizes(at.tensor)) == MATRIX
-        same_axis = self.spatial == (node.kind in SPATIAL)
-        only_if(same_axis or matrix)
+        same_axis = self.spatial == (layer.node.kind in SPATIAL)
+        if not same_axis and not matrix:
+            return False
         # A shared weight would be rescaled for its other layers, too.
-        only_if(len(self.graph.consumers(node.input(1))) == 1)
-        only_if(_fits(self.graph, layer, at.offset, self.channels * at.repeat))
+        if len(self.graph.consumers(layer.node.input(1))) != 1:
+            return False
+        if not _fits(self.graph, layer, at.offset, self.channels * at.repeat):
+            return False
         self.readers.append(Reader(layer, at.offset, at.repeat))
         return True
 
-    def _pass(self, node: Node, at: _Channels) -> None:
-        """Follow the channels through an operator.
+    def _pass(self, node: Node, at: _Channels) -> bool:
+        """Follow the channels through an operator; return False if factors cannot pass.
 
         Args:
             node: a reader of the tensor that is not a layer with the tensor as activation.
             at: the channels in the tensor.
-
-        Raises:
-            UnmetError: factors cannot pass.
         """
-        only_if(node.kind in _ELEMENTWISE or self._along_second_axis(at.tensor))
+        if node.kind not in _ELEMENTWISE and not self._along_second_axis(at.tensor):
+            return False
         after = _behind(self.graph, node, at)
         # A Clip with an upper bound gets one bound per channel instead.
         if after is None:
-            only_if(self.passed.clips and self._fills(at))
-            required(upper_bound(self.graph, node))
+            if not self.passed.clips or not self._fills(at):
+                return False
+            if upper_bound(self.graph, node) is None:
+                return False
             self.clips.append((node, at.repeat))
             after = replace(at, tensor=node.outputs[0])
         self.todo.append(after)
+        return True
 
 
 def _width(shape: Sequence[int | str | None] | None) -> int | None:
@@ -328,108 +317,85 @@ def _fits(
     return offset + count <= groups * inputs
 
 
-@otherwise(None)
-def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels:
-    """Return the channels after an operator; None if factors do not pass.
-
-    Args:
-        graph: the graph.
-        node: a reader of the tensor.
-        at: the channels in the tensor.
-
-    Returns:
-        The channels in the first result.
-    """
+def _behind(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
+    """Return the channels in the first result of a reader; None if factors do not pass."""
     # Further results, such as the indices of a MaxPool or a mask, are read by nobody.
-    only_if(not any(map(graph.consumers, node.outputs[1:])))
-    follow = _FOLLOWED.get(node.kind)
-    if follow is not None:
-        at = follow(graph, node, at)
+    if any(graph.consumers(name) for name in node.outputs[1:]):
+        return None
+    if node.kind in _FOLLOWED:
+        followed = _FOLLOWED[node.kind](graph, node, at)
     else:
-        only_if(node.kind in _COMMUTING)
-    return replace(at, tensor=node.outputs[0])
+        followed = at if node.kind in _COMMUTING else None
+    return None if followed is None else replace(followed, tensor=node.outputs[0])
 
 
-def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels:
+def _follow_concat(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     """Count the channels that a Concat puts before these.
 
-    Args:
-        graph: the graph.
-        node: the Concat.
-        at: the channels in one of its inputs.
-
-    Raises:
-        UnmetError: the axis is another one, the tensor is joined twice, or a width is unknown.
+    None if the axis is another one, the tensor is joined twice, or a width is unknown.
     """
-    only_if(node.attribute("axis") == 1)
     # Channels that occur twice have two offsets.
-    only_if(node.inputs.count(at.tensor) == 1)
+    if node.attribute("axis") != 1 or node.inputs.count(at.tensor) != 1:
+        return None
     before = node.inputs[: node.inputs.index(at.tensor)]
-    widths = [required(_width(graph.shape(name))) for name in before]
+    widths = known_sizes([_width(graph.shape(name)) for name in before])
+    if widths is None:
+        return None
     return replace(at, offset=at.offset + sum(widths))
 
 
-def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels:
+def _follow_flatten(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     """Repeat each channel as often as it has values, in neighbouring columns.
 
-    Args:
-        graph: the graph.
-        node: the Flatten.
-        at: the channels in its input.
-
-    Raises:
-        UnmetError: the axis is another one, or the size of a channel is unknown.
+    None if the axis is another one, or the size of a channel is unknown.
     """
-    only_if(node.attribute("axis", 1) == 1)
+    shape = graph.shape(at.tensor)
+    if node.attribute("axis", 1) != 1 or shape is None:
+        return None
     # Flatten turns (N, C, H, W) into (N, C * H * W): channel c owns H * W columns in a row.
-    sizes = required(known_sizes(required(graph.shape(at.tensor))[2:]))
+    sizes = known_sizes(shape[2:])
+    if sizes is None:
+        return None
     area = int(np.prod(sizes, initial=1))
     return replace(at, offset=at.offset * area, repeat=at.repeat * area)
 
 
-def _follow_resize(graph: Graph, node: Node, at: _Channels) -> _Channels:
+def _follow_resize(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     """Pass a Resize or Upsample that leaves the channels as they are."""
-    width = required(_width(graph.shape(at.tensor)))
-    only_if(node.input(0) == at.tensor)
+    width = _width(graph.shape(at.tensor))
+    if width is None or node.input(0) != at.tensor:
+        return None
     # A Resize of the channels would mix them.
-    only_if(_width(graph.shape(node.outputs[0])) == width)
-    return at
+    return at if _width(graph.shape(node.outputs[0])) == width else None
 
 
-def _follow_prelu(graph: Graph, node: Node, at: _Channels) -> _Channels:
+def _follow_prelu(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     """Pass a PRelu whose input, and not its slope, has the channels."""
-    only_if(node.input(0) == at.tensor)  # not the slopes
-    return at
+    return at if node.input(0) == at.tensor else None
 
 
-def _follow_relu(graph: Graph, node: Node, at: _Channels) -> _Channels:
+def _follow_relu(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     """Pass a Clip that is a Relu."""
-    only_if(clip_bounds(graph, node) == (0.0, np.inf))
-    return at
+    return at if clip_bounds(graph, node) == (0.0, np.inf) else None
 
 
-def _follow_pad(graph: Graph, node: Node, at: _Channels) -> _Channels:
+def _follow_pad(graph: Graph, node: Node, at: _Channels) -> _Channels | None:
     """Pass a Pad that adds zeros, or values of the same channel.
 
-    Args:
-        graph: the graph.
-        node: the Pad.
-        at: the channels in its input.
-
-    Raises:
-        UnmetError: the padding is computed, adds channels, or has other values.
+    None if the padding is computed, adds channels, or has other values.
     """
-    only_if(not node.input(3))
+    if node.input(3):
+        return None
     pads = np.asarray(setting(graph, node, "pads", 1, ()))
     rank = pads.size // 2
     # Computed pads are None, of size 1. Padded channels would shift the others.
-    only_if(rank >= 2 and not pads.reshape(2, rank)[:, :2].any())
-    only_if(keeps_range(graph, node))
-    return at
+    if rank < 2 or pads.reshape(2, rank)[:, :2].any():
+        return None
+    return at if keeps_range(graph, node) else None
 
 
 #: Operators that move channels, or that factors pass on some conditions only.
-_FOLLOWED: dict[str, Callable[[Graph, Node, _Channels], _Channels]] = {
+_FOLLOWED: dict[str, Callable[[Graph, Node, _Channels], _Channels | None]] = {
     "Concat": _follow_concat,
     "Flatten": _follow_flatten,
     "Resize": _follow_resize,

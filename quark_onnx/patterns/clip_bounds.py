@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.matching import setting
 from quark_onnx.graph.node import Node
 
 
-@otherwise(None)
-def clip_bounds(graph: Graph, node: Node) -> tuple[float, float]:
+def clip_bounds(graph: Graph, node: Node) -> tuple[float, float] | None:
     """Return the least and the greatest result of a Relu or Clip; None if not constant.
 
     Args:
@@ -26,20 +24,19 @@ def clip_bounds(graph: Graph, node: Node) -> tuple[float, float]:
     if node.kind == "Relu":
         return 0.0, np.inf
     # Attributes before opset 11, inputs from then on; both may be missing.
-    low = setting(graph, node, "min", 1, -np.inf)
-    high = setting(graph, node, "max", 2, np.inf)
-    return _number(low), _number(high)
+    low = _number(setting(graph, node, "min", 1, -np.inf))
+    high = _number(setting(graph, node, "max", 2, np.inf))
+    if low is None or high is None:
+        return None
+    return low, high
 
 
-def _number(bound: Any) -> float:
-    """Return a bound as a number.
+def _number(bound: Any) -> float | None:
+    """Return a bound as a number; None if it is computed, or has several elements.
 
     Args:
         bound: a number, or an array of one element; None if computed.
-
-    Raises:
-        UnmetError: the bound is computed, or has several elements.
     """
-    array = np.asarray(required(bound))
-    only_if(array.size == 1)
-    return float(array.reshape(()))
+    if bound is None or np.size(bound) != 1:
+        return None
+    return float(np.reshape(bound, ()))

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph.graph import Graph
 from quark_onnx.graph.node import Node
 
@@ -44,16 +43,19 @@ class Layer:
     turned: bool
 
     @classmethod
-    @otherwise(None)
-    def of(cls, graph: Graph, node: Node) -> Layer:
+    def of(cls, graph: Graph, node: Node) -> Layer | None:
         """Return the layer of a node; None if the node is not a layer."""
         # A product of a tensor with itself has no weight.
-        only_if(node.kind in LAYERS and node.input(0) != node.input(1))
-        only_if(graph.elem_type(node.input(1)) == TensorProto.FLOAT)
-        weight = required(graph.constant(node.input(1)))
-        only_if(weight.size)
-        if node.kind in PRODUCTS:
-            only_if(weight.ndim == MATRIX and plain_matrix(node, weight.shape))
+        if node.kind not in LAYERS or node.input(0) == node.input(1):
+            return None
+        if graph.elem_type(node.input(1)) != TensorProto.FLOAT:
+            return None
+        weight = graph.constant(node.input(1))
+        if weight is None or not weight.size:
+            return None
+        is_matrix = weight.ndim == MATRIX and plain_matrix(node, weight.shape)
+        if node.kind in PRODUCTS and not is_matrix:
+            return None
         return cls.stored(node)
 
     @classmethod

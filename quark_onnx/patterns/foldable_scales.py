@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.matching import is_along_last_axis
@@ -45,13 +44,12 @@ class Fold:
         self.stored.scale(graph, key, factor)
 
 
-@otherwise(None)
 def absorb(
     graph: Graph,
     tensor: str,
     size: int,
     readers: int = 1,
-) -> list[Fold]:
+) -> list[Fold] | None:
     """Return the constants whose multiplication multiplies a tensor per channel.
 
     None if there are none.
@@ -64,118 +62,85 @@ def absorb(
     """
     # A Shape reads no value, and needs no preparation.
     known = [reader for reader in graph.consumers(tensor) if reader.kind != "Shape"]
-    only_if(len(known) == readers and private(graph, tensor))
-    node = required(graph.producer(tensor))
+    if len(known) != readers or not private(graph, tensor):
+        return None
+    node = graph.producer(tensor)
     # Further results, such as a Dropout's mask, do not carry the channels.
-    only_if(tensor == node.outputs[0])
-    if Linear.of(graph, node) is not None:
-        return _product(graph, node, size)
-    return required(_FOLDED.get(node.kind))(graph, node, size)
+    if node is None or tensor != node.outputs[0]:
+        return None
+    layer = Linear.of(graph, node)
+    if layer is not None:
+        return _product(graph, layer, size)
+    if node.kind not in _FOLDED:
+        return None
+    return _FOLDED[node.kind](graph, node, size)
 
 
-def _through(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return the constants of the input of an operator that leaves channels in place.
-
-    Args:
-        graph: the graph.
-        node: an operator that commutes with positive factors.
-        size: number of channels.
-
-    Raises:
-        UnmetError: there are none.
-    """
-    return required(absorb(graph, node.inputs[0], size))
+def _through(graph: Graph, node: Node, size: int) -> list[Fold] | None:
+    """Return the constants of the input of an operator that leaves channels in place."""
+    return absorb(graph, node.inputs[0], size)
 
 
-def _rearranged(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return the constants of the input of a rearrangement that leaves the last axis unchanged.
+def _rearranged(graph: Graph, node: Node, size: int) -> list[Fold] | None:
+    """Return the constants of the input of a Reshape or Transpose.
 
-    Args:
-        graph: the graph.
-        node: a Reshape or Transpose.
-        size: number of channels.
-
-    Raises:
-        UnmetError: the last axis changes, or there are no constants.
+    None, too, if the last axis changes.
     """
     if node.kind == "Transpose":
-        only_if(last_stays(node))
+        is_kept = last_stays(node)
     else:
-        only_if(width(graph, node.inputs[0]) == size)
-        only_if(width(graph, node.outputs[0]) == size)
-    return _through(graph, node, size)
+        is_kept = width(graph, node.inputs[0]) == size == width(graph, node.outputs[0])
+    return _through(graph, node, size) if is_kept else None
 
 
-def _sum(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return the constants of the summands.
-
-    Args:
-        graph: the graph.
-        node: an Add or Sub.
-        size: number of channels.
-
-    Raises:
-        UnmetError: a summand has no such constants.
-    """
+def _sum(graph: Graph, node: Node, size: int) -> list[Fold] | None:
+    """Return the constants of the summands; None if a summand has none."""
     # A factor of a sum is a factor of both summands.
     first = _operand(graph, node, 0, size)
     second = _operand(graph, node, 1, size)
-    return required(first) + required(second)
+    if first is None or second is None:
+        return None
+    return first + second
 
 
-def _affine(graph: Graph, node: Node, size: int) -> list[Fold]:
+def _affine(graph: Graph, node: Node, size: int) -> list[Fold] | None:
     """Return scale and shift of a normalization over the last axis.
 
-    Args:
-        graph: the graph.
-        node: a normalization of ``SCALE``.
-        size: number of channels.
-
-    Raises:
-        UnmetError: the axis is another one, or scale or shift is no vector of the channels.
+    None for another axis, and if scale or shift is no vector of the channels.
     """
-    only_if(is_along_last_axis(graph, node, -1))
+    if not is_along_last_axis(graph, node, -1):
+        return None
     vectors = [
-        ConstantInput(node, place) for place in filter(node.input, SCALE[node.kind])
+        ConstantInput(node, place) for place in SCALE[node.kind] if node.input(place)
     ]
     for vector in vectors:
-        only_if(vector.sizes(graph) == (size,) and vector.spread(graph, size))
-    return list(map(Fold, vectors))
+        if vector.sizes(graph) != (size,) or not vector.spread(graph, size):
+            return None
+    return [Fold(vector) for vector in vectors]
 
 
-def _product(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return weight and bias of a layer with an unshared weight.
+def _product(graph: Graph, layer: Linear, size: int) -> list[Fold] | None:
+    """Return weight and bias of a layer.
 
-    Args:
-        graph: the graph.
-        node: a MatMul or Gemm.
-        size: number of channels.
-
-    Raises:
-        UnmetError: the layer has another number of outputs, or shares its weight.
+    None if the layer has another number of outputs, or shares its weight.
     """
-    layer = required(Linear.of(graph, node))
-    only_if(layer.outputs == size)
+    node = layer.node
     # Another layer with the same weight would get the factors as well.
-    only_if(len(graph.consumers(node.input(1))) == 1)
+    if layer.outputs != size or len(graph.consumers(node.input(1))) != 1:
+        return None
     folds = [Fold(layer.weight[1])]
     if node.input(2):
         folds.append(Fold(ConstantInput(node, 2)))
     return folds
 
 
-def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return a constant factor; otherwise the constants of a computed one.
+def _factor(graph: Graph, node: Node, size: int) -> list[Fold] | None:
+    """Return a constant factor of a Mul; otherwise the constants of a computed one.
 
-    Args:
-        graph: the graph.
-        node: a Mul.
-        size: number of channels.
-
-    Raises:
-        UnmetError: neither operand has such constants.
+    None if neither operand has such constants.
     """
-    only_if(width(graph, node.outputs[0]) == size)
+    if width(graph, node.outputs[0]) != size:
+        return None
     # A factor of one operand is enough; a constant operand needs no further search.
     for place in (1, 0):
         stored = ConstantInput(node, place)
@@ -184,56 +149,44 @@ def _factor(graph: Graph, node: Node, size: int) -> list[Fold]:
     second = _operand(graph, node, 1, size)
     if second is not None:
         return second
-    return required(_operand(graph, node, 0, size))
+    return _operand(graph, node, 0, size)
 
 
-def _quotient(graph: Graph, node: Node, size: int) -> list[Fold]:
-    """Return a constant divisor; otherwise the constants of the dividend.
+def _quotient(graph: Graph, node: Node, size: int) -> list[Fold] | None:
+    """Return the constant divisor of a Div; otherwise the constants of the dividend.
 
-    Args:
-        graph: the graph.
-        node: a Div.
-        size: number of channels.
-
-    Raises:
-        UnmetError: the divisor is computed, and the dividend has no such constants.
+    None if the divisor is computed, and the dividend has no such constants.
     """
-    only_if(width(graph, node.outputs[0]) == size)
+    if width(graph, node.outputs[0]) != size:
+        return None
     divisor = ConstantInput(node, 1)
     if divisor.spread(graph, size):
         return [Fold(divisor, inverse=True)]
-    return required(_operand(graph, node, 0, size))
+    return _operand(graph, node, 0, size)
 
 
-@otherwise(None)
 def _operand(
     graph: Graph,
     node: Node,
     place: int,
     size: int,
-) -> list[Fold]:
+) -> list[Fold] | None:
     """Return the folds of an operand with all channels, or of a constant.
 
-    Args:
-        graph: the graph.
-        node: the operator.
-        place: index of the operand.
-        size: number of channels.
-
-    Returns:
-        None for an operand without such constants, broadcast along the channels, or read twice.
+    None for an operand without such constants, broadcast along the channels, or read twice.
     """
     stored = ConstantInput(node, place)
     name = node.inputs[place]
     if stored.spread(graph, size):
         return [Fold(stored)]
     # An operand that is broadcast along the channels, or read twice, has no factor per channel.
-    only_if(width(graph, name) == size and node.inputs.count(name) == 1)
-    return required(absorb(graph, name, size))
+    if width(graph, name) != size or node.inputs.count(name) != 1:
+        return None
+    return absorb(graph, name, size)
 
 
 #: Operators, and the constants into which factors of the result can be folded.
-_FOLDED: dict[str, Callable[[Graph, Node, int], list[Fold]]] = {
+_FOLDED: dict[str, Callable[[Graph, Node, int], list[Fold] | None]] = {
     **dict.fromkeys(SCALE, _affine),
     **dict.fromkeys(_COMMUTING, _through),
     "Reshape": _rearranged,

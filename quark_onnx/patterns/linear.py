@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise
 from quark_onnx.common.containers import present
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.constant_input import ConstantInput
@@ -70,25 +69,31 @@ class Linear:
         return cls._of_product(graph, node)
 
     @classmethod
-    @otherwise(None)
-    def _of_product(cls, graph: Graph, node: Node) -> Linear:
+    def _of_product(cls, graph: Graph, node: Node) -> Linear | None:
         """Return the layer of a MatMul or Gemm; None without a plain constant weight."""
         weight = node.input(1)
         shape = graph.sizes(weight)
-        only_if(len(shape) == MATRIX and plain_matrix(node, shape))
-        only_if(graph.is_constant(weight))
+        if len(shape) != MATRIX or not plain_matrix(node, shape):
+            return None
+        if (
+            not graph.is_constant(weight)
+            or graph.elem_type(weight) != TensorProto.FLOAT
+        ):
+            return None
         # A weight that is the activation or the bias as well cannot be changed alone.
-        only_if(node.inputs.count(weight) == 1)
-        only_if(graph.elem_type(weight) == TensorProto.FLOAT)
+        if node.inputs.count(weight) != 1:
+            return None
         # Axes from the end, of (inputs, outputs) or (outputs, inputs).
         first = -2 if Layer.stored(node).turned else -1
         second = -3 - first
         inputs = int(shape[first] or 0)
         outputs = int(shape[second] or 0)
-        only_if(inputs and outputs)
+        if not inputs or not outputs:
+            return None
         bias = _bias(graph, node, outputs)
         # The computed bias of a Gemm cannot be changed like a constant.
-        only_if(bias is not None or not node.input(2))
+        if bias is None and node.input(2):
+            return None
         sides = (
             ConstantInput(node, 1, first),
             ConstantInput(node, 1, second),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.containers import present, subset
 from quark_onnx.graph.constant_input import ConstantInput, private
 from quark_onnx.graph.graph import Graph
@@ -161,18 +160,13 @@ def image_norms(graph: Graph) -> list[Norm]:
     return present(candidates)
 
 
-@otherwise(None)
-def _operator(graph: Graph, node: Node) -> Norm:
-    """Return the normalization of a single operator with constant parameters.
+def _operator(graph: Graph, node: Node) -> Norm | None:
+    """Return the normalization of an operator of ``SCALE`` with constant parameters.
 
-    Args:
-        graph: the graph.
-        node: an operator of ``SCALE``.
-
-    Returns:
-        None for another axis, computed parameters, or statistics that other nodes read.
+    None for another axis, computed parameters, or statistics that other nodes read.
     """
-    only_if(is_along_last_axis(graph, node, -1))
+    if not is_along_last_axis(graph, node, -1):
+        return None
     sources = node.inputs[:1]
     statistics = node.outputs[1:]
     if node.kind in _ADDING:
@@ -180,10 +174,15 @@ def _operator(graph: Graph, node: Node) -> Norm:
         sources = (*node.inputs[:2], *filter(None, node.outputs[3:4]))
         statistics = node.outputs[1:3]
     # Readers of the mean or the deviation would lose them with the normalization.
-    only_if(not any(_is_used(graph, name) for name in statistics))
-    stored = [_parameter(graph, node, place) for place in SCALE[node.kind]]
+    if any(_is_used(graph, name) for name in statistics):
+        return None
+    stored = [_parameter(node, place) for place in SCALE[node.kind]]
     # RMS normalizations have no shift.
     scale, shift = (*stored, None)[:2]
+    bias = _parameter(node, _ADDING.get(node.kind))
+    for parameter in present((scale, shift, bias)):
+        if not graph.is_constant(node.input(parameter.index)):
+            return None
     return Norm(
         node.name,
         sources,
@@ -193,29 +192,15 @@ def _operator(graph: Graph, node: Node) -> Norm:
         node.op_type in _CENTERING,
         scale,
         shift,
-        _parameter(graph, node, _ADDING.get(node.kind)),
+        bias,
         epsilon=float(node.attribute("epsilon", 1e-5)),
     )
 
 
-def _parameter(
-    graph: Graph,
-    node: Node,
-    place: int | None,
-) -> ConstantInput | None:
-    """Return a constant input, None if omitted.
-
-    Args:
-        graph: the graph.
-        node: the operator.
-        place: index of the input; None if the operator has no such input.
-
-    Raises:
-        UnmetError: the input is computed.
-    """
+def _parameter(node: Node, place: int | None) -> ConstantInput | None:
+    """Return an input; None if it is omitted, or if the operator has no such input."""
     if place is None or not node.input(place):
         return None
-    only_if(graph.is_constant(node.input(place)))
     return ConstantInput(node, place)
 
 
@@ -226,13 +211,12 @@ def _is_used(graph: Graph, tensor: str) -> bool:
     return bool(graph.consumers(tensor)) or graph.is_output(tensor)
 
 
-@otherwise(None)
 def _decomposed(
     graph: Graph,
     node: Node,
     pattern: Pattern,
     axes: _Axes,
-) -> Norm:
+) -> Norm | None:
     """Return the decomposed normalization whose last node is the given one.
 
     Args:
@@ -246,9 +230,12 @@ def _decomposed(
     """
     bare = node.outputs[0]
     # The readers of inner tensors are checked by ``match``: none outside of the formula.
-    match = required(pattern.match(graph, bare))
+    match = pattern.match(graph, bare)
+    if match is None:
+        return None
     source = match["x"]
-    squares = required(graph.producer(match["mean of squares"]))
+    squares = graph.producer(match["mean of squares"])
+    assert squares is not None
     scale, scaled = _constant(graph, bare, "Mul", axes)
     shift, shifted = _constant(graph, scaled, "Add", axes)
     return Norm(
@@ -268,7 +255,8 @@ def _decomposed(
 def _epsilon(graph: Graph, match: Match) -> float:
     """Return the sum of the constants that are added to the mean of squares."""
     summands = subset(match.tensors, ("epsilon", "more epsilon")).values()
-    return sum((required(constant_number(graph, name)) for name in summands), 0.0)
+    # The pattern matches constants of one element alone.
+    return sum(present(constant_number(graph, name) for name in summands), 0.0)
 
 
 def _constant(

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.wording import counted
 from quark_onnx.graph import Node, scopes_of
 from quark_onnx.patterns.depthwise import has_depthwise_kernel
@@ -62,7 +61,6 @@ def describe_slow_depthwise(model: ModelProto) -> str:
     )
 
 
-@otherwise(("", ""))
 def _weight_of(
     node: NodeProto,
     dequantized: Mapping[str, NodeProto],
@@ -79,14 +77,19 @@ def _weight_of(
     """
     if node.op_type == "QLinearConv":
         return node.input[3], node.input[5]
-    only_if(node.op_type == "Conv")
-    activation = required(dequantized.get(node.input[0])).input
-    weight = required(dequantized.get(node.input[1])).input
+    if node.op_type != "Conv":
+        return "", ""
+    activation = dequantized.get(node.input[0])
+    weight = dequantized.get(node.input[1])
+    if activation is None or weight is None:
+        return "", ""
     # Without a zero point nothing differs per channel; that of the activation tells the type.
-    only_if(len(activation) > 2 and len(weight) > 2)
-    zero_point = required(constants.get(activation[2]))
-    only_if(zero_point.data_type in _BYTES)
-    return weight[0], weight[2]
+    if len(activation.input) < 3 or len(weight.input) < 3:
+        return "", ""
+    zero_point = constants.get(activation.input[2])
+    if zero_point is None or zero_point.data_type not in _BYTES:
+        return "", ""
+    return weight.input[0], weight.input[2]
 
 
 def _has_fast_shape(node: NodeProto, weight: TensorProto | None) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from quark_onnx.common.conditions import only_if, otherwise
 from quark_onnx.config import QuantizationSpec
 from quark_onnx.dtypes import Integer
 from quark_onnx.graph import Graph, Node
 from quark_onnx.patterns.conv_and_gemm import plain_matrix
 
 
-@otherwise(False)
 def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> bool:
     """Return whether ``fusions.dynamic`` can write a layer as an integer product.
 
@@ -21,10 +19,11 @@ def has_integer_product(graph: Graph, node: Node, weight: QuantizationSpec) -> b
         node: a node of any operator.
         weight: quantization of its weight.
     """
-    only_if(graph.is_constant(node.input(1)))
+    if not graph.is_constant(node.input(1)) or not _bytes(weight):
+        return False
     # An integer product has one scale per output at most, which blocks along the sum exceed.
-    only_if(not weight.block_size)
-    only_if(_bytes(weight))
+    if weight.block_size:
+        return False
     if node.kind == "LSTM":
         # DynamicQuantizeLSTM has no attribute layout.
         return graph.is_constant(node.input(2)) and not node.attribute("layout", 0)

@@ -11,7 +11,6 @@ from typing import TypeVar
 import numpy as np
 from onnx import TensorProto
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.common.errors import PlanError
 from quark_onnx.config import TensorOverrides
 from quark_onnx.config.spec import has_powers_of_two
@@ -306,14 +305,14 @@ class Plan:
             return ""
         return f"it {why}"
 
-    @otherwise(False)
     def is_low_bit(self, node: Node) -> bool:
         """Return whether ``node`` needs protection from too few bits: below 16, and ``safe``."""
-        only_if(self.safe)
-        spec = required(self.specs[node].activation)
-        only_if(self.static(node))
-        only_if(spec.dtype.uniform)
-        return spec.dtype.bits < 16
+        if not self.safe:
+            return False
+        spec = self.specs[node].activation
+        if spec is None or not self.static(node):
+            return False
+        return spec.dtype.uniform and spec.dtype.bits < 16
 
     def static(self, node: Node) -> bool:
         """Return whether ``node``'s activation scales, if any, are known before inference."""
@@ -329,11 +328,10 @@ class Plan:
         # Formats without a scale are those of engines that compute in the format, such as bfloat16.
         return self.integer_only(node) or (spec is not None and not spec.dtype.scaled)
 
-    @otherwise(False)
     def holds_mask_constants(self, tensor: str) -> bool:
         """Return whether a constant holds values that mean "never" rather than a number."""
-        array = required(self.graph.constant(tensor))
-        only_if(array.size)
+        array = self.graph.constant(tensor)
         # Integer constants are sizes and indices, whose magnitude has no meaning.
-        only_if(array.dtype.kind == "f")
+        if array is None or not array.size or array.dtype.kind != "f":
+            return False
         return bool(np.abs(array).max() >= HUGE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Node
 from quark_onnx.graph.matching import alone_reads
 from quark_onnx.graph.node import softmax_axis
@@ -59,21 +58,17 @@ def clipping(node: Node, plan: PlanBuilder) -> None:
         plan.activation(node, source, result)
 
 
-@otherwise(None)
-def _computing(node: Node, plan: PlanBuilder) -> Node:
-    """Return the producer that computes the activation, too; otherwise None.
-
-    Args:
-        node: an activation function.
-        plan: the plan, in which nodes before this one have been planned.
-    """
+def _computing(node: Node, plan: PlanBuilder) -> Node | None:
+    """Return the producer that computes the activation, too; otherwise None."""
     # The scale of the clipped range saturates where the clip does.
-    only_if(plan.asked.clipping)
+    if not plan.asked.clipping:
+        return None
     source = node.inputs[0]
-    only_if(alone_reads(plan.graph, node, source))
-    fusing = _fusing(node, plan)
-    producer = required(plan.graph.producer_of_kind(source, fusing))
-    only_if(producer.name not in plan.kept)
+    if not alone_reads(plan.graph, node, source):
+        return None
+    producer = plan.graph.producer_of_kind(source, _fusing(node, plan))
+    if producer is None or producer.name in plan.kept:
+        return None
     return producer
 
 

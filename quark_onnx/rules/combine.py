@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.graph import Node
 from quark_onnx.graph.matching import keeps_range
 from quark_onnx.plan import PlanBuilder
@@ -27,17 +26,16 @@ def concat(node: Node, plan: PlanBuilder) -> None:
         plan.activation(node, *node.inputs, node.outputs[0])
 
 
-@otherwise(False)
 def _joins_pieces_of_inputs(node: Node, plan: PlanBuilder) -> bool:
     """Return whether all tensors are slices of the model's inputs, which stay float.
 
     Integer engines, and power-of-two scales, which are meant for one, need rounded pieces.
     """
-    only_if(plan.safe)
-    only_if(not plan.aligns)
-    spec = required(plan.specs[node].activation)
-    only_if(not spec.pow2)
-    only_if(not plan.rounds_results(node))
+    if not plan.safe or plan.aligns:
+        return False
+    spec = plan.specs[node].activation
+    if spec is None or spec.pow2 or plan.rounds_results(node):
+        return False
     return all(_is_piece_of_input(tensor, plan) for tensor in node.inputs)
 
 

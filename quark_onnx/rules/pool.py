@@ -5,7 +5,6 @@ An average uses only a small part of the input's range.
 
 from __future__ import annotations
 
-from quark_onnx.common.conditions import only_if, otherwise
 from quark_onnx.common.containers import excluding
 from quark_onnx.graph import Graph, Node
 from quark_onnx.graph.traversal import reach
@@ -47,12 +46,10 @@ def average(node: Node, plan: PlanBuilder) -> None:
         plan.activation(node, node.inputs[0], node.outputs[0])
 
 
-@otherwise(False)
 def _is_too_coarse(node: Node, plan: PlanBuilder) -> bool:
     """Return whether a result with the scale of the input degrades the model's scores."""
-    only_if(plan.aligns)
-    only_if(plan.safe)
-    only_if(plan.integer_only(node))
+    if not plan.aligns or not plan.safe or not plan.integer_only(node):
+        return False
     return _makes_scores(plan.graph, node)
 
 

@@ -5,7 +5,6 @@ No runtime has an integer form of them.
 
 from __future__ import annotations
 
-from quark_onnx.common.conditions import only_if, otherwise, required
 from quark_onnx.dtypes import BFLOAT16
 from quark_onnx.graph import Node
 from quark_onnx.plan import PlanBuilder
@@ -72,9 +71,9 @@ def remainder(node: Node, plan: PlanBuilder) -> None:
         plan.activation(node, node.inputs[0], node.outputs[0])
 
 
-@otherwise(False)
 def _lacks_mod(node: Node, plan: PlanBuilder) -> bool:
     """Return whether the engine of a node has no float32, and no Mod in its own format."""
-    spec = required(plan.specs[node].activation)
-    only_if(plan.rounds_results(node))
+    spec = plan.specs[node].activation
+    if spec is None or not plan.rounds_results(node):
+        return False
     return spec.dtype is not BFLOAT16
