@@ -11,7 +11,7 @@ from typing import Any
 from quark_onnx.analysis import Latency, measure_latency
 from quark_onnx.cli.output import entry
 from quark_onnx.cli.parsing import Parser, count
-from quark_onnx.common.errors import ModelError
+from quark_onnx.common.errors import DataError, ModelError
 from quark_onnx.files.io import load
 from quark_onnx.graph import Graph
 from quark_onnx.measuring.open_data import first_sample, reader_for
@@ -66,16 +66,19 @@ def quantized_latency(options: Namespace, data: Any) -> Latency | None:
     """
     if data is None or not options.time:
         return None
-    with warnings.catch_warnings():
-        # The data is opened once more for its first sample.
-        warnings.simplefilter("ignore")  # warnings about the data were shown before
-        sample = first_sample(reader_for(Graph.of(load(options.model)), data))
     try:
+        with warnings.catch_warnings():
+            # The data is opened once more for its first sample.
+            warnings.simplefilter("ignore")  # warnings about the data were shown before
+            sample = first_sample(reader_for(Graph.of(load(options.model)), data))
         return measure_latency(
             options.model, options.output, sample, threads=options.threads
         )
-    # The model was quantized and written; that onnxruntime cannot time it is no failure of the
-    # command.
+    # The model is written; that it cannot be timed is no failure of the command. Data that does not
+    # fit was not read until now, as nothing in the model can be quantized.
+    except DataError as error:
+        logger.warning("the latency was not measured: %s", error)
+        return None
     except ModelError as error:
         logger.debug("%s", error)
         return None

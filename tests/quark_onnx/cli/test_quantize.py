@@ -12,7 +12,7 @@ import pytest
 
 from quark_onnx import AutoMixedPrecision, QConfig, api
 from quark_onnx.config import from_dict
-from tests.models import kinds, parse
+from tests.models import kinds, only_integers, parse
 
 MODEL = ("quantize", "model.onnx", "-o", "out.onnx", "--data", "data")
 
@@ -492,3 +492,15 @@ def test_the_latency_of_both_models(cli: Any) -> None:
     assert latency["reference_ms"] > 0 and latency["other_ms"] > 0
     assert isinstance(latency["reasons"], list)
     assert cli(*MODEL, "--no-time", "--json").json["latency"] is None
+
+
+def test_data_that_does_not_fit_is_no_failure_after_the_model_is_written(
+    cli: Any, folder: Path
+) -> None:
+    """Nothing in the model can be quantized, so that the data is read for the latency alone."""
+    onnx.save(only_integers(), folder / "integers.onnx")
+    words = ("quantize", "integers.onnx", "-o", "out.onnx", "--data", "data")
+    finished = cli(*words)
+    assert finished.code == 0 and (folder / "out.onnx").exists()
+    assert "the latency was not measured" in finished.err
+    assert "nothing in this model could be quantized" in finished.out
