@@ -2,9 +2,11 @@
 
 Scripts written for ``quark.onnx`` change the name of the package alone. This package translates
 their settings into its own configuration. ``quark_onnx.onnx.options`` lists the effect of each
-option: supported, not needed, or refused with an alternative.
+option: supported, not needed, or refused with an alternative. Module paths of AMD Quark that define
+nothing of their own have no file here (``quark_onnx.common.aliases``).
 """
 
+from quark_onnx.common.aliases import ALIASES, imports_of, install
 from quark_onnx.onnx.auto_search import (
     AutoSearch,
     AutoSearchConfig,
@@ -205,3 +207,5 @@ __all__ = [
     "quantize_dynamic",
     "quantize_static",
 ]
+
+install({path: imports_of(path) for path in ALIASES if path.startswith(__name__)})
