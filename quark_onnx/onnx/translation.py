@@ -1,22 +1,10 @@
-"""Specifications from the flat settings of AMD Quark's older configuration.
-
-Types and methods are given by name.
-"""
+"""Settings of AMD Quark's scripts in this package's terms: names of nodes, number formats."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from calibrators import (
-    Calibrator,
-    Entropy,
-    LayerwisePercentile,
-    MinMax,
-    MinMSE,
-    NonOverflow,
-    Percentile,
-)
 from quark_onnx.common.containers import of_type
 from quark_onnx.common.errors import ConfigError, nearest
 from quark_onnx.config import QuantizationSpec
@@ -25,9 +13,6 @@ from quark_onnx.dtypes import Integer
 from quark_onnx.onnx.quantization.config.data_type import DATA_TYPES
 from quark_onnx.onnx.quantization.config.spec import QTensorConfig, ScaleType
 from quark_onnx.onnxruntime_spelling.request import name_of
-
-if TYPE_CHECKING:
-    from quark_onnx.onnx.quantization.config.config import QuantizationConfig
 
 #: Number formats by the names of AMD's and onnxruntime's types.
 _TYPES = {
@@ -54,63 +39,6 @@ _ELEMENTS = {
     "fp4_e2m1": "mxfp4e2m1",
     "int8": "mxint8",
 }
-#: Calibrators, with True for power-of-two scales.
-_METHODS: dict[str, tuple[type[Calibrator], bool]] = {
-    "MinMax": (MinMax, False),
-    "Entropy": (Entropy, False),
-    "Percentile": (Percentile, False),
-    "LayerWisePercentile": (LayerwisePercentile, False),
-    "NonOverflow": (NonOverflow, True),
-    "MinMSE": (MinMSE, True),
-}
-
-
-def activation(config: QuantizationConfig) -> QuantizationSpec:
-    """Return the specification of activations.
-
-    Args:
-        config: the older configuration.
-
-    Raises:
-        ConfigError: the type or the method is unknown.
-    """
-    calibrator, pow2 = _method(config.calibrate_method)
-    # The symmetry of other activations comes later, from the option ActivationSymmetric.
-    dtype = dtype_of(config.activation_type, config.extra_options)
-    if dtype == "uint8" and config.enable_npu_cnn:
-        # the integer engine has signed codes; symmetric uint8 is the same values moved by 128
-        dtype = "int8"
-    return _spec(
-        dtype,
-        symmetric=config.enable_npu_cnn,
-        pow2=pow2,
-        calibrator=calibrator(),
-    )
-
-
-def weight(config: QuantizationConfig) -> QuantizationSpec:
-    """Return the specification of weights; MatMulNBits has its own.
-
-    Args:
-        config: the older configuration.
-
-    Raises:
-        ConfigError: the type or the method is unknown.
-    """
-    calibrator, pow2 = _method(config.calibrate_method)
-    spec = _spec(
-        dtype_of(config.weight_type, config.extra_options),
-        symmetric=True,
-        pow2=pow2,
-        # AMD Quark calibrates weights with float scales by min-max, whatever the method is.
-        calibrator=calibrator() if pow2 else MinMax(),
-    )
-    # Casts and block formats have neither channels nor a reduced range.
-    if not spec.dtype.scaled:
-        return spec
-    return narrowed(
-        spec.with_(per_channel=config.per_channel, reduce_range=config.reduce_range),
-    )
 
 
 def pattern(name: str) -> str:
@@ -213,30 +141,6 @@ def on_integer_engine(activation: QTensorConfig, weight: QTensorConfig) -> bool:
         activation.scale_type is ScaleType.PowerOf2
         and weight.scale_type is ScaleType.PowerOf2
     )
-
-
-def _spec(
-    dtype: str,
-    *,
-    symmetric: bool,
-    pow2: bool,
-    calibrator: Calibrator,
-) -> QuantizationSpec:
-    # ``with_`` refuses settings of scales for a format that has none.
-    spec = QuantizationSpec(dtype)
-    if not spec.dtype.scaled:
-        return spec
-    return spec.with_(symmetric=symmetric, pow2=pow2, calibrator=calibrator)
-
-
-def _method(method: object) -> tuple[type[Calibrator], bool]:
-    name = name_of(method)
-    if name not in _METHODS:
-        raise ConfigError(
-            f"calibrate_method is {name!r}, which is not"
-            f" offered{nearest(name, _METHODS)}",
-        )
-    return _METHODS[name]
 
 
 def dtype_of(kind: object, options: Mapping[str, Any]) -> str:
