@@ -1,8 +1,8 @@
-"""Modules without a file: an import makes them from a table.
+"""Modules that only pass names on: an import makes them from a table, without a file.
 
 AMD Quark and onnxruntime have the same names under many module paths. A path that defines nothing
-of its own is a row of ``ALIASES``. Type checkers read stubs (.pyi) instead, which
-``scripts/stubs.py`` writes from the rows.
+of its own is a row of ``ALIASES``. ``quark_onnx.onnx`` has a file, which reads its row. Type
+checkers read stubs (.pyi), which ``scripts/stubs.py`` writes from the rows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,52 @@ _MIRROR = "quark_onnx.compat_onnxruntime"
 #: Module path -> module that defines the names -> the names. All other names of a module below
 #: ``compat_onnxruntime`` are those of the same module of onnxruntime.
 ALIASES: dict[str, dict[str, str]] = {
+    "quark_onnx.onnx": {
+        "quark_onnx.onnx.auto_search": (
+            "AutoSearch AutoSearchConfig AutoSearchPro SearchSpace"
+            " generate_all_configs get_auto_search_config"
+        ),
+        "quark_onnx.onnx.calibration.data_readers": (
+            "CachedDataReader PathDataReader RandomDataReader"
+        ),
+        "quark_onnx.onnx.operators.custom_ops": (
+            "_COP_DOMAIN _COP_VERSION get_library_path"
+        ),
+        "quark_onnx.onnx.quant_utils": (
+            "ExtendedCalibrationMethod ExtendedQuantFormat ExtendedQuantType"
+            " Int16Method LayerWiseMethod PowerOfTwoMethod QuantizationMode"
+            " VitisQuantFormat VitisQuantType"
+        ),
+        "quark_onnx.onnx.quantization.api": "ModelQuantizer",
+        "quark_onnx.onnx.quantization.config.algorithm": (
+            "AdaQuantConfig AdaRoundConfig AlgoConfig AutoMixprecisionConfig"
+            " BiasCorrectionConfig CLEConfig GPTQConfig QuarotConfig"
+            " SmoothQuantConfig"
+        ),
+        "quark_onnx.onnx.quantization.config.config": (
+            "Config QConfig QuantizationConfig"
+        ),
+        "quark_onnx.onnx.quantization.config.custom_config": (
+            "A8W8_ADAQUANT_QCONFIG A8W8_ADAROUND_QCONFIG A8W8_QCONFIG"
+            " A16W8_ADAQUANT_QCONFIG A16W8_ADAROUND_QCONFIG A16W8_QCONFIG"
+            " BF16_QCONFIG BFP16_QCONFIG VINT8_QCONFIG XINT8_ADAQUANT_QCONFIG"
+            " XINT8_ADAROUND_QCONFIG XINT8_QCONFIG get_default_config"
+        ),
+        "quark_onnx.onnx.quantization.config.data_type": (
+            "BFP16 BFloat16 DataType Float16 Int8 Int16 Int32 UInt8 UInt16 UInt32"
+        ),
+        "quark_onnx.onnx.quantization.config.spec": (
+            "BFloat16Spec BFP16Spec CalibMethod Float16Spec Int4Spec Int8Spec"
+            " Int16Spec Int32Spec MX4Spec MX6Spec MX9Spec MXFP4E2M1Spec"
+            " MXFP6E2M3Spec MXFP6E3M2Spec MXFP8E4M3Spec MXFP8E5M2Spec MXInt8Spec"
+            " QLayerConfig QTensorConfig QuantGranularity ScaleType UInt4Spec"
+            " UInt8Spec UInt16Spec UInt32Spec XInt8Spec"
+        ),
+        "quark_onnx.onnx.quantize": "quantize_dynamic quantize_static",
+        "quark_onnx.onnxruntime_spelling": (
+            "CalibrationDataReader CalibrationMethod QuantFormat QuantType"
+        ),
+    },
     "quark_onnx.onnx.calibration.methods": {
         "quark_onnx.onnx.quant_utils": (
             "ExtendedCalibrationMethod Int16Method LayerWiseMethod PowerOfTwoMethod"

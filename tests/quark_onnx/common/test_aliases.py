@@ -20,7 +20,8 @@ def test_names_are_those_of_the_module_that_defines_them(path: str) -> None:
         for name in names.split():
             value = getattr(module, name)
             assert value is getattr(import_module(home), name)
-            assert pickle.loads(pickle.dumps(value)) == value
+            if isinstance(value, type):
+                assert pickle.loads(pickle.dumps(value)) == value
 
 
 def test_stubs_are_those_of_the_table() -> None:
